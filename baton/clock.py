@@ -1,0 +1,58 @@
+"""Time comes in as an argument: the system's, or one that a test turns by hand."""
+
+import asyncio
+import heapq
+import itertools
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def monotonic(self) -> float:
+        """Seconds since an arbitrary start; never goes back."""
+        ...
+
+    def wall_nanoseconds(self) -> int:
+        """Nanoseconds since 1970, for generations and timestamps; may jump."""
+        ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class SystemClock:
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+    def wall_nanoseconds(self) -> int:
+        return time.time_ns()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+class ManualClock:
+    """Stands still until :meth:`advance`; sleepers wake in the order of their deadlines."""
+
+    def __init__(self, start_seconds: float = 0.0) -> None:
+        self._now = start_seconds
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._order = itertools.count()
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def wall_nanoseconds(self) -> int:
+        return int(self._now * 1e9)
+
+    async def sleep(self, seconds: float) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self._now + seconds, next(self._order), future))
+        await future
+
+    def advance(self, seconds: float) -> None:
+        """Moves time forward and wakes every sleeper whose deadline has come."""
+        self._now += seconds
+        while self._sleepers and self._sleepers[0][0] <= self._now:
+            future = heapq.heappop(self._sleepers)[2]
+            if not future.done():
+                future.set_result(None)

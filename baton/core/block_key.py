@@ -1,0 +1,66 @@
+"""Block keys: a chain of hashes, the same in every process and on every machine.
+
+    key_0 = H(format version, model digest, KV dtype and layout, adapter, tenant salt)
+    key_i = H(key_{i-1} || tokens of block i as little-endian uint32)
+
+H is BLAKE2b with a 128-bit digest and a personalisation string. Equal keys mean equal
+tokens from the first one on, so a key names a prefix, and a longest prefix can be searched
+for by bisection. Committed test vectors: tests/unit/test_block_key.py.
+"""
+
+import hashlib
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.ids import BlockKey
+
+KEY_BYTES = 16
+_PERSON = b"baton.block.v1"
+_BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRoot:
+    """What two blocks must agree on before equal tokens mean equal KV."""
+
+    model_digest: bytes
+    kv_dtype: str
+    block_tokens: int
+    adapter: str = ""
+    tenant_salt: bytes = b""
+
+    def key(self) -> BlockKey:
+        """The chain's start. Fields are length-prefixed, so no two roots encode alike."""
+        fields = (
+            self.model_digest,
+            self.kv_dtype.encode(),
+            str(self.block_tokens).encode(),
+            self.adapter.encode(),
+            self.tenant_salt,
+        )
+        packed = b"".join(len(field).to_bytes(4, "little") + field for field in fields)
+        return BlockKey(_digest(packed))
+
+
+def next_key(previous: BlockKey, tokens: Sequence[int]) -> BlockKey:
+    """Key of the block with ``tokens`` that follows the prefix named by ``previous``."""
+    words = array("I", tokens)
+    if _BIG_ENDIAN:
+        words.byteswap()
+    return BlockKey(_digest(previous + words.tobytes()))
+
+
+def block_keys(root: BlockKey, tokens: Sequence[int], block_tokens: int) -> list[BlockKey]:
+    """Keys of the full blocks of ``tokens``, in order; a partial last block has none."""
+    keys: list[BlockKey] = []
+    key = root
+    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        key = next_key(key, tokens[start : start + block_tokens])
+        keys.append(key)
+    return keys
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=KEY_BYTES, person=_PERSON).digest()

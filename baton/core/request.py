@@ -1,0 +1,110 @@
+"""A request as every room sees it: token ids in, token ids out."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from baton.core.ids import Epoch, RequestId, TokenId
+
+MAX_LOGPROBS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen. Defaults mean: greedy is off, nothing is filtered.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 filter nothing. ``logprobs`` is
+    the number of alternatives to report beside the chosen token, or None for no logprobs.
+    ``stop_token_ids`` end the answer like an EOS. Validated where the request enters; see
+    :func:`validate`.
+    """
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[TokenId, float], ...] = ()
+    seed: int = 0
+    logprobs: int | None = None
+    stop_token_ids: tuple[TokenId, ...] = ()
+    ignore_eos: bool = False
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether the choice depends on which tokens were seen before."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSpec:
+    """One placement of one request.
+
+    ``token_ids`` are the prompt and, after a failover, the tokens emitted so far;
+    ``num_prompt_tokens`` says where the prompt ends, so that penalties, ``max_tokens`` and
+    the generator's position count the same on every worker. ``tenant_salt`` enters the
+    block keys' root.
+    """
+
+    request_id: RequestId
+    epoch: Epoch
+    token_ids: tuple[TokenId, ...]
+    num_prompt_tokens: int
+    sampling: SamplingParams
+    tenant_salt: bytes = b""
+
+    @property
+    def num_emitted_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Tokens that may still be generated, counted from the end of ``token_ids``."""
+        return self.sampling.max_tokens - self.num_emitted_tokens
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """``top`` holds the most likely tokens, best first; the chosen one need not be in it."""
+
+    token_id: TokenId
+    logprob: float
+    top: tuple[tuple[TokenId, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """What one step gave one request.
+
+    ``first_index`` is the position of ``token_ids[0]`` in the answer, counted from 0 over all
+    placements: the router drops what it has and notices what is missing. ``cached_tokens``
+    counts prompt tokens that were not computed for this request, and is set with the first
+    output.
+    """
+
+    request_id: RequestId
+    epoch: Epoch
+    first_index: int
+    token_ids: tuple[TokenId, ...]
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    error: str = ""
+    cached_tokens: int = 0
+    details: dict[str, str] = field(default_factory=dict)

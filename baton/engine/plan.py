@@ -1,0 +1,84 @@
+"""The frozen, torch-free plan of one engine step: what the scheduler decided, for the runner.
+
+The step is three verbs: ``schedule() -> Plan``, ``run(plan) -> StepOutput``,
+``apply(plan, output)``. There is one rule, "computed tokens catch up with known tokens":
+a decode is a row with one token to compute, a prefill chunk a row with many.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.request import SamplingParams, TokenLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's share of a step: computes tokens [start, start + len(token_ids)).
+
+    ``block_ids`` is the request's block table, long enough for the last of these tokens:
+    token position p lives in block_ids[p // block_tokens] at p % block_tokens. If
+    ``sample`` is set, the last token's logits choose the next token, whose position in the
+    sequence is ``start + len(token_ids)`` (what the generator is keyed with). ``history`` are
+    all known tokens and ``num_prompt_tokens`` how many of them are the prompt; they are
+    given only when the sampling parameters need them (penalties), else empty and 0.
+    """
+
+    request_id: RequestId
+    token_ids: tuple[TokenId, ...]
+    start: int
+    block_ids: tuple[BlockId, ...]
+    sample: bool
+    sampling: SamplingParams
+    history: tuple[TokenId, ...] = ()
+    num_prompt_tokens: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens in the KV cache after this step."""
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Rows in batch order: decodes first, then prefill chunks."""
+
+    step: int
+    rows: tuple[Row, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(row.num_tokens for row in self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    token_id: TokenId
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """One entry per row of the plan; None for a row that does not sample."""
+
+    sampled: tuple[SampledToken | None, ...]
+
+
+class Runner(Protocol):
+    """The device behind a small interface: :class:`ModelRunner` or a fake with no model.
+
+    ``run`` computes KV for every token of the plan into the rows' blocks, samples where a
+    row asks for it, and returns when both are visible to a reader of the pool's memory.
+    """
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_tokens(self) -> int: ...
+
+    def run(self, plan: Plan) -> StepOutput: ...

@@ -1,0 +1,78 @@
+"""Client side of a gRPC connection: options, the cluster secret, error translation."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton.errors import BatonError, Overloaded, error_from_grpc_status
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""A Submit of a million tokens is 5 MB; nothing of ours comes near this cap."""
+
+SECRET_KEY = "x-baton-secret"
+RETRY_AFTER_KEY = "retry-after-seconds"
+
+CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # A peer that vanished without a word is noticed within seconds.
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # Two channels to a worker that was reborn on the same port must not share a dead socket.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+)
+
+
+def open_channel(address: str, secret: str | None = None) -> grpc.aio.Channel:
+    """A channel to ``address`` (host:port); it connects on the first call."""
+    interceptors = [_UnarySecret(secret), _StreamSecret(secret)] if secret else None
+    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
+
+
+def translate(error: grpc.aio.AioRpcError) -> BatonError:
+    """The error of ours that a peer's status stands for."""
+    message = error.details() or error.code().name
+    translated = error_from_grpc_status(error.code().name, message)
+    if isinstance(translated, Overloaded):
+        for key, value in error.trailing_metadata() or ():
+            if key == RETRY_AFTER_KEY and isinstance(value, str):
+                translated.retry_after_seconds = float(value)
+    return translated
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turns a peer's status into an error of ours."""
+    try:
+        yield
+    except grpc.aio.AioRpcError as error:
+        raise translate(error) from error
+
+
+def _with_secret(details: Any, secret: str) -> Any:
+    metadata = [*(details.metadata or ()), (SECRET_KEY, secret)]
+    return details._replace(metadata=grpc.aio.Metadata(*metadata))
+
+
+class _UnarySecret(grpc.aio.UnaryUnaryClientInterceptor):
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(_with_secret(details, self._secret), request)
+
+
+class _StreamSecret(grpc.aio.StreamStreamClientInterceptor):
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
+        return await continuation(_with_secret(details, self._secret), requests)

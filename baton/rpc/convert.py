@@ -1,0 +1,200 @@
+"""Between protobuf messages and the nouns of ``baton.core``. What comes in is checked here."""
+
+from collections.abc import Iterable
+from typing import cast
+
+from baton.core.block_key import KEY_BYTES
+from baton.core.handoff import BlockRef, Endpoint, WorkerRef
+from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.request import (
+    FinishReason,
+    RequestOutput,
+    RequestSpec,
+    SamplingParams,
+    TokenLogprob,
+)
+from baton.errors import Invalid
+from baton.rpc.v1 import common_pb2 as pb
+
+MAX_ID_BYTES = 256
+
+_FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+}
+_FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
+
+
+def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
+    message = pb.SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        seed=params.seed,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
+    if params.logprobs is not None:
+        message.logprobs = params.logprobs
+    return message
+
+
+def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted((TokenId(t), b) for t, b in message.logit_bias.items())),
+        seed=message.seed,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        stop_token_ids=_tokens(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+    )
+
+
+def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
+    return pb.RequestSpec(
+        request_id=spec.request_id,
+        epoch=spec.epoch,
+        token_ids=spec.token_ids,
+        num_prompt_tokens=spec.num_prompt_tokens,
+        sampling=sampling_to_proto(spec.sampling),
+        tenant_salt=spec.tenant_salt,
+    )
+
+
+def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
+    """Raises Invalid for an id that is empty or too long, or counts that can't be."""
+    if not 0 < len(message.request_id) <= MAX_ID_BYTES:
+        raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
+    if not 0 < message.num_prompt_tokens <= len(message.token_ids):
+        raise Invalid("num_prompt_tokens must be in 1..len(token_ids)", param="num_prompt_tokens")
+    if not message.sampling.max_tokens:
+        raise Invalid("max_tokens must be at least 1", param="max_tokens")
+    return RequestSpec(
+        request_id=RequestId(message.request_id),
+        epoch=Epoch(message.epoch),
+        token_ids=_tokens(message.token_ids),
+        num_prompt_tokens=message.num_prompt_tokens,
+        sampling=sampling_from_proto(message.sampling),
+        tenant_salt=message.tenant_salt,
+    )
+
+
+def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
+    return pb.RequestOutput(
+        request_id=output.request_id,
+        epoch=output.epoch,
+        first_index=output.first_index,
+        token_ids=output.token_ids,
+        logprobs=[_logprob_to_proto(entry) for entry in output.logprobs],
+        finish_reason=_FINISH_TO_PROTO[output.finish_reason],
+        error=output.error,
+        error_status=output.details.get("error_status", ""),
+        cached_tokens=output.cached_tokens,
+        details=output.details,
+    )
+
+
+def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
+    details = dict(message.details)
+    if message.error_status:
+        details["error_status"] = message.error_status
+    return RequestOutput(
+        request_id=RequestId(message.request_id),
+        epoch=Epoch(message.epoch),
+        first_index=message.first_index,
+        token_ids=_tokens(message.token_ids),
+        logprobs=tuple(_logprob_from_proto(entry) for entry in message.logprobs),
+        finish_reason=_FINISH_FROM_PROTO[message.finish_reason],
+        error=message.error,
+        cached_tokens=message.cached_tokens,
+        details=details,
+    )
+
+
+def ref_to_proto(ref: WorkerRef) -> pb.WorkerRef:
+    return pb.WorkerRef(id=ref.id, address=ref.address, generation=ref.generation)
+
+
+def ref_from_proto(message: pb.WorkerRef) -> WorkerRef:
+    return WorkerRef(
+        id=WorkerId(message.id),
+        address=message.address,
+        generation=Generation(message.generation),
+    )
+
+
+def endpoint_to_proto(endpoint: Endpoint) -> pb.Endpoint:
+    return pb.Endpoint(
+        transport=endpoint.transport,
+        owner=endpoint.owner,
+        generation=endpoint.generation,
+        host=endpoint.host,
+        region_size_bytes=endpoint.region_size_bytes,
+        metadata=endpoint.metadata,
+    )
+
+
+def endpoint_from_proto(message: pb.Endpoint) -> Endpoint:
+    return Endpoint(
+        transport=message.transport,
+        owner=message.owner,
+        generation=message.generation,
+        host=message.host,
+        region_size_bytes=message.region_size_bytes,
+        metadata=message.metadata,
+    )
+
+
+def block_to_proto(block: BlockRef) -> pb.BlockRef:
+    return pb.BlockRef(
+        offset_bytes=block.offset_bytes,
+        size_bytes=block.size_bytes,
+        checksum=block.checksum,
+        key=block.key,
+    )
+
+
+def block_from_proto(message: pb.BlockRef) -> BlockRef:
+    """Raises Invalid for a key that is neither absent nor 16 bytes long."""
+    if len(message.key) not in (0, KEY_BYTES):
+        raise Invalid(f"a block key has {KEY_BYTES} bytes, not {len(message.key)}", param="key")
+    return BlockRef(
+        offset_bytes=message.offset_bytes,
+        size_bytes=message.size_bytes,
+        checksum=message.checksum,
+        key=BlockKey(message.key),
+    )
+
+
+def _tokens(values: Iterable[int]) -> tuple[TokenId, ...]:
+    return cast(tuple[TokenId, ...], tuple(values))
+
+
+def _logprob_to_proto(entry: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        top_token_ids=[token_id for token_id, _ in entry.top],
+        top_logprobs=[logprob for _, logprob in entry.top],
+    )
+
+
+def _logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
+    top = zip(_tokens(message.top_token_ids), message.top_logprobs, strict=True)
+    return TokenLogprob(TokenId(message.token_id), message.logprob, tuple(top))

@@ -1,0 +1,80 @@
+"""Server side of gRPC: options, the cluster secret, errors of ours to status codes."""
+
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from baton.errors import BatonError, Overloaded, mapping_of
+from baton.rpc.channel import MAX_MESSAGE_BYTES, RETRY_AFTER_KEY, SECRET_KEY
+
+SERVER_OPTIONS = (
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 5_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 2_000),
+    # Two servers on one port would silently split the traffic.
+    ("grpc.so_reuseport", 0),
+)
+
+
+def build_server(secret: str | None = None) -> grpc.aio.Server:
+    """A server without services yet. With ``secret``, calls without it get UNAUTHENTICATED."""
+    interceptors = [_SecretGate(secret)] if secret else []
+    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:
+    """Ends the call with the status that stands for ``error``. Always raises."""
+    status = getattr(grpc.StatusCode, mapping_of(error).grpc_status)
+    trailing: tuple[tuple[str, str], ...] = ()
+    if isinstance(error, Overloaded):
+        trailing = ((RETRY_AFTER_KEY, f"{error.retry_after_seconds:.3f}"),)
+    await context.abort(status, str(error) or type(error).__name__, trailing)
+
+
+async def answer(
+    context: grpc.aio.ServicerContext[Any, Any], call: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Runs ``call`` and answers its value; an error of ours becomes its status."""
+    try:
+        return await call()
+    except BatonError as error:
+        return await abort(context, error)
+
+
+class _SecretGate(grpc.aio.ServerInterceptor):
+    """Refuses every call that does not carry the cluster secret."""
+
+    def __init__(self, secret: str) -> None:
+        self._secret = secret.encode()
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        for key, value in details.invocation_metadata:
+            if key == SECRET_KEY and hmac.compare_digest(_as_bytes(value), self._secret):
+                return await continuation(details)
+        return _refusal(await continuation(details))
+
+
+def _as_bytes(value: str | bytes) -> bytes:
+    return value if isinstance(value, bytes) else value.encode()
+
+
+def _refusal(handler: Any) -> Any:
+    """A handler of the same shape as ``handler`` that refuses."""
+    if handler is None:
+        return None
+    message = "the cluster secret is missing or wrong (setting cluster_secret)"
+
+    async def refuse(_request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
+
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(refuse)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)

@@ -1,0 +1,108 @@
+"""Client of a worker: pulls of other workers, and administration."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+import grpc
+import grpc.aio
+
+from baton.core.handoff import Inspection, PullEvent, PullOpen
+from baton.errors import Unavailable
+from baton.rpc.channel import open_channel, translated
+from baton.rpc.handoff_convert import event_from_proto, inspection_from_proto, open_to_proto
+from baton.rpc.v1 import worker_pb2 as pb
+from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
+
+MAX_CHANNELS = 1024
+"""Peers of one worker; beyond, the channel that was used longest ago is closed."""
+
+
+class PullReader(Protocol):
+    """The reader's side of one hand-off."""
+
+    async def next_event(self) -> PullEvent:
+        """Raises Unavailable when the source ended the stream without PullDone."""
+        ...
+
+    async def acknowledge(self, num_blocks: int) -> None: ...
+
+
+class PullPeers(Protocol):
+    """Where readers come from: gRPC, or a twin in memory."""
+
+    def pull(self, address: str, opening: PullOpen) -> "PullContext": ...
+
+
+class PullContext(Protocol):
+    """``async with``; leaving it ends the stream, and with it the source's lease."""
+
+    async def __aenter__(self) -> PullReader: ...
+
+    async def __aexit__(self, *exc_info: object) -> bool | None: ...
+
+
+class GrpcPullReader:
+    def __init__(self, call: grpc.aio.StreamStreamCall[pb.PullRequest, pb.PullEvent]) -> None:
+        self._call = call
+
+    async def next_event(self) -> PullEvent:
+        with translated():
+            event = await self._call.read()
+        if not isinstance(event, pb.PullEvent):
+            raise Unavailable("the prefill worker ended the hand-off early")
+        return event_from_proto(event)
+
+    async def acknowledge(self, num_blocks: int) -> None:
+        with translated():
+            await self._call.write(pb.PullRequest(ack=pb.PullAck(num_blocks=num_blocks)))
+
+
+class GrpcPullPeers:
+    """Keeps one channel per peer address."""
+
+    def __init__(self, secret: str | None = None) -> None:
+        self._secret = secret
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    @asynccontextmanager
+    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[GrpcPullReader]:
+        call = pb_grpc.WorkerStub(await self._channel(address)).Pull()
+        try:
+            with translated():
+                await call.write(pb.PullRequest(open=open_to_proto(opening)))
+            yield GrpcPullReader(call)
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    async def _channel(self, address: str) -> grpc.aio.Channel:
+        channel = self._channels.pop(address, None) or open_channel(address, self._secret)
+        self._channels[address] = channel
+        if len(self._channels) > MAX_CHANNELS:
+            oldest = next(iter(self._channels))
+            await self._channels.pop(oldest).close()
+        return channel
+
+
+async def inspect_worker(
+    address: str, secret: str | None = None, timeout_seconds: float = 5.0
+) -> Inspection:
+    async with open_channel(address, secret) as channel:
+        with translated():
+            stub = pb_grpc.WorkerStub(channel)
+            return inspection_from_proto(
+                await stub.Inspect(pb.InspectRequest(), timeout=timeout_seconds)
+            )
+
+
+async def drain_worker(
+    address: str, secret: str | None = None, timeout_seconds: float = 5.0
+) -> None:
+    async with open_channel(address, secret) as channel:
+        with translated():
+            await pb_grpc.WorkerStub(channel).Drain(pb.DrainRequest(), timeout=timeout_seconds)

@@ -1,0 +1,161 @@
+"""A worker's gRPC service: decode, call the core, encode."""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from baton.core.handoff import Inspection, PullEvent, PullOpen, WorkerRef
+from baton.core.ids import Epoch, RequestId
+from baton.core.request import RequestOutput, RequestSpec
+from baton.core.task import Task
+from baton.errors import BatonError, Invalid
+from baton.rpc.convert import output_to_proto, ref_from_proto, spec_from_proto
+from baton.rpc.handoff_convert import event_to_proto, inspection_to_proto, open_from_proto
+from baton.rpc.server import abort, answer
+from baton.rpc.v1 import worker_pb2 as pb
+from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+_TASKS = {pb.TASK_PREFILL: Task.PREFILL, pb.TASK_DECODE: Task.DECODE, pb.TASK_WHOLE: Task.WHOLE}
+
+
+class RouterStream(Protocol):
+    """One router's stream: the lease of everything that came over it."""
+
+    def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None:
+        """Takes the request; what is wrong with it comes as an output. Never raises."""
+        ...
+
+    def cancel(self, request_id: RequestId, epoch: Epoch) -> None: ...
+
+    async def outputs(self) -> Sequence[RequestOutput]:
+        """Waits for outputs and takes all that are there. Raises Overloaded when the router
+        has left too many unread."""
+        ...
+
+    def close(self) -> None:
+        """Cancels all that came over this stream. Idempotent."""
+        ...
+
+
+class PullLease(Protocol):
+    """One reader's lease on one request's blocks."""
+
+    def events(self) -> AsyncIterator[PullEvent]: ...
+
+    def acknowledge(self, num_blocks: int) -> None: ...
+
+    def close(self) -> None:
+        """The reader left, or is done. Idempotent."""
+        ...
+
+
+class WorkerCore(Protocol):
+    def open_stream(self) -> RouterStream: ...
+
+    async def open_pull(self, opening: PullOpen) -> PullLease:
+        """Raises NotFound or Invalid."""
+        ...
+
+    async def inspect(self) -> Inspection: ...
+
+    def start_drain(self) -> None: ...
+
+
+class WorkerService(pb_grpc.WorkerServicer):
+    def __init__(self, core: WorkerCore) -> None:
+        self._core = core
+
+    async def Run(self, requests: AsyncIterator[pb.RouterMessage], context: Context) -> None:
+        stream = self._core.open_stream()
+        try:
+            await _until_either(_take_all(stream, requests), _write_outputs(stream, context))
+        except BatonError as error:
+            await abort(context, error)
+        finally:
+            stream.close()
+
+    async def Pull(self, requests: AsyncIterator[pb.PullRequest], context: Context) -> None:
+        try:
+            lease = await self._core.open_pull(await _opening(requests))
+        except BatonError as error:
+            await abort(context, error)
+        try:
+            await _until_either(_take_acks(lease, requests), _write_events(lease, context))
+        except BatonError as error:
+            await abort(context, error)
+        finally:
+            lease.close()
+
+    async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectResponse:
+        return inspection_to_proto(await answer(context, self._core.inspect))
+
+    async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
+        self._core.start_drain()
+        return pb.DrainResponse()
+
+
+def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
+    pb_grpc.add_WorkerServicer_to_server(WorkerService(core), server)
+
+
+def _take(stream: RouterStream, message: pb.RouterMessage) -> None:
+    """Hands one message of the router to the core; one that can't be read ends the stream."""
+    match message.WhichOneof("message"):
+        case "submit":
+            submit = message.submit
+            source = ref_from_proto(submit.source) if submit.HasField("source") else None
+            if submit.task not in _TASKS:
+                raise Invalid(f"unknown task {submit.task}", param="task")
+            stream.submit(spec_from_proto(submit.spec), _TASKS[submit.task], source)
+        case "cancel":
+            stream.cancel(RequestId(message.cancel.request_id), Epoch(message.cancel.epoch))
+
+
+async def _take_all(stream: RouterStream, requests: AsyncIterator[pb.RouterMessage]) -> None:
+    async for message in requests:
+        _take(stream, message)
+
+
+async def _write_outputs(stream: RouterStream, context: Context) -> None:
+    while True:
+        outputs = [output_to_proto(output) for output in await stream.outputs()]
+        await context.write(pb.WorkerMessage(outputs=outputs))
+
+
+async def _opening(requests: AsyncIterator[pb.PullRequest]) -> PullOpen:
+    async for message in requests:
+        if message.WhichOneof("message") == "open":
+            return open_from_proto(message.open)
+        break
+    raise Invalid("a pull begins with `open`")
+
+
+async def _take_acks(lease: PullLease, requests: AsyncIterator[pb.PullRequest]) -> None:
+    async for message in requests:
+        lease.acknowledge(message.ack.num_blocks)
+
+
+async def _write_events(lease: PullLease, context: Context) -> None:
+    async for event in lease.events():
+        await context.write(event_to_proto(event))
+
+
+async def _until_either(
+    first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]
+) -> None:
+    """Runs both until one ends, then cancels the other. Raises what the one raised, bare."""
+    failure: BatonError | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            one, other = tasks.create_task(first), tasks.create_task(second)
+            one.add_done_callback(lambda _: other.cancel())
+            other.add_done_callback(lambda _: one.cancel())
+    except* BatonError as group:
+        failure = group.exceptions[0]  # type: ignore[assignment]
+    if failure is not None:
+        raise failure

@@ -1,0 +1,122 @@
+"""The one thread that owns an engine; everything else asks it through this door."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from baton.engine.engine import Engine, StepResult
+from baton.errors import Overloaded, Unavailable
+
+T = TypeVar("T")
+MAX_COMMANDS = 8192
+"""Commands that wait for a step to end; each request costs about three."""
+
+
+class EngineDoor(Protocol):
+    """What the rest of a worker may do with its engine. The twin runs it in line."""
+
+    async def call(self, command: Callable[[Engine], T]) -> T:
+        """Runs ``command`` between two steps and returns its value. A caller that is
+        cancelled does not stop its command. Raises what the command raises, Overloaded when
+        too many wait, Unavailable when the engine has stopped."""
+        ...
+
+    def send(self, command: Callable[[Engine], object]) -> None:
+        """The same without waiting; the command must not raise."""
+        ...
+
+
+class EngineThread:
+    """Runs commands in order, and steps whenever the engine has work.
+
+    ``on_step`` is called in the event loop with each step's result, ``on_crash`` with the
+    exception that ended the thread: a bug of ours or of the device, after which the worker
+    must stop, since nobody can say what the pool holds.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        on_step: Callable[[StepResult], None],
+        on_crash: Callable[[BaseException], None],
+    ) -> None:
+        self._engine = engine
+        self._on_step = on_step
+        self._on_crash = on_crash
+        self._commands: deque[Callable[[Engine], object]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Ends after the step that is running; later calls raise Unavailable."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    async def call(self, command: Callable[[Engine], T]) -> T:
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+        def run(engine: Engine) -> None:
+            try:
+                value = command(engine)
+            except Exception as error:
+                self._post(_fail, future, error)
+            else:
+                self._post(_resolve, future, value)
+
+        self.send(run)
+        return await future
+
+    def send(self, command: Callable[[Engine], object]) -> None:
+        with self._wake:
+            if self._stopping:
+                raise Unavailable("the engine has stopped")
+            if len(self._commands) >= MAX_COMMANDS:
+                raise Overloaded("too many requests wait for the engine")
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _main(self) -> None:
+        try:
+            while self._await_work():
+                self._run_commands()
+                if self._engine.has_work():
+                    self._post(self._on_step, self._engine.step())
+        except BaseException as error:
+            self._post(self._on_crash, error)
+
+    def _await_work(self) -> bool:
+        """Blocks until there is something to do; False once stopping."""
+        with self._wake:
+            while not (self._stopping or self._commands or self._engine.has_work()):
+                self._wake.wait()
+            return not self._stopping
+
+    def _run_commands(self) -> None:
+        while self._commands:
+            self._commands.popleft()(self._engine)
+
+    def _post(self, callback: Callable[..., object], *args: Any) -> None:
+        loop = self._loop
+        assert loop is not None, "start() comes first"
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(callback, *args)
+
+
+def _resolve(future: "asyncio.Future[T]", value: T) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+def _fail(future: "asyncio.Future[T]", error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,114 @@
+"""The source's side of a hand-off: blocks of one request, pinned until they were read."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+from baton.core.handoff import Endpoint, PullChunk, PullDone, PullEvent, PullScheduled
+from baton.core.ids import BlockId, BlockKey, TokenId
+from baton.engine.engine import PrefillProgress
+from baton.errors import Unavailable
+from baton.worker.kv_layout import KvLayout
+
+
+class Hold:
+    """Grows while the prompt is computed, and ends when its reader has read everything,
+    leaves, or the request is cancelled. ``on_close(complete)`` is called once.
+
+    At most one reader: a second one gets Unavailable, since the first holds the lease.
+    """
+
+    def __init__(
+        self, layout: KvLayout, num_tokens: int, block_tokens: int, on_close: Callable[[bool], None]
+    ) -> None:
+        self._layout = layout
+        self._num_tokens = num_tokens
+        self._block_tokens = block_tokens
+        self._on_close = on_close
+        self._changed = asyncio.Event()
+        self._endpoint: Endpoint | None = None
+        self._scheduled = False
+        self._num_ready = 0
+        self._num_acknowledged = 0
+        self._block_ids: tuple[BlockId, ...] = ()
+        self._keys: tuple[BlockKey, ...] = ()
+        self._done: PullDone | None = None
+        self._closed = False
+
+    @property
+    def block_ids(self) -> tuple[BlockId, ...]:
+        return self._block_ids
+
+    @property
+    def keys(self) -> tuple[BlockKey, ...]:
+        """Of the full blocks."""
+        return self._keys
+
+    @property
+    def has_reader(self) -> bool:
+        return self._endpoint is not None
+
+    @property
+    def complete(self) -> bool:
+        """Everything was computed, read and acknowledged."""
+        return self._done is not None and (
+            self._done.finished or self._num_acknowledged >= len(self._block_ids)
+        )
+
+    def advance(self, progress: PrefillProgress) -> None:
+        """A step computed more of the prompt."""
+        self._scheduled = True
+        self._block_ids = tuple(progress.block_ids)
+        self._keys = tuple(progress.keys)
+        if progress.num_computed_tokens >= self._num_tokens:
+            self._num_ready = len(self._block_ids)
+        else:
+            self._num_ready = progress.num_computed_tokens // self._block_tokens
+        self._changed.set()
+
+    def finish(self, token_id: TokenId, finished: bool) -> None:
+        """The prompt is computed; ``token_id`` follows it."""
+        self._done = PullDone(token_id, finished)
+        self._changed.set()
+
+    def attach(self, endpoint: Endpoint) -> None:
+        """A reader has come, and will read over ``endpoint``."""
+        if self._endpoint is not None or self._closed:
+            raise Unavailable("the request's blocks have a reader already")
+        self._endpoint = endpoint
+
+    def acknowledge(self, num_blocks: int) -> None:
+        self._num_acknowledged = max(self._num_acknowledged, num_blocks)
+        self._changed.set()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._changed.set()
+            self._on_close(self.complete)
+
+    async def events(self) -> AsyncIterator[PullEvent]:
+        """What the reader is told, in order; ends when the last acknowledgement is in."""
+        assert self._endpoint is not None, "attach() comes first"
+        await self._until(lambda: self._scheduled)
+        yield PullScheduled(self._endpoint, self._num_tokens, self._layout.checksum_algorithm)
+        sent = 0
+        while self._done is None or sent < len(self._block_ids):
+            if self._num_ready > sent:
+                chunk = await self._chunk(sent, self._num_ready)
+                sent += len(chunk.blocks)
+                yield chunk
+            else:
+                await self._until(lambda: self._num_ready > sent or self._done is not None)
+        yield self._done
+        await self._until(lambda: self.complete)
+
+    async def _chunk(self, start: int, end: int) -> PullChunk:
+        keys = self._keys[start:end]
+        return PullChunk(start, await self._layout.refs(self._block_ids[start:end], keys))
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            if self._closed:
+                raise Unavailable("the prefill worker gave up the request")
+            self._changed.clear()
+            await self._changed.wait()

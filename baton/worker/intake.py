@@ -1,0 +1,232 @@
+"""The reader's side of a hand-off: reserve, read, verify, acknowledge, start."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from baton.clock import Clock
+from baton.core.handoff import (
+    BlockRef,
+    PullChunk,
+    PullDone,
+    PullEvent,
+    PullOpen,
+    PullScheduled,
+    WorkerRef,
+)
+from baton.core.ids import BlockId
+from baton.core.request import RequestSpec
+from baton.engine.engine import Reservation
+from baton.errors import Corrupt, DeadlineExceeded, Invalid, Unavailable
+from baton.rpc.worker_client import PullPeers, PullReader
+from baton.transport.base import Peer, Transport
+from baton.transport.flow import TransferFailed, transfer
+from baton.worker.engine_thread import EngineDoor
+from baton.worker.kv_layout import KvLayout
+
+READ_ATTEMPTS = 2
+"""A read that failed or arrived damaged is repeated once; then the request moves on."""
+
+
+@dataclass(slots=True)
+class Shipment:
+    """What the hand-off of one request took. Seconds; ``exposed`` counts from the arrival of
+    the last chunk, announced when the prompt was computed, to the start of decoding: what
+    shipping adds to the wait for the second token."""
+
+    transport: str = ""
+    size_bytes: int = 0
+    reading_seconds: float = 0.0
+    exposed_seconds: float = 0.0
+    last_chunk_at: float = 0.0
+    num_cached_blocks: int = 0
+
+    def details(self) -> dict[str, str]:
+        return {
+            "transport": self.transport,
+            "bytes_shipped": str(self.size_bytes),
+            "ship_seconds": f"{self.reading_seconds:.6f}",
+            "ship_exposed_seconds": f"{self.exposed_seconds:.6f}",
+            "decode_cached_blocks": str(self.num_cached_blocks),
+        }
+
+
+@dataclass(slots=True)
+class Landing:
+    """One request's way in. ``unsafe_blocks`` may still be written by a transfer that could
+    not be ended; they must be quarantined."""
+
+    reservation: Reservation | None = None
+    transport: Transport | None = None
+    peer: Peer | None = None
+    num_read: int = 0
+    unsafe_blocks: tuple[BlockId, ...] = ()
+    shipment: Shipment = field(default_factory=Shipment)
+
+
+@dataclass(frozen=True, slots=True)
+class IntakeConfig:
+    """Seconds. ``queue_seconds`` bounds the wait for the prompt's first chunk, ``chunk_seconds``
+    for each later event, ``read_seconds`` one read, ``reserve_seconds`` the wait for room."""
+
+    queue_seconds: float = 120.0
+    chunk_seconds: float = 60.0
+    read_seconds: float = 20.0
+    reserve_seconds: float = 60.0
+
+
+class Intake:
+    """Brings requests in, side by side. Room is given in order of asking."""
+
+    def __init__(
+        self,
+        engine: EngineDoor,
+        peers: PullPeers,
+        transports: dict[str, Transport],
+        layout: KvLayout,
+        model_digest: str,
+        host: str,
+        clock: Clock,
+        config: IntakeConfig,
+    ) -> None:
+        self._engine = engine
+        self._peers = peers
+        self._transports = transports
+        self._layout = layout
+        self._model_digest = model_digest
+        self._host = host
+        self._clock = clock
+        self._config = config
+        self._reserving = asyncio.Lock()
+        self._room = asyncio.Event()
+
+    def notice_room(self) -> None:
+        """Blocks may have become free: those who wait ask again."""
+        self._room.set()
+
+    async def bring_in(self, spec: RequestSpec, source: WorkerRef, landing: Landing) -> bool:
+        """Runs one hand-off to its end. False: the answer ended with the first token.
+
+        What it holds is in ``landing``; the caller aborts the request at the engine if this
+        raises (Unavailable, DeadlineExceeded, Corrupt, Invalid, NotFound) or is cancelled.
+        """
+        async with self._peers.pull(source.address, self._opening(spec, source)) as reader:
+            scheduled = await self._next(reader, self._config.queue_seconds)
+            if not isinstance(scheduled, PullScheduled):
+                raise Invalid(f"a hand-off begins with `scheduled`, not {scheduled}")
+            await self._prepare(spec, scheduled, landing)
+            while not isinstance(
+                event := await self._next(reader, self._config.chunk_seconds), PullDone
+            ):
+                if not isinstance(event, PullChunk):
+                    raise Invalid(f"unexpected {event} in a hand-off")
+                await self._take_chunk(reader, event, landing)
+            return await self._finish(spec, event, landing)
+
+    def _opening(self, spec: RequestSpec, source: WorkerRef) -> PullOpen:
+        return PullOpen(
+            request_id=spec.request_id,
+            epoch=spec.epoch,
+            source_generation=source.generation,
+            model_digest=self._model_digest,
+            kv_layout=self._layout.name,
+            transports=tuple(self._transports),
+            host=self._host,
+        )
+
+    async def _next(self, reader: PullReader, seconds: float) -> PullEvent:
+        async with _deadline(seconds, "the prefill worker was silent"):
+            return await reader.next_event()
+
+    async def _prepare(
+        self, spec: RequestSpec, scheduled: PullScheduled, landing: Landing
+    ) -> None:
+        """Connects and reserves."""
+        if scheduled.num_tokens != len(spec.token_ids):
+            raise Invalid(f"source has {scheduled.num_tokens} tokens, not {len(spec.token_ids)}")
+        if scheduled.checksum_algorithm != self._layout.checksum_algorithm:
+            raise Invalid(f"unknown checksum algorithm {scheduled.checksum_algorithm!r}")
+        transport = self._transports.get(scheduled.endpoint.transport)
+        if transport is None:
+            raise Invalid(f"source chose {scheduled.endpoint.transport!r}, which was not offered")
+        landing.transport = transport
+        landing.shipment.transport = transport.name
+        landing.peer = await asyncio.to_thread(transport.connect, scheduled.endpoint)
+        landing.reservation = await self._reserve(spec)
+        landing.num_read = landing.reservation.num_cached_blocks
+        landing.shipment.num_cached_blocks = landing.num_read
+
+    async def _reserve(self, spec: RequestSpec) -> Reservation:
+        async with _deadline(self._config.reserve_seconds, "no room on the decode worker"):
+            async with self._reserving:
+                while True:
+                    self._room.clear()
+                    reservation = await self._engine.call(lambda engine: engine.reserve(spec))
+                    if reservation is not None:
+                        return reservation
+                    await self._room.wait()
+
+    async def _take_chunk(self, reader: PullReader, chunk: PullChunk, landing: Landing) -> None:
+        """Reads what of the chunk is not here yet, and acknowledges."""
+        assert landing.reservation is not None
+        landing.shipment.last_chunk_at = self._clock.monotonic()
+        end = chunk.first_block + len(chunk.blocks)
+        if chunk.first_block > landing.num_read or end > len(landing.reservation.block_ids):
+            raise Invalid(f"blocks [{chunk.first_block}, {end}) do not follow {landing.num_read}")
+        if end > landing.num_read:
+            blocks = chunk.blocks[landing.num_read - chunk.first_block :]
+            await self._read(blocks, landing.reservation.block_ids[landing.num_read : end], landing)
+            landing.num_read = end
+        await reader.acknowledge(end)
+
+    async def _read(
+        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], landing: Landing
+    ) -> None:
+        """Raises Corrupt or Unavailable after the last attempt."""
+        if any(block.size_bytes != self._layout.block_bytes for block in blocks):
+            raise Invalid(f"a block has {self._layout.block_bytes} bytes here")
+        for attempt in range(READ_ATTEMPTS):
+            try:
+                await self._read_once(blocks, block_ids, landing)
+            except Unavailable:
+                if attempt + 1 == READ_ATTEMPTS or landing.unsafe_blocks:
+                    raise
+            else:
+                if await self._layout.matches(blocks, block_ids):
+                    return
+        raise Corrupt(f"blocks arrived damaged over {landing.shipment.transport}")
+
+    async def _read_once(
+        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], landing: Landing
+    ) -> None:
+        assert landing.transport is not None and landing.peer is not None
+        spans = self._layout.spans(blocks, block_ids)
+        try:
+            result = await transfer(
+                landing.transport, landing.peer, spans, self._config.read_seconds, self._clock
+            )
+        except TransferFailed as error:
+            if error.quarantine:
+                landing.unsafe_blocks = tuple(block_ids)
+            raise Unavailable(str(error)) from error
+        landing.shipment.size_bytes += result.size_bytes
+        landing.shipment.reading_seconds += result.seconds
+
+    async def _finish(self, spec: RequestSpec, done: PullDone, landing: Landing) -> bool:
+        assert landing.reservation is not None
+        if done.finished:
+            return False
+        await self._engine.call(lambda engine: engine.start(spec.request_id, done.token_id))
+        shipment = landing.shipment
+        shipment.exposed_seconds = self._clock.monotonic() - shipment.last_chunk_at
+        return True
+
+
+@asynccontextmanager
+async def _deadline(seconds: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"{what} for {seconds:g} s") from error

@@ -1,0 +1,46 @@
+"""The paged pool of this worker as its hand-off sees it: offsets, spans, checksums."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.core.handoff import BlockRef
+from baton.core.ids import BlockId, BlockKey
+from baton.transport.base import Span
+
+
+@dataclass(frozen=True, slots=True)
+class KvLayout:
+    """``name`` is equal on two workers iff their blocks mean the same bytes.
+
+    ``checksums`` gives one 64-bit checksum per block, by ``checksum_algorithm``; it takes as
+    long as reading the blocks, so it is called off the event loop.
+    """
+
+    name: str
+    block_bytes: int
+    checksum_algorithm: str
+    checksums: Callable[[Sequence[BlockId]], list[int]]
+
+    async def refs(
+        self, block_ids: Sequence[BlockId], keys: Sequence[BlockKey]
+    ) -> tuple[BlockRef, ...]:
+        """What a reader needs of these blocks. A block beyond ``keys`` is partial."""
+        checksums = await asyncio.to_thread(self.checksums, block_ids)
+        padded = [*keys, *[BlockKey(b"")] * (len(block_ids) - len(keys))]
+        return tuple(
+            BlockRef(block_id * self.block_bytes, self.block_bytes, checksum, key)
+            for block_id, checksum, key in zip(block_ids, checksums, padded, strict=True)
+        )
+
+    def spans(self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId]) -> list[Span]:
+        """Reads of ``blocks`` into ``block_ids``."""
+        return [
+            Span(block.offset_bytes, block_id * self.block_bytes, self.block_bytes)
+            for block, block_id in zip(blocks, block_ids, strict=True)
+        ]
+
+    async def matches(self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId]) -> bool:
+        """Whether the bytes in ``block_ids`` are those that ``blocks`` announce."""
+        checksums = await asyncio.to_thread(self.checksums, block_ids)
+        return checksums == [block.checksum for block in blocks]

@@ -1,0 +1,59 @@
+"""A router's stream, seen from the worker: what came over it, and what goes back."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from baton.core.handoff import WorkerRef
+from baton.core.ids import Epoch, RequestId
+from baton.core.request import RequestOutput, RequestSpec
+from baton.core.task import Task
+from baton.errors import Overloaded
+
+MAX_UNREAD_OUTPUTS = 65_536
+"""About 20 MB; a router that has left so many unread is gone or hopelessly behind."""
+
+Submit = Callable[["OutputStream", RequestSpec, Task, WorkerRef | None], None]
+CancelRequest = Callable[[RequestId, Epoch], None]
+
+
+class OutputStream:
+    """Collects a step's outputs into one message, and more while the writer is busy."""
+
+    def __init__(
+        self, submit: Submit, cancel: CancelRequest, on_close: Callable[["OutputStream"], None]
+    ) -> None:
+        self._submit = submit
+        self._cancel = cancel
+        self._on_close = on_close
+        self._unread: list[RequestOutput] = []
+        self._ready = asyncio.Event()
+        self.closed = False
+
+    def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None:
+        self._submit(self, spec, task, source)
+
+    def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
+        self._cancel(request_id, epoch)
+
+    def put(self, output: RequestOutput) -> None:
+        """Dropped once closed; a router that leaves too much unread is closed."""
+        if self.closed:
+            return
+        self._unread.append(output)
+        self._ready.set()
+        if len(self._unread) > MAX_UNREAD_OUTPUTS:
+            self.close()
+
+    async def outputs(self) -> Sequence[RequestOutput]:
+        await self._ready.wait()
+        if self.closed:
+            raise Overloaded("the router left too many outputs unread")
+        unread, self._unread = self._unread, []
+        self._ready.clear()
+        return unread
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._unread.clear()
+            self._on_close(self)

@@ -1,0 +1,363 @@
+"""A worker: takes requests from routers, runs them on its engine, hands their KV on.
+
+Prefill and decode workers differ in what they are asked for, not in what they can do: either
+may be asked for a whole request when the other pool is gone.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+
+from baton.clock import Clock
+from baton.core.handoff import Inspection, PullOpen, WorkerRef
+from baton.core.ids import Epoch, Generation, RequestId, WorkerId
+from baton.core.member import Load
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
+from baton.core.states import WorkerState
+from baton.core.task import Task
+from baton.engine.engine import Engine, EngineStats, StepResult
+from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable, mapping_of
+from baton.transport.base import Transport
+from baton.transport.select import choose
+from baton.worker.engine_thread import EngineDoor
+from baton.worker.hold import Hold
+from baton.worker.intake import Intake, Landing
+from baton.worker.kv_layout import KvLayout
+from baton.worker.prefix_store import PrefixStore
+from baton.worker.stream import OutputStream
+
+SWEEP_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """``max_jobs`` bounds requests in whatever phase. Seconds: ``hold_seconds`` is how long
+    a computed prompt waits for its reader, ``arrival_seconds`` how long a reader waits for the
+    request that it came for (the two messages race)."""
+
+    max_jobs: int = 4096
+    hold_seconds: float = 30.0
+    arrival_seconds: float = 5.0
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One placement of one request, from its submission until nothing of it is left here."""
+
+    spec: RequestSpec
+    task: Task
+    stream: OutputStream
+    runner: asyncio.Task[None] | None = None
+    hold: Hold | None = None
+    prefilled_at: float | None = None
+    details: dict[str, str] = field(default_factory=dict)
+
+
+class PullLeaseOfHold:
+    """What a reader's stream holds on to."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.events = hold.events
+        self.acknowledge = hold.acknowledge
+        self.close = hold.close
+
+
+class Worker:
+    """Everything but the sockets. All methods run in the event loop."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        generation: Generation,
+        config: WorkerConfig,
+        engine: EngineDoor,
+        intake: Intake,
+        store: PrefixStore,
+        layout: KvLayout,
+        transports: dict[str, Transport],
+        block_tokens: int,
+        model_digest: str,
+        host: str,
+        clock: Clock,
+    ) -> None:
+        self._id = worker_id
+        self._generation = generation
+        self._config = config
+        self._engine = engine
+        self._intake = intake
+        self._store = store
+        self._layout = layout
+        self._transports = transports
+        self._block_tokens = block_tokens
+        self._model_digest = model_digest
+        self._host = host
+        self._clock = clock
+        self._jobs: dict[RequestId, Job] = {}
+        self._arrived = asyncio.Event()
+        self._tasks: asyncio.TaskGroup | None = None
+        self._load = Load()
+        self.state = WorkerState.JOINING
+
+    # -- life ---------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serves until cancelled. A bug in any task ends it."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            self.state = WorkerState.READY
+            while True:
+                await self._clock.sleep(SWEEP_SECONDS)
+                await self._refresh_load()
+                self._drop_unread()
+
+    def start_drain(self) -> None:
+        self.state = WorkerState.DRAINING
+
+    @property
+    def idle(self) -> bool:
+        return not self._jobs
+
+    @property
+    def load(self) -> Load:
+        """As of the last step or sweep."""
+        return self._load
+
+    async def inspect(self) -> Inspection:
+        def look(engine: Engine) -> tuple[EngineStats, str, str]:
+            return engine.stats(), _violation(engine), engine.describe()
+
+        stats, violation, description = await self._engine.call(look)
+        return Inspection(
+            worker_id=self._id,
+            state=self.state.value,
+            num_blocks=stats.num_blocks,
+            free_blocks=stats.free_blocks,
+            filling_blocks=stats.filling_blocks,
+            idle_blocks=stats.idle_blocks,
+            referenced_blocks=stats.referenced_blocks,
+            quarantined_blocks=stats.quarantined_blocks,
+            running_requests=stats.running,
+            waiting_requests=stats.waiting,
+            held_requests=len(self._jobs),
+            violation=violation,
+            description=description,
+        )
+
+    # -- requests -------------------------------------------------------------------------
+
+    def open_stream(self) -> OutputStream:
+        return OutputStream(self._submit, self._cancel, self._cancel_stream)
+
+    def _submit(
+        self, stream: OutputStream, spec: RequestSpec, task: Task, source: WorkerRef | None
+    ) -> None:
+        try:
+            self._admit(spec)
+            if task is Task.DECODE and source is None:
+                raise Invalid("a decode task names its source", param="source")
+        except BatonError as error:
+            stream.put(_failure(spec, error))
+            return
+        job = Job(spec, task, stream)
+        self._jobs[spec.request_id] = job
+        if task is Task.PREFILL:
+            job.hold = Hold(
+                self._layout,
+                len(spec.token_ids),
+                self._block_tokens,
+                lambda complete: self._hold_closed(job, complete),
+            )
+            self._arrived.set()
+        if task is Task.DECODE:
+            assert source is not None
+            self._spawn(job, self._receive(job, source))
+        else:
+            self._spawn(job, self._compute(job))
+
+    def _admit(self, spec: RequestSpec) -> None:
+        """Raises what forbids the request; ends its older placement if that is still here."""
+        if self.state is not WorkerState.READY:
+            raise Unavailable(f"worker {self._id} is {self.state.value}")
+        older = self._jobs.get(spec.request_id)
+        if older is not None and older.spec.epoch >= spec.epoch:
+            raise Invalid(f"request {spec.request_id} is here in epoch {older.spec.epoch}")
+        if older is not None:
+            self._end(older)
+        if len(self._jobs) >= self._config.max_jobs:
+            raise Overloaded(f"worker {self._id} has {len(self._jobs)} requests")
+
+    def _spawn(self, job: Job, work: Awaitable[None]) -> None:
+        assert self._tasks is not None, "run() comes first"
+        job.runner = self._tasks.create_task(self._guard(job, work))
+
+    async def _guard(self, job: Job, work: Awaitable[None]) -> None:
+        """Runs a job's way into the engine. Whatever ends it early frees what it holds."""
+        try:
+            await work
+        except BatonError as error:
+            job.runner = None
+            self._fail(job, error)
+        except asyncio.CancelledError:
+            self._abort_in_engine(job)
+            raise
+        job.runner = None
+
+    async def _compute(self, job: Job) -> None:
+        spec = job.spec
+        job.details.update(await self._store.extend(spec))
+        await self._engine.call(lambda engine: engine.add(spec, job.task))
+
+    async def _receive(self, job: Job, source: WorkerRef) -> None:
+        landing = Landing()
+        try:
+            goes_on = await self._intake.bring_in(job.spec, source, landing)
+        finally:
+            if landing.unsafe_blocks:
+                unsafe = landing.unsafe_blocks
+                self._engine.send(lambda engine: engine.quarantine(job.spec.request_id, unsafe))
+        job.details.update(landing.shipment.details())
+        if not goes_on:
+            self._end(job)
+
+    def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
+        job = self._jobs.get(request_id)
+        if job is not None and job.spec.epoch <= epoch:
+            self._end(job)
+
+    def _cancel_stream(self, stream: OutputStream) -> None:
+        for job in [job for job in self._jobs.values() if job.stream is stream]:
+            self._end(job)
+
+    def _fail(self, job: Job, error: BatonError) -> None:
+        if self._jobs.get(job.spec.request_id) is job:
+            job.stream.put(_failure(job.spec, error))
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        """Forgets the job and frees what it holds. While its way in is still running, that
+        frees it, after the transfers that write to its blocks have ended."""
+        if self._jobs.get(job.spec.request_id) is not job:
+            return
+        del self._jobs[job.spec.request_id]
+        if job.hold is not None:
+            job.hold.close()
+        if job.runner is not None and job.runner is not asyncio.current_task():
+            job.runner.cancel()
+        else:
+            self._abort_in_engine(job)
+
+    def _abort_in_engine(self, job: Job) -> None:
+        request_id = job.spec.request_id
+        self._engine.send(lambda engine: engine.abort(request_id))
+        self._intake.notice_room()
+
+    # -- steps ------------------------------------------------------------------------------
+
+    def on_step(self, result: StepResult) -> None:
+        """Called with each step's result, in order."""
+        for progress in result.progress:
+            job = self._jobs.get(progress.request_id)
+            if job is not None and job.hold is not None:
+                job.hold.advance(progress)
+        for output in result.outputs:
+            self._deliver(output)
+        self._intake.notice_room()
+
+    def _deliver(self, output: RequestOutput) -> None:
+        job = self._jobs.get(output.request_id)
+        if job is None or job.spec.epoch != output.epoch:
+            return
+        if job.details:
+            output = replace(output, details={**output.details, **job.details})
+            job.details = {}
+        job.stream.put(output)
+        if job.hold is not None:
+            job.prefilled_at = self._clock.monotonic()
+            self._store.publish(job.hold.keys, job.hold.block_ids)
+            job.hold.finish(output.token_ids[-1], output.finish_reason is not None)
+            if output.finish_reason is not None:
+                self._end(job)
+        elif output.finish_reason is not None:
+            del self._jobs[output.request_id]
+
+    # -- hand-off, source side -----------------------------------------------------------
+
+    async def open_pull(self, opening: PullOpen) -> PullLeaseOfHold:
+        if opening.source_generation != self._generation:
+            raise NotFound(f"worker {self._id} was reborn since the request was placed")
+        if opening.model_digest != self._model_digest:
+            raise Invalid("reader and source have different models", param="model_digest")
+        if opening.kv_layout != self._layout.name:
+            raise Invalid(
+                f"source has layout {self._layout.name}, reader {opening.kv_layout}",
+                param="kv_layout",
+            )
+        name = choose(tuple(self._transports), opening.transports, self._host == opening.host)
+        hold = await self._hold_of(opening.request_id, opening.epoch)
+        hold.attach(self._transports[name].export())
+        return PullLeaseOfHold(hold)
+
+    async def _hold_of(self, request_id: RequestId, epoch: Epoch) -> Hold:
+        """The reader may come before the request does."""
+        try:
+            async with asyncio.timeout(self._config.arrival_seconds):
+                while True:
+                    job = self._jobs.get(request_id)
+                    if job is not None and job.spec.epoch == epoch and job.hold is not None:
+                        return job.hold
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError as error:
+            raise NotFound(f"request {request_id} epoch {epoch} is not here") from error
+
+    def _hold_closed(self, job: Job, complete: bool) -> None:
+        """The reader has everything, or left."""
+        if self._jobs.get(job.spec.request_id) is not job:
+            return
+        if complete:
+            self._end(job)
+        else:
+            self._fail(job, Unavailable("the decode worker left the hand-off"))
+
+    def _drop_unread(self) -> None:
+        """Ends computed prompts that no reader came for in time."""
+        oldest = self._clock.monotonic() - self._config.hold_seconds
+        for job in list(self._jobs.values()):
+            waits = job.hold is not None and not job.hold.has_reader
+            if waits and job.prefilled_at is not None and job.prefilled_at < oldest:
+                self._fail(job, Unavailable("no decode worker came for the request"))
+
+    async def _refresh_load(self) -> None:
+        stats = await self._engine.call(Engine.stats)
+        self._load = Load(
+            running=stats.running,
+            waiting=stats.waiting + stats.reserved,
+            queued_tokens=stats.queued_tokens,
+            free_blocks=stats.free_blocks + stats.idle_blocks,
+            num_blocks=stats.num_blocks,
+        )
+
+
+def _violation(engine: Engine) -> str:
+    try:
+        engine.check_integrity()
+    except AssertionError as error:
+        return str(error) or "integrity violated"
+    return ""
+
+
+def _failure(spec: RequestSpec, error: BatonError) -> RequestOutput:
+    details = {"error_status": mapping_of(error).grpc_status}
+    if isinstance(error, Overloaded):
+        details["retry_after_seconds"] = f"{error.retry_after_seconds:.3f}"
+    return RequestOutput(
+        request_id=spec.request_id,
+        epoch=spec.epoch,
+        first_index=spec.num_emitted_tokens,
+        token_ids=(),
+        finish_reason=FinishReason.ERROR,
+        error=str(error),
+        details=details,
+    )
+
+
