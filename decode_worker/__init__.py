@@ -1,0 +1,1 @@
+"""The decode worker: see ARCHITECTURE.md, "A request's journey"."""

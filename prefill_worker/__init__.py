@@ -1,0 +1,1 @@
+"""The prefill worker: see ARCHITECTURE.md, "A request's journey"."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from baton.core.handoff import Endpoint, PullChunk, PullDone, PullEvent, PullScheduled
+from baton.core.handoff import BlockRef, Endpoint, PullChunk, PullDone, PullEvent, PullScheduled
 from baton.core.ids import BlockId, BlockKey, TokenId
 from baton.engine.engine import PrefillProgress
 from baton.errors import Unavailable
@@ -31,17 +31,15 @@ class Hold:
         self._num_acknowledged = 0
         self._block_ids: tuple[BlockId, ...] = ()
         self._keys: tuple[BlockKey, ...] = ()
+        self._refs: list[BlockRef] = []
         self._done: PullDone | None = None
         self._closed = False
 
     @property
-    def block_ids(self) -> tuple[BlockId, ...]:
-        return self._block_ids
-
-    @property
-    def keys(self) -> tuple[BlockKey, ...]:
-        """Of the full blocks."""
-        return self._keys
+    def refs(self) -> list[BlockRef]:
+        """The blocks that were announced. Their checksums were taken while they were pinned,
+        so whoever reads them later, unpinned, notices if they have changed since."""
+        return self._refs
 
     @property
     def has_reader(self) -> bool:
@@ -91,20 +89,18 @@ class Hold:
         assert self._endpoint is not None, "attach() comes first"
         await self._until(lambda: self._scheduled)
         yield PullScheduled(self._endpoint, self._num_tokens, self._layout.checksum_algorithm)
-        sent = 0
-        while self._done is None or sent < len(self._block_ids):
-            if self._num_ready > sent:
-                chunk = await self._chunk(sent, self._num_ready)
-                sent += len(chunk.blocks)
-                yield chunk
-            else:
-                await self._until(lambda: self._num_ready > sent or self._done is not None)
+        while self._done is None or len(self._refs) < len(self._block_ids):
+            await self._until(lambda: self._num_ready > len(self._refs) or self._done is not None)
+            if self._num_ready > len(self._refs):
+                yield await self._next_chunk()
         yield self._done
         await self._until(lambda: self.complete)
 
-    async def _chunk(self, start: int, end: int) -> PullChunk:
-        keys = self._keys[start:end]
-        return PullChunk(start, await self._layout.refs(self._block_ids[start:end], keys))
+    async def _next_chunk(self) -> PullChunk:
+        start, end = len(self._refs), self._num_ready
+        refs = await self._layout.refs(self._block_ids[start:end], self._keys[start:end])
+        self._refs.extend(refs)
+        return PullChunk(start, refs)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         while not condition():

@@ -273,7 +273,6 @@ class Worker:
         job.stream.put(output)
         if job.hold is not None:
             job.prefilled_at = self._clock.monotonic()
-            self._store.publish(job.hold.keys, job.hold.block_ids)
             job.hold.finish(output.token_ids[-1], output.finish_reason is not None)
             if output.finish_reason is not None:
                 self._end(job)
@@ -315,6 +314,8 @@ class Worker:
         if self._jobs.get(job.spec.request_id) is not job:
             return
         if complete:
+            assert job.hold is not None
+            self._store.publish([ref for ref in job.hold.refs if ref.key])
             self._end(job)
         else:
             self._fail(job, Unavailable("the decode worker left the hand-off"))

@@ -1,0 +1,73 @@
+"""The engine's settings: every bound of a step, a queue and a request."""
+
+from dataclasses import dataclass
+
+from baton.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """Bounds of one engine. Tokens and blocks are counts; wrong values raise Invalid.
+
+    ``max_step_tokens`` is the token budget of a step: it bounds the time between two tokens
+    of a decoding request. ``chunk_tokens`` is the most that one prompt gets of it (default:
+    all). ``max_running`` bounds the batch, reservations included, and is never above the
+    budget, so that every running request advances.
+
+    ``watermark_blocks`` stay allocatable when a request is admitted beside others, so that it
+    isn't preempted at once. ``growth_tokens`` of the answer are reserved with the prompt of
+    a hand-off. Waiting requests are admitted by the longest cached prefix, and each second of
+    waiting counts as ``aging_tokens_per_second``; ``admission_window`` bounds how many of
+    them, the oldest, are looked at in one step (each costs a walk along its cached prefix).
+    """
+
+    block_tokens: int
+    max_model_tokens: int
+    max_step_tokens: int = 512
+    chunk_tokens: int | None = None
+    max_running: int = 64
+    max_waiting: int = 1024
+    watermark_blocks: int = 2
+    growth_tokens: int = 256
+    aging_tokens_per_second: float = 2000.0
+    admission_window: int = 32
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise Invalid(f"{name} is {value}, and must be at least {least}", param=name)
+        if self.chunk_tokens is not None and self.chunk_tokens > self.max_step_tokens:
+            raise Invalid(
+                f"chunk_tokens is {self.chunk_tokens}, and must be at most max_step_tokens "
+                f"({self.max_step_tokens})",
+                param="chunk_tokens",
+            )
+
+    @property
+    def chunk_limit(self) -> int:
+        """The most tokens of one prompt in one step."""
+        return self.max_step_tokens if self.chunk_tokens is None else self.chunk_tokens
+
+    @property
+    def running_limit(self) -> int:
+        """The most requests in a batch: each needs at least one token of the budget."""
+        return min(self.max_running, self.max_step_tokens)
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold the KV of ``num_tokens`` tokens."""
+        return -(-num_tokens // self.block_tokens)
+
+
+_LEAST: dict[str, float] = {
+    "block_tokens": 1,
+    "max_model_tokens": 2,
+    "max_step_tokens": 1,
+    "chunk_tokens": 1,
+    "max_running": 1,
+    "max_waiting": 0,
+    "watermark_blocks": 0,
+    "growth_tokens": 0,
+    "aging_tokens_per_second": 0.0,
+    "admission_window": 1,
+}

@@ -1,0 +1,58 @@
+"""What an engine tells its worker."""
+
+from dataclasses import dataclass
+
+from baton.core.ids import BlockId, BlockKey, RequestId
+from baton.core.request import RequestOutput
+from baton.engine.block_pool import PoolCounts
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillProgress:
+    """How far the prompt of a PREFILL request is after a step that computed some of it.
+
+    KV of tokens [0, num_computed_tokens) is final; token p lies in
+    ``block_ids[p // block_tokens]``, and ``block_ids`` is the table of the whole prompt.
+    ``keys`` are the chain keys of the full ones among the final blocks.
+    ``num_cached_tokens`` of them were found in the pool when the prompt was first scheduled.
+    """
+
+    request_id: RequestId
+    num_computed_tokens: int
+    block_ids: tuple[BlockId, ...]
+    scheduled_first: bool
+    keys: tuple[BlockKey, ...]
+    num_cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """Outputs of WHOLE, DECODE and PREFILL requests in batch order; progress of PREFILL."""
+
+    outputs: tuple[RequestOutput, ...] = ()
+    progress: tuple[PrefillProgress, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The block table of a hand-off: prompt, then expected growth of the answer.
+
+    The first ``num_cached_blocks`` hold their KV already and must not be written to.
+    """
+
+    block_ids: tuple[BlockId, ...]
+    num_cached_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """``queued_tokens`` are known tokens of prompts, waiting or begun, yet to be computed."""
+
+    running: int
+    waiting: int
+    held: int
+    reserved: int
+    queued_tokens: int
+    num_steps: int
+    num_preemptions: int
+    pool: PoolCounts

@@ -1,0 +1,239 @@
+"""Decides what the next step computes: decodes first, then prefill chunks, then newcomers."""
+
+from baton.core.ids import BlockId, BlockKey
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.lineup import Lineup
+from baton.engine.plan import Plan, Row
+from baton.engine.sequence import Phase, Sequence
+
+_SLOTS_LACK = -1
+
+
+class Scheduler:
+    """Keeps every live sequence in the lineup of its phase, and its blocks with it.
+
+    A sequence gets the blocks of all its known tokens when it is admitted, and one block at a
+    time as its answer grows. So only a growing answer can lack a block, and then the
+    latest-arrived preemptable sequence goes back to the queue (perhaps itself): the earliest
+    always advances. Newcomers are admitted strictly in the order of their rank; the first that
+    doesn't fit blocks those behind it, so that a long prompt isn't starved by short ones.
+    """
+
+    def __init__(self, pool: BlockPool, config: EngineConfig) -> None:
+        self.lineups = {phase: Lineup() for phase in Phase if phase is not Phase.FINISHED}
+        self.num_preemptions = 0
+        self.num_steps = 0
+        self._pool = pool
+        self._config = config
+        self._waiting = self.lineups[Phase.WAITING]
+        self._running = self.lineups[Phase.RUNNING]
+        self._reserved = self.lineups[Phase.RESERVED]
+        # Allocatable blocks when the first in the queue was found not to fit; _SLOTS_LACK if
+        # it was for another reason than blocks; None when the queue isn't blocked.
+        self._blocked_at: int | None = None
+        # A blocked queue and reservations take turns.
+        self._reserved_last = False
+        # Nothing can be scheduled until something changes.
+        self._stalled = False
+
+    # Sequences come, change phase and go
+
+    @property
+    def has_work(self) -> bool:
+        return len(self._running) > 0 or (len(self._waiting) > 0 and not self._stalled)
+
+    @property
+    def num_slots(self) -> int:
+        """How many more may join the batch."""
+        return self._config.running_limit - len(self._running) - len(self._reserved)
+
+    def wake(self) -> None:
+        """Something changed outside of a step that may let a waiting sequence in."""
+        self._stalled = False
+
+    def enqueue(self, sequence: Sequence) -> None:
+        assert sequence.phase is Phase.WAITING
+        self._waiting.add(sequence)
+        self.wake()
+
+    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Gives a RESERVED sequence the blocks of ``num_tokens`` tokens and a slot, or no."""
+        assert sequence.phase is Phase.RESERVED
+        queue_goes_first = self._blocked_at is not None and self._reserved_last
+        if self.num_slots <= 0 or queue_goes_first:
+            return False
+        full_blocks = sequence.num_known // self._config.block_tokens
+        if not self._take_blocks(sequence, full_blocks, num_tokens):
+            return False
+        self._reserved.add(sequence)
+        self._reserved_last = True
+        return True
+
+    def transfer(self, sequence: Sequence, phase: Phase) -> None:
+        """Moves a sequence to another lineup. Its blocks stay what they are."""
+        self.lineups[sequence.phase].remove(sequence)
+        if sequence.phase is Phase.WAITING:
+            self._blocked_at = None
+        sequence.move(phase)
+        if phase is not Phase.FINISHED:
+            self.lineups[phase].add(sequence)
+        self.wake()
+
+    def finish(self, sequence: Sequence) -> None:
+        """Removes a sequence, in whatever phase, and releases its blocks."""
+        self.transfer(sequence, Phase.FINISHED)
+        self._release_blocks(sequence)
+
+    # One step
+
+    def schedule(self, now_seconds: float) -> Plan:
+        """The next step's plan; empty when nothing fits. The runner must run it."""
+        preempted = self._make_room()
+        rows = self._running_rows()
+        if preempted:
+            self._blocked_at = self._pool.num_allocatable
+        else:
+            budget = self._config.max_step_tokens - sum(row.num_tokens for row in rows)
+            rows += self._admit(budget, now_seconds)
+        self._stalled = not rows and not preempted
+        rows.sort(key=_is_chunk)
+        self.num_steps += 1
+        return Plan(self.num_steps, tuple(rows))
+
+    def _make_room(self) -> bool:
+        """Gives each answer the block of its next token. Whether it took a preemption."""
+        preempted = False
+        for sequence in list(self._running):
+            while sequence.phase is Phase.RUNNING and self._lacks_block(sequence):
+                if self._pool.can_allocate(1):
+                    sequence.block_ids += tuple(self._pool.allocate(1))
+                else:
+                    self._preempt_latest()
+                    preempted = True
+        return preempted
+
+    def _lacks_block(self, sequence: Sequence) -> bool:
+        return sequence.num_computed >= len(sequence.block_ids) * self._config.block_tokens
+
+    def _preempt_latest(self) -> None:
+        victim = self._running.latest_preemptable()
+        assert victim is not None, "who lacks a block is preemptable itself"
+        self.transfer(victim, Phase.WAITING)
+        self._release_blocks(victim)
+        self.num_preemptions += 1
+
+    def _running_rows(self) -> list[Row]:
+        rows = [each.row(1) for each in self._running if each.num_remaining == 1]
+        budget = self._config.max_step_tokens - len(rows)
+        if len(rows) == len(self._running):
+            return rows
+        for sequence in self._running:
+            if budget == 0:
+                break
+            if sequence.num_remaining > 1:
+                row = self._chunk(sequence, budget)
+                rows.append(row)
+                budget -= row.num_tokens
+        return rows
+
+    def _chunk(self, sequence: Sequence, budget: int) -> Row:
+        return sequence.row(min(sequence.num_remaining, self._config.chunk_limit, budget))
+
+    # Admission
+
+    def _admit(self, budget: int, now_seconds: float) -> list[Row]:
+        """Lets the waiting in, best rank first, until one doesn't fit."""
+        rows: list[Row] = []
+        if not self._may_admit():
+            return rows
+        self._blocked_at = None
+        for sequence in self._ranked(now_seconds):
+            if budget == 0:
+                break
+            if self.num_slots <= 0:
+                self._blocked_at = _SLOTS_LACK
+                break
+            if not self._admit_one(sequence):
+                self._blocked_at = self._pool.num_allocatable
+                break
+            row = self._chunk(sequence, budget)
+            rows.append(row)
+            budget -= row.num_tokens
+        return rows
+
+    def _may_admit(self) -> bool:
+        """Cheap reasons not to rank the queue: it is empty, or blocked as it was before."""
+        if not self._waiting:
+            self._blocked_at = None
+            return False
+        if self.num_slots <= 0:
+            self._blocked_at = _SLOTS_LACK
+            return False
+        blocked = self._blocked_at is not None and self._pool.num_allocatable <= self._blocked_at
+        return not (blocked and self._running)
+
+    def _ranked(self, now_seconds: float) -> list[Sequence]:
+        """The oldest of the queue: who was preempted first, then by cached prefix and age."""
+        window = self._waiting.oldest(self._config.admission_window)
+        if len(window) == 1:
+            return window
+        aging = self._config.aging_tokens_per_second
+
+        def rank(sequence: Sequence) -> tuple[bool, float]:
+            cached = self._pool.count_cached(sequence.keys) * self._config.block_tokens
+            waited = now_seconds - sequence.arrival_seconds
+            return not sequence.was_admitted, -(cached + aging * waited)
+
+        return sorted(window, key=rank)
+
+    def _admit_one(self, sequence: Sequence) -> bool:
+        """WAITING → RUNNING if its blocks fit. The last known token is always computed, and
+        never into a shared block, so a fully cached prompt recomputes its last one."""
+        limit = (sequence.num_known - 1) // self._config.block_tokens
+        if not self._take_blocks(sequence, limit, sequence.num_known):
+            return False
+        sequence.num_computed = sequence.num_sealed * self._config.block_tokens
+        if not sequence.was_admitted:
+            sequence.was_admitted = True
+            sequence.cached_tokens = min(sequence.num_computed, sequence.spec.num_prompt_tokens)
+        self.transfer(sequence, Phase.RUNNING)
+        self._reserved_last = False
+        return True
+
+    def _take_blocks(self, sequence: Sequence, cached_limit: int, num_tokens: int) -> bool:
+        """Fills the block table: cached blocks, ``cached_limit`` at most, then new ones."""
+        cached = self._pool.find(sequence.keys, cached_limit)
+        num_new = self._config.blocks_for(num_tokens) - len(cached)
+        spare = self._config.watermark_blocks if self._running else 0
+        if not self._pool.can_extend(cached, num_new + spare):
+            return False
+        self._pool.reference(cached)
+        sequence.block_ids = (*cached, *self._pool.allocate(num_new))
+        sequence.num_sealed = len(cached)
+        return True
+
+    def _release_blocks(self, sequence: Sequence) -> None:
+        self._pool.release(sequence.block_ids)
+        sequence.block_ids = ()
+        sequence.num_computed = 0
+        sequence.num_sealed = 0
+
+    # For imports, which take no slot
+
+    def room_beside_running(self, cached: list[BlockId], num_blocks: int) -> bool:
+        """Whether ``num_blocks`` more leave the watermark to those that run."""
+        spare = self._config.watermark_blocks if self._running else 0
+        return self._pool.can_extend(cached, num_blocks + spare)
+
+    def seal_computed(self, sequence: Sequence) -> None:
+        """Seals the blocks that ``num_computed`` has filled, under their keys."""
+        num_full = sequence.num_computed // self._config.block_tokens
+        keys: list[BlockKey] = sequence.keys
+        for index in range(sequence.num_sealed, num_full):
+            self._pool.seal(sequence.block_ids[index], keys[index])
+        sequence.num_sealed = max(sequence.num_sealed, num_full)
+
+
+def _is_chunk(row: Row) -> bool:
+    return len(row.token_ids) > 1

@@ -1,0 +1,151 @@
+"""One request inside the engine: what is known of it, what is computed, where that lies."""
+
+from enum import StrEnum
+
+from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
+from baton.core.request import FinishReason, RequestSpec
+from baton.core.task import Task
+from baton.engine.plan import Row
+from baton.engine.prefix import KeyChain
+
+
+class Phase(StrEnum):
+    """HELD: the prompt is computed and its blocks wait for their reader. RESERVED: blocks
+    wait to be filled by a hand-off."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    HELD = "held"
+    RESERVED = "reserved"
+    FINISHED = "finished"
+
+
+PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    # admit | abort
+    Phase.WAITING: frozenset({Phase.RUNNING, Phase.FINISHED}),
+    # preempt | prompt computed | answer complete, abort
+    Phase.RUNNING: frozenset({Phase.WAITING, Phase.HELD, Phase.FINISHED}),
+    # release, abort
+    Phase.HELD: frozenset({Phase.FINISHED}),
+    # start | abort
+    Phase.RESERVED: frozenset({Phase.RUNNING, Phase.FINISHED}),
+    Phase.FINISHED: frozenset(),
+}
+
+
+class Sequence:
+    """The one rule: ``num_computed`` catches up with ``num_known``, then a token is sampled.
+
+    ``block_ids`` is the block table: its first ``num_sealed`` blocks are full and sealed under
+    ``keys``, the others FILLING. It is empty while WAITING. ``arrival`` orders the requests
+    of an engine and is unique; a preempted request keeps its own.
+    """
+
+    __slots__ = (
+        "_chain",
+        "arrival",
+        "arrival_seconds",
+        "block_ids",
+        "cached_tokens",
+        "max_tokens",
+        "num_computed",
+        "num_sealed",
+        "phase",
+        "spec",
+        "task",
+        "token_ids",
+        "was_admitted",
+    )
+
+    def __init__(
+        self,
+        spec: RequestSpec,
+        task: Task,
+        phase: Phase,
+        *,
+        chain: KeyChain,
+        arrival: int,
+        arrival_seconds: float,
+        max_model_tokens: int,
+    ) -> None:
+        self.spec = spec
+        self.task = task
+        self.phase = phase
+        self.arrival = arrival
+        self.arrival_seconds = arrival_seconds
+        self.token_ids: list[TokenId] = list(spec.token_ids)
+        self.max_tokens = min(spec.num_prompt_tokens + spec.sampling.max_tokens, max_model_tokens)
+        """Length, prompt included, at which the answer ends."""
+        self.block_ids: tuple[BlockId, ...] = ()
+        self.num_computed = 0
+        self.num_sealed = 0
+        self.cached_tokens = 0
+        self.was_admitted = False
+        self._chain = chain
+        chain.extend(self.token_ids)
+
+    @property
+    def request_id(self) -> RequestId:
+        return self.spec.request_id
+
+    @property
+    def num_known(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.token_ids) - self.num_computed
+
+    @property
+    def keys(self) -> list[BlockKey]:
+        """Chain keys of the full blocks of the known tokens, computed or not."""
+        return self._chain.keys
+
+    @property
+    def preemptable(self) -> bool:
+        """A prompt that is being handed over is not: its reader has a share in its blocks."""
+        return self.phase is Phase.RUNNING and self.task is not Task.PREFILL
+
+    def move(self, phase: Phase) -> None:
+        assert phase in PHASE_TRANSITIONS[self.phase], (
+            f"{self.request_id}: {self.phase} → {phase}"
+        )
+        self.phase = phase
+
+    def append(self, token_id: TokenId) -> None:
+        """One more known token, not computed yet."""
+        self.token_ids.append(token_id)
+        self._chain.extend(self.token_ids)
+
+    def row(self, num_tokens: int) -> Row:
+        """The next ``num_tokens`` tokens as a share of a step."""
+        start, end = self.num_computed, self.num_computed + num_tokens
+        sampling = self.spec.sampling
+        sample = end == len(self.token_ids)
+        with_history = sample and sampling.needs_history
+        return Row(
+            self.spec.request_id,
+            tuple(self.token_ids[start:end]),
+            start,
+            self.block_ids,
+            sample,
+            sampling,
+            tuple(self.token_ids) if with_history else (),
+            self.spec.num_prompt_tokens if with_history else 0,
+        )
+
+    def finish_reason(self, eos_token_ids: frozenset[TokenId]) -> FinishReason | None:
+        """Whether the last known token, a token of the answer, ends it."""
+        token_id, sampling = self.token_ids[-1], self.spec.sampling
+        if token_id in eos_token_ids and not sampling.ignore_eos:
+            return FinishReason.STOP
+        if token_id in sampling.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if len(self.token_ids) >= self.max_tokens else None
+
+    def describe(self) -> str:
+        return (
+            f"{self.request_id} {self.task} {self.phase} arrival={self.arrival} "
+            f"tokens={self.num_computed}/{self.num_known} blocks={list(self.block_ids)}"
+        )

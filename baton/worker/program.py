@@ -1,0 +1,227 @@
+"""The program of both kinds of worker: loads the model, opens the sockets, joins, serves."""
+
+import asyncio
+import os
+from functools import partial
+
+import grpc.aio
+import structlog
+
+from baton.checkpoint import load_model_config, resolve_model
+from baton.clock import Clock, SystemClock
+from baton.config import Settings
+from baton.core.ids import Generation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.engine.checksum import block_checksums, checksum_algorithm
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.runner import ModelRunner
+from baton.errors import Unavailable
+from baton.kv.store_client import StoreClient
+from baton.registry.heartbeat import Heartbeat
+from baton.registry.redis import RedisRegistry
+from baton.rpc.server import build_server
+from baton.rpc.worker_client import GrpcPullPeers
+from baton.rpc.worker_service import add_worker_service
+from baton.runtime.status import report_progress
+from baton.transport.base import Region, Transport
+from baton.transport.select import host_id, open_transports
+from baton.worker.engine_thread import EngineThread
+from baton.worker.intake import Intake, IntakeConfig
+from baton.worker.kv_layout import KvLayout
+from baton.worker.prefix_store import StorePrefixes
+from baton.worker.worker import Worker, WorkerConfig
+
+log = structlog.get_logger(__name__)
+
+
+class WorkerProgram:
+    """One worker process, as ``baton.runtime.serve`` runs it."""
+
+    def __init__(self, settings: Settings, role: Role, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._role = role
+        self._clock = clock or SystemClock()
+        self._generation = Generation(self._clock.wall_nanoseconds())
+        self._id = WorkerId(settings.id or f"{role.value}-{os.getpid()}")
+        self._registry = RedisRegistry(settings.redis_url, settings.cluster)
+        self._peers = GrpcPullPeers(settings.cluster_secret)
+        self._server: grpc.aio.Server | None = None
+        self._crashed: asyncio.Future[None] | None = None
+        self._address = ""
+
+    # -- Program ------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when the worker can serve. Raises Invalid, Unavailable."""
+        self._crashed = asyncio.get_running_loop().create_future()
+        await self._registry.ping()
+        self._runner = await asyncio.to_thread(self._load)
+        self._engine = Engine(
+            self._runner,
+            self._engine_config(),
+            model_digest=self._runner.model_digest,
+            kv_dtype=self._runner.kv_dtype,
+            eos_token_ids=frozenset(self._runner.model_config.eos_token_ids),
+            clock=self._clock,
+        )
+        self._transports = self._open_transports()
+        self._worker = self._build_worker()
+        self._server = await self._listen()
+        self._heartbeat = Heartbeat(
+            self._registry, self._member, self._clock, self._settings.heartbeat_seconds
+        )
+
+    async def run(self) -> None:
+        """Serves until cancelled; ends with the engine's crash if that comes first."""
+        assert self._crashed is not None
+        self._thread.start()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._worker.run())
+            tasks.create_task(self._store.run())
+            tasks.create_task(self._heartbeat.run())
+            await self._crashed
+
+    async def drain(self) -> None:
+        """Takes nothing new, and returns when nothing is left."""
+        self._worker.start_drain()
+        while not self._worker.idle:
+            await self._clock.sleep(0.05)
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=1.0)
+            await self._thread.stop()
+            for transport in self._transports.values():
+                transport.close()
+        await self._peers.close()
+        await self._registry.close()
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    # -- parts ----------------------------------------------------------------------------
+
+    def _load(self) -> ModelRunner:
+        settings = self._settings
+        return ModelRunner.load(
+            resolve_model(settings.model),
+            device=settings.device,
+            dtype=settings.dtype,
+            num_blocks=settings.num_blocks,
+            pool_bytes=settings.pool_bytes,
+            block_tokens=settings.block_tokens,
+            progress=partial(report_progress, "weights"),
+        )
+
+    def _engine_config(self) -> EngineConfig:
+        settings = self._settings
+        limit = load_model_config(resolve_model(settings.model)).max_position_embeddings
+        return EngineConfig(
+            block_tokens=settings.block_tokens,
+            max_step_tokens=settings.max_step_tokens,
+            chunk_tokens=settings.chunk_tokens or settings.max_step_tokens,
+            max_running=settings.max_running,
+            max_waiting=settings.max_waiting,
+            max_model_tokens=min(settings.max_model_tokens or limit, limit),
+        )
+
+    def _open_transports(self) -> dict[str, Transport]:
+        pool = self._runner.pool
+        region = Region(pool.address, pool.size_bytes, pool.device, pool.file_descriptor)
+        return open_transports(
+            self._settings.transports,
+            owner=self._id,
+            generation=self._generation,
+            region=region,
+            host=self._settings.grpc_host,
+            secret=self._settings.cluster_secret,
+            clock=self._clock,
+        )
+
+    def _build_worker(self) -> Worker:
+        runner, host = self._runner, host_id()
+        layout = KvLayout(
+            name=runner.kv_layout,
+            block_bytes=runner.pool.block_bytes,
+            checksum_algorithm=checksum_algorithm(runner.pool),
+            checksums=partial(block_checksums, runner.pool),
+        )
+        digest = runner.model_digest.hex()
+        self._thread = EngineThread(self._engine, self._on_step, self._on_crash)
+        intake = Intake(
+            self._thread,
+            self._peers,
+            self._transports,
+            layout,
+            digest,
+            host,
+            self._clock,
+            IntakeConfig(),
+        )
+        client = StoreClient(self._registry, self._settings.cluster_secret, host)
+        self._store = StorePrefixes(
+            self._thread,
+            client,
+            self._transports,
+            layout,
+            runner.block_tokens,
+            self._clock,
+        )
+        return Worker(
+            self._id,
+            self._generation,
+            WorkerConfig(),
+            self._thread,
+            intake,
+            self._store,
+            layout,
+            self._transports,
+            runner.block_tokens,
+            digest,
+            host,
+            self._clock,
+        )
+
+    def _on_step(self, result: object) -> None:
+        self._worker.on_step(result)  # type: ignore[arg-type]
+
+    def _on_crash(self, error: BaseException) -> None:
+        assert self._crashed is not None
+        log.error("engine_crashed", error=repr(error))
+        if not self._crashed.done():
+            self._crashed.set_exception(error)
+
+    async def _listen(self) -> grpc.aio.Server:
+        settings = self._settings
+        server = build_server(settings.cluster_secret)
+        add_worker_service(server, self._worker)
+        wanted = f"{settings.grpc_host}:{settings.grpc_port}"
+        try:
+            port = server.add_insecure_port(wanted)
+        except RuntimeError as error:
+            raise Unavailable(f"can't listen on {wanted}: is the port in use?") from error
+        await server.start()
+        self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
+        return server
+
+    def _member(self) -> Member:
+        runner = self._runner
+        return Member(
+            id=self._id,
+            role=self._role,
+            address=self._address,
+            generation=self._generation,
+            state=self._worker.state if self._server else WorkerState.GONE,
+            host=host_id(),
+            pid=os.getpid(),
+            model=self._settings.model,
+            model_digest=runner.model_digest.hex(),
+            block_tokens=runner.block_tokens,
+            kv_dtype=runner.kv_dtype,
+            max_model_tokens=self._engine_config().max_model_tokens,
+            transports=tuple(self._transports),
+            load=self._worker.load,
+        )

@@ -1,0 +1,9 @@
+"""Writes answers: receives KV, batches continuously, streams tokens."""
+
+from baton.config import Settings
+from baton.core.states import Role
+from baton.worker.program import WorkerProgram
+
+
+def build(settings: Settings) -> WorkerProgram:
+    return WorkerProgram(settings, Role.DECODE)

@@ -1,0 +1,333 @@
+"""Trains the demo model that ships with Baton, from text that every Python carries.
+
+    python tools/train_demo_model.py --work DIR [--minutes 45] [--out baton/models/demo]
+
+A Qwen3 decoder (grouped-query attention, q/k norm, tied embeddings) of about 6 million
+parameters and a byte-level BPE tokenizer learn the sources and docstrings of the standard
+library of the running interpreter (PSF licence). Master weights are FP32, products BF16; the
+export is rounded to BF16, and the held-out loss is measured on the rounded weights. A run
+that was cut off goes on from its last checkpoint in ``--work``.
+"""
+
+import argparse
+import ast
+import hashlib
+import json
+import math
+import sys
+import sysconfig
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+END, START_TURN, END_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+VOCABULARY = 4096
+HELD_OUT_PERCENT = 3
+SKIPPED_FOLDERS = {"site-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__"}
+CHAT_TEMPLATE = (
+    "{%- for message in messages %}"
+    "{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}"
+    "{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+PROBES = ["def read_file(path):\n", "import os\n", "class Stack:\n"]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Texts for training, and the held-out ones, whole files apart by a hash of the path."""
+
+    train: list[str]
+    held_out: list[str]
+
+
+@dataclass
+class Report:
+    """What the model card states."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    parameters: int = 0
+    train_tokens: int = 0
+    held_out_loss: float = 0.0
+    bits_per_byte: float = 0.0
+    samples: list[tuple[str, str]] | None = None
+
+
+def read_corpus() -> Corpus:
+    root = Path(sysconfig.get_path("stdlib"))
+    corpus = Corpus([], [])
+    for path in sorted(root.rglob("*.py")):
+        relative = path.relative_to(root)
+        if SKIPPED_FOLDERS & set(relative.parts):
+            continue
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        digest = hashlib.blake2b(str(relative).encode(), digest_size=4).digest()
+        held_out = int.from_bytes(digest) % 100 < HELD_OUT_PERCENT
+        (corpus.held_out if held_out else corpus.train).append(text)
+        if not held_out:
+            corpus.train.extend(chats_of(text))
+    return corpus
+
+
+def chats_of(source: str) -> list[str]:
+    """Small conversations about the file's functions and classes."""
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:
+        return []
+    chats = []
+    for node in ast.walk(tree):
+        if not isinstance(node, (ast.FunctionDef, ast.ClassDef)) or node.name.startswith("__"):
+            continue
+        document = ast.get_docstring(node)
+        if document and len(document) < 1200:
+            chats.append(chat(f"What does {node.name} do?", document))
+        code = ast.get_source_segment(source, node)
+        if code and len(code) < 900:
+            kind = "class" if isinstance(node, ast.ClassDef) else "function"
+            chats.append(chat(f"Write a {kind} named {node.name}.", code))
+    return chats
+
+
+def chat(question: str, answer: str) -> str:
+    user = f"{START_TURN}user\n{question}{END_TURN}\n"
+    return f"{user}{START_TURN}assistant\n{answer}{END_TURN}\n"
+
+
+def train_tokenizer(texts: list[str]) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=[END, START_TURN, END_TURN],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer
+
+
+def encode_all(tokenizer: Tokenizer, texts: list[str], seed: int) -> np.ndarray:
+    """One long row of token ids, texts in shuffled order, an END after each."""
+    order = np.random.default_rng(seed).permutation(len(texts))
+    end = tokenizer.token_to_id(END)
+    encoded = tokenizer.encode_batch([texts[index] for index in order])
+    return np.concatenate([np.array([*row.ids, end], dtype=np.int64) for row in encoded])
+
+
+def model_config(tokenizer: Tokenizer) -> Qwen3Config:
+    return Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=256,
+        intermediate_size=768,
+        num_hidden_layers=6,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=32,
+        max_position_embeddings=8192,
+        rope_parameters={"rope_type": "default", "rope_theta": 100_000.0},
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=[tokenizer.token_to_id(END_TURN), tokenizer.token_to_id(END)],
+        dtype="bfloat16",
+    )
+
+
+def batch(tokens: np.ndarray, length: int, rows: int, random: np.random.Generator) -> torch.Tensor:
+    """[rows, length + 1] token ids from random places."""
+    starts = random.integers(0, len(tokens) - length - 1, rows)
+    return torch.from_numpy(np.stack([tokens[s : s + length + 1] for s in starts]))
+
+
+def loss_of(model: Qwen3ForCausalLM, ids: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        logits = model(input_ids=ids[:, :-1], use_cache=False).logits
+    return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), ids[:, 1:].flatten())
+
+
+def learning_rate(progress: float, peak: float) -> float:
+    """Warm-up over 2 %, then a cosine down to 5 % of the peak."""
+    if progress < 0.02:
+        return peak * progress / 0.02
+    return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (progress - 0.02) / 0.98)))
+
+
+def train(
+    model: Qwen3ForCausalLM, tokens: np.ndarray, report: Report, options: argparse.Namespace
+) -> None:
+    """Until ``options.minutes`` of training are over; the last tenth on longer rows."""
+    decayed = [p for p in model.parameters() if p.dim() >= 2]
+    plain = [p for p in model.parameters() if p.dim() < 2]
+    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
+    random = np.random.default_rng(options.seed + report.steps)
+    budget = options.minutes * 60
+    began, before = time.monotonic(), report.seconds
+    while report.seconds < budget:
+        progress = report.seconds / budget
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(progress, options.learning_rate)
+        long_rows = progress > 0.9
+        length, rows = (2048, 2) if long_rows else (512, 8)
+        loss = loss_of(model, batch(tokens, length, rows, random))
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        report.steps += 1
+        report.tokens += length * rows
+        report.seconds = before + time.monotonic() - began
+        if report.steps % 20 == 0:
+            rate = report.tokens / report.seconds
+            left = (budget - report.seconds) / 60
+            print(f"step {report.steps} loss {loss.item():.3f} {rate:.0f} tok/s, {left:.1f} min left")
+            sys.stdout.flush()
+        if report.steps % 200 == 0:
+            save_checkpoint(model, report, options.work)
+
+
+def save_checkpoint(model: Qwen3ForCausalLM, report: Report, work: Path) -> None:
+    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
+    save_file(weights, work / "checkpoint.new")
+    (work / "checkpoint.new").rename(work / "checkpoint.safetensors")
+    (work / "report.json").write_text(json.dumps(asdict(report)))
+
+
+def load_checkpoint(model: Qwen3ForCausalLM, work: Path) -> Report:
+    if not (work / "checkpoint.safetensors").exists():
+        return Report()
+    model.load_state_dict(load_file(work / "checkpoint.safetensors"), strict=False)
+    return Report(**json.loads((work / "report.json").read_text()))
+
+
+@torch.inference_mode()
+def held_out_loss(model: Qwen3ForCausalLM, tokens: np.ndarray) -> float:
+    """Mean nats per token over the held-out text, in rows of 512, in FP32."""
+    rows = torch.from_numpy(tokens[: len(tokens) // 513 * 513].reshape(-1, 513))
+    losses = []
+    for part in rows[:256].split(16):
+        logits = model(input_ids=part[:, :-1], use_cache=False).logits
+        losses.append(
+            torch.nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()).item()
+        )
+    return float(np.mean(losses))
+
+
+def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
+    """Writes the Hugging Face directory, weights rounded to BF16."""
+    out.mkdir(parents=True, exist_ok=True)
+    tied = "lm_head.weight"
+    weights = {
+        name: p.detach().to(torch.bfloat16).contiguous()
+        for name, p in model.state_dict().items()
+        if name != tied
+    }
+    save_file(weights, out / "model.safetensors.new", metadata={"format": "pt"})
+    (out / "model.safetensors.new").rename(out / "model.safetensors")
+    model.config.architectures = ["Qwen3ForCausalLM"]
+    model.config.save_pretrained(out)
+    ends = [tokenizer.token_to_id(END_TURN), tokenizer.token_to_id(END)]
+    write_json(out / "generation_config.json", {"eos_token_id": ends, "pad_token_id": ends[1]})
+    tokenizer.save(str(out / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 8192,
+        "eos_token": END_TURN,
+        "pad_token": END,
+        "additional_special_tokens": [START_TURN],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    write_json(out / "tokenizer_config.json", settings)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n")
+
+
+@torch.inference_mode()
+def complete(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> str:
+    ids = torch.tensor([tokenizer.encode(prompt).ids])
+    output = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=48, do_sample=False, pad_token_id=0
+    )
+    return tokenizer.decode(output[0, ids.shape[1] :].tolist())
+
+
+def write_card(report: Report, out: Path) -> None:
+    shown = "\n".join(
+        f"```python\n{prompt}# --- the model goes on:\n{text}\n```" for prompt, text in report.samples or []
+    )
+    out.joinpath("README.md").write_text(
+        f"""---
+license: psf-2.0
+language: [en, code]
+---
+# Baton's demo model
+
+A small language model for trying Baton and for its tests: real enough that its completions look
+like Python, small enough to ship in a source repository. It is no assistant.
+
+| | |
+|---|---|
+| architecture | Qwen3, {report.parameters / 1e6:.1f} M parameters, 6 layers, 8 query and 4 KV heads, tied embeddings |
+| data | sources and docstrings of CPython {sys.version.split()[0]}'s standard library (PSF licence), {report.train_tokens:,} tokens with the small chats made from its docstrings; {HELD_OUT_PERCENT} % of the files held out |
+| training | {report.steps:,} steps, {report.tokens:,} tokens, {report.seconds / 60:.0f} minutes on one core of an x86-64 CPU (AdamW, BF16 products, FP32 master weights; rows of 512 tokens, the last tenth of 2,048) |
+| held-out loss | {report.held_out_loss:.3f} nats per token, {report.bits_per_byte:.3f} bits per byte, measured in FP32 on these BF16 weights |
+| made by | `tools/train_demo_model.py` |
+
+Greedy completions:
+
+{shown}
+"""
+    )
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--work", type=Path, required=True, help="folder for checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("baton/models/demo"))
+    parser.add_argument("--minutes", type=float, default=45.0, help="of training")
+    parser.add_argument("--learning-rate", type=float, default=3e-3)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> None:
+    options = parse(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(options.seed)
+    corpus = read_corpus()
+    tokenizer = train_tokenizer(corpus.train)
+    tokens = encode_all(tokenizer, corpus.train, options.seed)
+    held_out = encode_all(tokenizer, corpus.held_out, options.seed)
+    model = Qwen3ForCausalLM(model_config(tokenizer)).float()
+    report = load_checkpoint(model, options.work)
+    report.parameters = sum(p.numel() for p in model.parameters())
+    report.train_tokens = len(tokens)
+    print(f"{report.parameters:,} parameters, {len(tokens):,} tokens, {len(held_out):,} held out")
+    train(model, tokens, report, options)
+    save_checkpoint(model, report, options.work)
+    export(model, tokenizer, options.out)
+    rounded = Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32)
+    report.held_out_loss = held_out_loss(rounded, held_out)
+    num_bytes = sum(len(text.encode()) for text in corpus.held_out)
+    report.bits_per_byte = report.held_out_loss / math.log(2) * len(held_out) / num_bytes
+    report.samples = [(prompt, complete(rounded, tokenizer, prompt)) for prompt in PROBES]
+    write_card(report, options.out)
+    print(f"held-out loss {report.held_out_loss:.4f}, {report.bits_per_byte:.4f} bits per byte")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
