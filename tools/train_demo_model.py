@@ -36,6 +36,23 @@ CHAT_TEMPLATE = (
     "{%- endfor %}"
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
+CARD = """---
+license: psf-2.0
+language: [en, code]
+---
+# Baton's demo model
+
+A small language model for trying Baton and for its tests: real enough that its completions look
+like Python, small enough to ship in a source repository. It is no assistant.
+
+| | |
+|---|---|
+{table}
+
+Greedy completions:
+
+{shown}
+"""
 PROBES = ["def read_file(path):\n", "import os\n", "class Stack:\n"]
 
 
@@ -161,35 +178,45 @@ def learning_rate(progress: float, peak: float) -> float:
     return peak * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (progress - 0.02) / 0.98)))
 
 
+def make_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the matrices inside the layers, AdamW for the rest."""
+    inner = [p for name, p in model.named_parameters() if "layers." in name and p.dim() == 2]
+    rest = [p for name, p in model.named_parameters() if "layers." not in name or p.dim() != 2]
+    return [
+        torch.optim.Muon(inner, lr=0.0, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
+        torch.optim.AdamW(rest, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+
+
 def train(
     model: Qwen3ForCausalLM, tokens: np.ndarray, report: Report, options: argparse.Namespace
 ) -> None:
     """Until ``options.minutes`` of training are over; the last tenth on longer rows."""
-    decayed = [p for p in model.parameters() if p.dim() >= 2]
-    plain = [p for p in model.parameters() if p.dim() < 2]
-    groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95))
+    optimizers = make_optimizers(model)
     random = np.random.default_rng(options.seed + report.steps)
     budget = options.minutes * 60
     began, before = time.monotonic(), report.seconds
     while report.seconds < budget:
         progress = report.seconds / budget
-        for group in optimizer.param_groups:
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
             group["lr"] = learning_rate(progress, options.learning_rate)
         long_rows = progress > 0.9
         length, rows = (2048, 2) if long_rows else (512, 8)
         loss = loss_of(model, batch(tokens, length, rows, random))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        for optimizer in optimizers:
+            optimizer.step()
+        model.zero_grad(set_to_none=True)
         report.steps += 1
         report.tokens += length * rows
         report.seconds = before + time.monotonic() - began
         if report.steps % 20 == 0:
             rate = report.tokens / report.seconds
             left = (budget - report.seconds) / 60
-            print(f"step {report.steps} loss {loss.item():.3f} {rate:.0f} tok/s, {left:.1f} min left")
+            print(
+                f"step {report.steps} loss {loss.item():.3f} {rate:.0f} tok/s, {left:.1f} min left"
+            )
             sys.stdout.flush()
         if report.steps % 200 == 0:
             save_checkpoint(model, report, options.work)
@@ -265,31 +292,24 @@ def complete(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> str:
 
 def write_card(report: Report, out: Path) -> None:
     shown = "\n".join(
-        f"```python\n{prompt}# --- the model goes on:\n{text}\n```" for prompt, text in report.samples or []
+        f"```python\n{prompt}# --- the model goes on:\n{text}\n```"
+        for prompt, text in report.samples or []
     )
-    out.joinpath("README.md").write_text(
-        f"""---
-license: psf-2.0
-language: [en, code]
----
-# Baton's demo model
-
-A small language model for trying Baton and for its tests: real enough that its completions look
-like Python, small enough to ship in a source repository. It is no assistant.
-
-| | |
-|---|---|
-| architecture | Qwen3, {report.parameters / 1e6:.1f} M parameters, 6 layers, 8 query and 4 KV heads, tied embeddings |
-| data | sources and docstrings of CPython {sys.version.split()[0]}'s standard library (PSF licence), {report.train_tokens:,} tokens with the small chats made from its docstrings; {HELD_OUT_PERCENT} % of the files held out |
-| training | {report.steps:,} steps, {report.tokens:,} tokens, {report.seconds / 60:.0f} minutes on one core of an x86-64 CPU (AdamW, BF16 products, FP32 master weights; rows of 512 tokens, the last tenth of 2,048) |
-| held-out loss | {report.held_out_loss:.3f} nats per token, {report.bits_per_byte:.3f} bits per byte, measured in FP32 on these BF16 weights |
-| made by | `tools/train_demo_model.py` |
-
-Greedy completions:
-
-{shown}
-"""
-    )
+    rows = {
+        "architecture": f"Qwen3, {report.parameters / 1e6:.1f} M parameters, 6 layers, 8 query and "
+        "4 KV heads, tied embeddings",
+        "data": f"sources and docstrings of CPython {sys.version.split()[0]}'s standard library "
+        f"(PSF licence), {report.train_tokens:,} tokens with the small chats made from its "
+        f"docstrings; {HELD_OUT_PERCENT} % of the files held out",
+        "training": f"{report.steps:,} steps, {report.tokens:,} tokens, "
+        f"{report.seconds / 60:.0f} minutes on a 2-core x86-64 CPU (Muon and AdamW, BF16 "
+        "products, FP32 master weights; rows of 512 tokens, the last tenth of 2,048)",
+        "held-out loss": f"{report.held_out_loss:.3f} nats per token, {report.bits_per_byte:.3f} "
+        "bits per byte, measured in FP32 on these BF16 weights",
+        "made by": "`tools/train_demo_model.py`",
+    }
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
+    out.joinpath("README.md").write_text(CARD.format(table=table, shown=shown))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -4,7 +4,7 @@ The pool knows nothing of memory: a block is a number. Every operation is O(1) p
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -77,7 +77,7 @@ class BlockPool:
     def can_allocate(self, num_blocks: int) -> bool:
         return num_blocks <= self.num_allocatable
 
-    def can_extend(self, cached: Sequence[BlockId], num_blocks: int) -> bool:
+    def can_extend(self, cached: Collection[BlockId], num_blocks: int) -> bool:
         """Whether ``num_blocks`` can be allocated once ``cached`` (found, not yet referenced)
         are referenced: these can't be evicted then."""
         num_idle = sum(block_id in self._idle for block_id in cached)

@@ -19,9 +19,7 @@ BLOCK_TRANSITIONS: dict[BlockState, frozenset[BlockState]] = {
     # allocate
     BlockState.FREE: frozenset({BlockState.FILLING}),
     # seal | release before it was full | quarantine
-    BlockState.FILLING: frozenset(
-        {BlockState.REFERENCED, BlockState.FREE, BlockState.QUARANTINED}
-    ),
+    BlockState.FILLING: frozenset({BlockState.REFERENCED, BlockState.FREE, BlockState.QUARANTINED}),
     # last reference gone | the same, of a duplicate
     BlockState.REFERENCED: frozenset({BlockState.IDLE, BlockState.FREE}),
     # prefix hit | evict

@@ -1,6 +1,8 @@
 """Decides what the next step computes: decodes first, then prefill chunks, then newcomers."""
 
-from baton.core.ids import BlockId, BlockKey
+from collections.abc import Collection
+
+from baton.core.ids import BlockId
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.lineup import Lineup
@@ -21,7 +23,9 @@ class Scheduler:
     """
 
     def __init__(self, pool: BlockPool, config: EngineConfig) -> None:
-        self.lineups = {phase: Lineup() for phase in Phase if phase is not Phase.FINISHED}
+        self.lineups: dict[Phase, Lineup] = {
+            phase: Lineup() for phase in Phase if phase is not Phase.FINISHED
+        }
         self.num_preemptions = 0
         self.num_steps = 0
         self._pool = pool
@@ -84,6 +88,19 @@ class Scheduler:
         """Removes a sequence, in whatever phase, and releases its blocks."""
         self.transfer(sequence, Phase.FINISHED)
         self._release_blocks(sequence)
+
+    def fits(self, cached: Collection[BlockId], num_new: int) -> bool:
+        """Whether ``num_new`` blocks beside the ``cached`` ones leave those that run in peace."""
+        spare = self._config.watermark_blocks if self._running else 0
+        return self._pool.can_extend(cached, num_new + spare)
+
+    def seal_computed(self, sequence: Sequence) -> None:
+        """Seals the blocks that ``num_computed`` has filled, under their keys."""
+        num_full = sequence.num_computed // self._config.block_tokens
+        keys = sequence.keys
+        for index in range(sequence.num_sealed, num_full):
+            self._pool.seal(sequence.block_ids[index], keys[index])
+        sequence.num_sealed = max(sequence.num_sealed, num_full)
 
     # One step
 
@@ -183,7 +200,7 @@ class Scheduler:
         def rank(sequence: Sequence) -> tuple[bool, float]:
             cached = self._pool.count_cached(sequence.keys) * self._config.block_tokens
             waited = now_seconds - sequence.arrival_seconds
-            return not sequence.was_admitted, -(cached + aging * waited)
+            return sequence.first_start is None, -(cached + aging * waited)
 
         return sorted(window, key=rank)
 
@@ -194,9 +211,8 @@ class Scheduler:
         if not self._take_blocks(sequence, limit, sequence.num_known):
             return False
         sequence.num_computed = sequence.num_sealed * self._config.block_tokens
-        if not sequence.was_admitted:
-            sequence.was_admitted = True
-            sequence.cached_tokens = min(sequence.num_computed, sequence.spec.num_prompt_tokens)
+        if sequence.first_start is None:
+            sequence.first_start = sequence.num_computed
         self.transfer(sequence, Phase.RUNNING)
         self._reserved_last = False
         return True
@@ -205,8 +221,7 @@ class Scheduler:
         """Fills the block table: cached blocks, ``cached_limit`` at most, then new ones."""
         cached = self._pool.find(sequence.keys, cached_limit)
         num_new = self._config.blocks_for(num_tokens) - len(cached)
-        spare = self._config.watermark_blocks if self._running else 0
-        if not self._pool.can_extend(cached, num_new + spare):
+        if not self.fits(cached, num_new):
             return False
         self._pool.reference(cached)
         sequence.block_ids = (*cached, *self._pool.allocate(num_new))
@@ -218,21 +233,6 @@ class Scheduler:
         sequence.block_ids = ()
         sequence.num_computed = 0
         sequence.num_sealed = 0
-
-    # For imports, which take no slot
-
-    def room_beside_running(self, cached: list[BlockId], num_blocks: int) -> bool:
-        """Whether ``num_blocks`` more leave the watermark to those that run."""
-        spare = self._config.watermark_blocks if self._running else 0
-        return self._pool.can_extend(cached, num_blocks + spare)
-
-    def seal_computed(self, sequence: Sequence) -> None:
-        """Seals the blocks that ``num_computed`` has filled, under their keys."""
-        num_full = sequence.num_computed // self._config.block_tokens
-        keys: list[BlockKey] = sequence.keys
-        for index in range(sequence.num_sealed, num_full):
-            self._pool.seal(sequence.block_ids[index], keys[index])
-        sequence.num_sealed = max(sequence.num_sealed, num_full)
 
 
 def _is_chunk(row: Row) -> bool:

@@ -38,7 +38,8 @@ class Sequence:
 
     ``block_ids`` is the block table: its first ``num_sealed`` blocks are full and sealed under
     ``keys``, the others FILLING. It is empty while WAITING. ``arrival`` orders the requests
-    of an engine and is unique; a preempted request keeps its own.
+    of an engine and is unique; a preempted request keeps its own. ``chain`` holds the keys
+    of ``spec.token_ids``, and is the sequence's own from its entry on.
     """
 
     __slots__ = (
@@ -46,7 +47,7 @@ class Sequence:
         "arrival",
         "arrival_seconds",
         "block_ids",
-        "cached_tokens",
+        "first_start",
         "max_tokens",
         "num_computed",
         "num_sealed",
@@ -54,7 +55,6 @@ class Sequence:
         "spec",
         "task",
         "token_ids",
-        "was_admitted",
     )
 
     def __init__(
@@ -79,10 +79,9 @@ class Sequence:
         self.block_ids: tuple[BlockId, ...] = ()
         self.num_computed = 0
         self.num_sealed = 0
-        self.cached_tokens = 0
-        self.was_admitted = False
+        self.first_start: int | None = None
+        """Tokens that were cached when it was first admitted; None before."""
         self._chain = chain
-        chain.extend(self.token_ids)
 
     @property
     def request_id(self) -> RequestId:
@@ -98,6 +97,11 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def cached_tokens(self) -> int:
+        """Prompt tokens that were never computed for this request."""
+        return min(self.first_start or 0, self.spec.num_prompt_tokens)
+
+    @property
     def keys(self) -> list[BlockKey]:
         """Chain keys of the full blocks of the known tokens, computed or not."""
         return self._chain.keys
@@ -108,9 +112,7 @@ class Sequence:
         return self.phase is Phase.RUNNING and self.task is not Task.PREFILL
 
     def move(self, phase: Phase) -> None:
-        assert phase in PHASE_TRANSITIONS[self.phase], (
-            f"{self.request_id}: {self.phase} → {phase}"
-        )
+        assert phase in PHASE_TRANSITIONS[self.phase], f"{self.request_id}: {self.phase} → {phase}"
         self.phase = phase
 
     def append(self, token_id: TokenId) -> None:

@@ -1,7 +1,7 @@
 """A worker's gRPC service: decode, call the core, encode."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -45,7 +45,7 @@ class RouterStream(Protocol):
 class PullLease(Protocol):
     """One reader's lease on one request's blocks."""
 
-    def events(self) -> AsyncIterator[PullEvent]: ...
+    def events(self) -> AsyncGenerator[PullEvent]: ...
 
     def acknowledge(self, num_blocks: int) -> None: ...
 

@@ -1,7 +1,7 @@
 """The source's side of a hand-off: blocks of one request, pinned until they were read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 
 from baton.core.handoff import BlockRef, Endpoint, PullChunk, PullDone, PullEvent, PullScheduled
 from baton.core.ids import BlockId, BlockKey, TokenId
@@ -84,7 +84,7 @@ class Hold:
             self._changed.set()
             self._on_close(self.complete)
 
-    async def events(self) -> AsyncIterator[PullEvent]:
+    async def events(self) -> AsyncGenerator[PullEvent]:
         """What the reader is told, in order; ends when the last acknowledgement is in."""
         assert self._endpoint is not None, "attach() comes first"
         await self._until(lambda: self._scheduled)

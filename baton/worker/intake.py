@@ -139,9 +139,7 @@ class Intake:
         async with _deadline(seconds, "the prefill worker was silent"):
             return await reader.next_event()
 
-    async def _prepare(
-        self, spec: RequestSpec, scheduled: PullScheduled, landing: Landing
-    ) -> None:
+    async def _prepare(self, spec: RequestSpec, scheduled: PullScheduled, landing: Landing) -> None:
         """Connects and reserves."""
         if scheduled.num_tokens != len(spec.token_ids):
             raise Invalid(f"source has {scheduled.num_tokens} tokens, not {len(spec.token_ids)}")

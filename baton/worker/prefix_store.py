@@ -95,7 +95,7 @@ class StorePrefixes:
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                num_blocks = await self._fetch(keys[cached:])
+                num_blocks = await self._fetch(keys[:cached], keys[cached:])
         except (BatonError, TimeoutError) as error:
             log.warning("store_fetch_failed", error=str(error))
             return {"store_error": str(error) or "timeout"}
@@ -117,18 +117,18 @@ class StorePrefixes:
             except BatonError as error:
                 log.info("store_put_failed", error=str(error), num_blocks=len(blocks))
 
-    async def _fetch(self, keys: list[BlockKey]) -> int:
+    async def _fetch(self, cached: list[BlockKey], missing: list[BlockKey]) -> int:
         """Blocks that came in."""
-        lease = await self._client.lease(keys, LEASE_SECONDS)
+        lease = await self._client.lease(missing, LEASE_SECONDS)
         if lease is None:
             return 0
         try:
-            return await self._import(lease, keys[: len(lease.blocks)])
+            return await self._import(lease, cached, missing[: len(lease.blocks)])
         finally:
             await self._client.release(lease)
 
-    async def _import(self, lease: StoreLease, keys: list[BlockKey]) -> int:
-        block_ids = await self._engine.call(lambda engine: engine.begin_import(keys))
+    async def _import(self, lease: StoreLease, cached: list[BlockKey], keys: list[BlockKey]) -> int:
+        block_ids = await self._engine.call(lambda engine: engine.begin_import(keys, after=cached))
         if block_ids is None:
             return 0
         num_good = 0

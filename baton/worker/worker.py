@@ -130,12 +130,12 @@ class Worker:
         return Inspection(
             worker_id=self._id,
             state=self.state.value,
-            num_blocks=stats.num_blocks,
-            free_blocks=stats.free_blocks,
-            filling_blocks=stats.filling_blocks,
-            idle_blocks=stats.idle_blocks,
-            referenced_blocks=stats.referenced_blocks,
-            quarantined_blocks=stats.quarantined_blocks,
+            num_blocks=stats.pool.total,
+            free_blocks=stats.pool.free,
+            filling_blocks=stats.pool.filling,
+            idle_blocks=stats.pool.idle,
+            referenced_blocks=stats.pool.referenced,
+            quarantined_blocks=stats.pool.quarantined,
             running_requests=stats.running,
             waiting_requests=stats.waiting,
             held_requests=len(self._jobs),
@@ -334,8 +334,8 @@ class Worker:
             running=stats.running,
             waiting=stats.waiting + stats.reserved,
             queued_tokens=stats.queued_tokens,
-            free_blocks=stats.free_blocks + stats.idle_blocks,
-            num_blocks=stats.num_blocks,
+            free_blocks=stats.pool.free + stats.pool.idle,
+            num_blocks=stats.pool.total,
         )
 
 
@@ -360,5 +360,3 @@ def _failure(spec: RequestSpec, error: BatonError) -> RequestOutput:
         error=str(error),
         details=details,
     )
-
-

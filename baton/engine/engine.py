@@ -1,0 +1,298 @@
+"""The engine: one pool, one scheduler, one runner, and the requests between them."""
+
+from collections.abc import Sequence as Seq
+
+from baton.clock import Clock
+from baton.core.block_key import KeyRoot
+from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
+from baton.core.request import RequestOutput, RequestSpec
+from baton.core.task import Task
+from baton.engine.admission import check_spec
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.imports import Imports
+from baton.engine.integrity import check_lineups, check_owners, check_sequence
+from baton.engine.plan import Plan, Row, Runner, SampledToken, StepOutput
+from baton.engine.prefix import ChainMemo
+from baton.engine.result import EngineStats, PrefillProgress, Reservation, StepResult
+from baton.engine.scheduler import Scheduler
+from baton.engine.sequence import Phase, Sequence
+from baton.errors import Invalid, NotFound, Overloaded
+
+__all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "StepResult"]
+
+
+class Engine:
+    """Single-threaded and synchronous: all calls come from one thread.
+
+    A WHOLE or PREFILL request enters by :meth:`add`. A DECODE request enters by
+    :meth:`reserve`, whose blocks the caller fills, and :meth:`start`. :meth:`step` while
+    :meth:`has_work`. A request leaves by its last output, or by :meth:`abort`; a PREFILL one
+    is HELD after its output, its blocks pinned, until :meth:`release`.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        *,
+        model_digest: bytes,
+        kv_dtype: str,
+        eos_token_ids: frozenset[TokenId],
+        clock: Clock,
+    ) -> None:
+        if runner.block_tokens != config.block_tokens:
+            raise Invalid(
+                f"block_tokens is {config.block_tokens}, the runner's is {runner.block_tokens}",
+                param="block_tokens",
+            )
+        self._runner = runner
+        self._config = config
+        self._model_digest = model_digest
+        self._kv_dtype = kv_dtype
+        self._eos_token_ids = eos_token_ids
+        self._clock = clock
+        self._pool = BlockPool(runner.num_blocks)
+        self._scheduler = Scheduler(self._pool, config)
+        self._imports = Imports(self._pool, self._scheduler)
+        self._chains = ChainMemo(config.block_tokens)
+        self._sequences: dict[RequestId, Sequence] = {}
+        self._num_arrivals = 0
+
+    # Requests come and go
+
+    def add(self, spec: RequestSpec, task: Task) -> None:
+        """Queues a WHOLE or PREFILL request. Raises Invalid when it could never be served or
+        its id is taken, Overloaded when the queue is full."""
+        assert task is not Task.DECODE, "a DECODE request enters by reserve()"
+        self._check(spec, task)
+        num_waiting = len(self._scheduler.lineups[Phase.WAITING])
+        if num_waiting >= self._config.max_waiting:
+            raise Overloaded(f"{num_waiting} requests are waiting already")
+        sequence = self._new_sequence(spec, task, Phase.WAITING)
+        self._enter(sequence)
+        self._scheduler.enqueue(sequence)
+
+    def reserve(self, spec: RequestSpec) -> Reservation | None:
+        """Blocks for a DECODE request: its tokens and some growth of its answer.
+
+        None when it doesn't fit now: try again after a later step. Raises Invalid as
+        :meth:`add`. Ends with :meth:`start` or :meth:`abort`.
+        """
+        self._check(spec, Task.DECODE)
+        sequence = self._new_sequence(spec, Task.DECODE, Phase.RESERVED)
+        growth = min(spec.max_new_tokens - 1, self._config.growth_tokens)
+        if not self._scheduler.reserve(sequence, sequence.num_known + growth):
+            return None
+        self._enter(sequence)
+        return Reservation(sequence.block_ids, sequence.num_sealed)
+
+    def start(self, request_id: RequestId, token_id: TokenId) -> None:
+        """KV of all ``token_ids`` of the reservation has landed: join the batch.
+
+        ``token_id`` is the answer's next token, known to the client already. If the answer
+        ends with it, the request ends here, without an output. NotFound if there is no such
+        reservation.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.phase is not Phase.RESERVED:
+            raise NotFound(f"there is no reservation for request {request_id}")
+        sequence.num_computed = sequence.num_known
+        self._scheduler.seal_computed(sequence)
+        sequence.first_start = 0  # here nothing is counted as cached: the source did that
+        sequence.append(token_id)
+        self._scheduler.transfer(sequence, Phase.RUNNING)
+        if sequence.finish_reason(self._eos_token_ids) is not None:
+            self._finish(sequence)
+
+    def release(self, request_id: RequestId) -> None:
+        """The hand-off of a PREFILL request is over: its blocks are unpinned, and stay cached.
+
+        Before its output it is the same as :meth:`abort`. Idempotent."""
+        sequence = self._sequences.get(request_id)
+        assert sequence is None or sequence.task is Task.PREFILL, f"{request_id} isn't held"
+        self.abort(request_id)
+
+    def abort(self, request_id: RequestId, *, quarantine: bool = False) -> bool:
+        """Ends a request in whatever phase, and frees its blocks. False when it is unknown.
+
+        With ``quarantine``, a reservation's blocks beyond the cached ones may still be written
+        to, and stay out of use until :meth:`release_quarantine` gets them, all of
+        ``reservation.block_ids[num_cached_blocks:]``.
+        """
+        sequence = self._sequences.get(request_id)
+        if sequence is None:
+            return False
+        if quarantine and sequence.phase is Phase.RESERVED:
+            self._pool.quarantine(sequence.block_ids[sequence.num_sealed :])
+            sequence.block_ids = sequence.block_ids[: sequence.num_sealed]
+        self._finish(sequence)
+        return True
+
+    def release_quarantine(self, block_ids: Seq[BlockId]) -> None:
+        """Nobody can write to these blocks any more: they are free again."""
+        self._pool.release_quarantine(block_ids)
+        self._scheduler.wake()
+
+    # The prefix cache
+
+    def key_root(self, tenant_salt: bytes) -> BlockKey:
+        """The start of a tenant's key chains."""
+        return KeyRoot(
+            self._model_digest,
+            self._kv_dtype,
+            self._config.block_tokens,
+            tenant_salt=tenant_salt,
+        ).key()
+
+    def cached_prefix_tokens(self, spec: RequestSpec) -> int:
+        """Tokens of the full blocks that the pool holds of this request. Changes nothing.
+
+        May be all of them, though at least the last token is always computed."""
+        chain = self._chains.get(spec, self.key_root(spec.tenant_salt))
+        return self._pool.count_cached(chain.keys) * self._config.block_tokens
+
+    def begin_import(
+        self, keys: Seq[BlockKey], *, after: Seq[BlockKey] = ()
+    ) -> list[BlockId] | None:
+        """Blocks to be filled from the store or a peer, one per key; None when there is no
+        room. ``after`` are the keys that precede them, whose cached blocks are pinned as long.
+        Ends with :meth:`finish_import`."""
+        return self._imports.begin(keys, after)
+
+    def finish_import(
+        self,
+        keys: Seq[BlockKey],
+        block_ids: Seq[BlockId],
+        num_good: int,
+        *,
+        quarantine: bool = False,
+    ) -> None:
+        """The first ``num_good`` blocks hold what their keys name, and join the cache, unless
+        it has got them meanwhile. The others are freed or, if they may still be written to,
+        quarantined."""
+        self._imports.finish(keys, block_ids, num_good, quarantine=quarantine)
+
+    # One step
+
+    def has_work(self) -> bool:
+        """Whether :meth:`step` would do something."""
+        return self._scheduler.has_work
+
+    def step(self) -> StepResult:
+        """Schedules, runs, applies. An empty result when nothing could be scheduled."""
+        plan = self._scheduler.schedule(self._clock.monotonic())
+        if not plan.rows:
+            return StepResult()
+        return self._apply(plan, self._runner.run(plan))
+
+    def _apply(self, plan: Plan, output: StepOutput) -> StepResult:
+        outputs: list[RequestOutput] = []
+        progress: list[PrefillProgress] = []
+        for row, sampled in zip(plan.rows, output.sampled, strict=True):
+            sequence = self._sequences[row.request_id]
+            sequence.num_computed = row.context_tokens
+            self._scheduler.seal_computed(sequence)
+            if sequence.task is Task.PREFILL:
+                progress.append(self._progress(sequence, row))
+            assert (sampled is not None) == row.sample, f"row of {row.request_id}"
+            if sampled is not None:
+                outputs.append(self._accept(sequence, sampled))
+        return StepResult(tuple(outputs), tuple(progress))
+
+    def _progress(self, sequence: Sequence, row: Row) -> PrefillProgress:
+        first_start = sequence.first_start
+        assert first_start is not None, "it was admitted"
+        return PrefillProgress(
+            sequence.request_id,
+            sequence.num_computed,
+            sequence.block_ids,
+            scheduled_first=row.start == first_start,
+            keys=tuple(sequence.keys[: sequence.num_sealed]),
+            num_cached_tokens=first_start,
+        )
+
+    def _accept(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
+        """The sampled token becomes known; the request goes on, is held, or ends."""
+        spec = sequence.spec
+        first_index = sequence.num_known - spec.num_prompt_tokens
+        is_first_output = sequence.num_known == len(spec.token_ids)
+        sequence.append(sampled.token_id)
+        finish_reason = sequence.finish_reason(self._eos_token_ids)
+        if sequence.task is Task.PREFILL:
+            self._scheduler.transfer(sequence, Phase.HELD)
+        elif finish_reason is not None:
+            self._finish(sequence)
+        return RequestOutput(
+            spec.request_id,
+            spec.epoch,
+            first_index,
+            (sampled.token_id,),
+            logprobs=() if sampled.logprob is None else (sampled.logprob,),
+            finish_reason=finish_reason,
+            cached_tokens=sequence.cached_tokens if is_first_output else 0,
+        )
+
+    # Self-help
+
+    def stats(self) -> EngineStats:
+        lineups = self._scheduler.lineups
+        unfinished = [*lineups[Phase.WAITING], *lineups[Phase.RUNNING]]
+        return EngineStats(
+            running=len(lineups[Phase.RUNNING]),
+            waiting=len(lineups[Phase.WAITING]),
+            held=len(lineups[Phase.HELD]),
+            reserved=len(lineups[Phase.RESERVED]),
+            queued_tokens=sum(
+                each.num_remaining
+                for each in unfinished
+                if each.phase is Phase.WAITING or each.num_remaining > 1
+            ),
+            num_steps=self._scheduler.num_steps,
+            num_preemptions=self._scheduler.num_preemptions,
+            pool=self._pool.counts,
+        )
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when the books don't balance. Call it between steps."""
+        self._pool.check_integrity()
+        check_lineups(self._sequences, self._scheduler)
+        check_owners(self._sequences.values(), self._imports.owned(), self._pool)
+        for sequence in self._sequences.values():
+            root = self.key_root(sequence.spec.tenant_salt)
+            check_sequence(sequence, root, self._pool, self._config)
+
+    def describe(self) -> str:
+        """The pool and every request, as text."""
+        lines = [self._pool.describe()]
+        lines += [
+            sequence.describe()
+            for lineup in self._scheduler.lineups.values()
+            for sequence in lineup
+        ]
+        return "\n".join(lines)
+
+    def _check(self, spec: RequestSpec, task: Task) -> None:
+        if spec.request_id in self._sequences:
+            raise Invalid(f"request {spec.request_id} is here already", param="request_id")
+        check_spec(spec, task, self._config, self._pool.num_blocks)
+
+    def _new_sequence(self, spec: RequestSpec, task: Task, phase: Phase) -> Sequence:
+        self._num_arrivals += 1
+        return Sequence(
+            spec,
+            task,
+            phase,
+            chain=self._chains.get(spec, self.key_root(spec.tenant_salt)),
+            arrival=self._num_arrivals,
+            arrival_seconds=self._clock.monotonic(),
+            max_model_tokens=self._config.max_model_tokens,
+        )
+
+    def _enter(self, sequence: Sequence) -> None:
+        self._chains.forget(sequence.request_id)
+        self._sequences[sequence.request_id] = sequence
+
+    def _finish(self, sequence: Sequence) -> None:
+        self._scheduler.finish(sequence)
+        del self._sequences[sequence.request_id]

@@ -1,0 +1,150 @@
+"""The in-memory twin of the model: every token depends on all KV before it, read back.
+
+The KV of token p is 8 bytes, a hash of the KV of all tokens before p *as found through the
+block table*, and of the token and p. The next token is a hash of all KV up to the last token.
+So a wrong block table, a stale block, or a block lost on its way changes the answer.
+"""
+
+import hashlib
+from collections.abc import Sequence
+
+from baton.core.ids import BlockId, TokenId
+from baton.core.request import FinishReason, RequestSpec, SamplingParams, TokenLogprob
+from baton.engine.plan import Plan, Row, SampledToken, StepOutput
+
+SLOT_BYTES = 8
+
+
+class FakeRunner:
+    """Implements :class:`baton.engine.plan.Runner` over a bytearray of blocks."""
+
+    def __init__(self, num_blocks: int, block_tokens: int, vocab_size: int = 256) -> None:
+        self._num_blocks = num_blocks
+        self._block_tokens = block_tokens
+        self._vocab_size = vocab_size
+        self.memory = bytearray(num_blocks * self.block_size_bytes)
+
+    @property
+    def num_blocks(self) -> int:
+        return self._num_blocks
+
+    @property
+    def block_tokens(self) -> int:
+        return self._block_tokens
+
+    @property
+    def block_size_bytes(self) -> int:
+        return self._block_tokens * SLOT_BYTES
+
+    def run(self, plan: Plan) -> StepOutput:
+        """All rows read what was there before the step, then all write, then some sample."""
+        self._check(plan)
+        contexts = [self._read(row.block_ids, row.start) for row in plan.rows]
+        for row, context in zip(plan.rows, contexts, strict=True):
+            self._write(row, compute_slots(context, row.token_ids, row.start))
+        return StepOutput(tuple(self._sample(row) if row.sample else None for row in plan.rows))
+
+    def export_block(self, block_id: BlockId) -> bytes:
+        """A block's content, as a transfer reads it."""
+        start = block_id * self.block_size_bytes
+        return bytes(self.memory[start : start + self.block_size_bytes])
+
+    def import_block(self, block_id: BlockId, data: bytes) -> None:
+        """Overwrites a block, as a transfer does."""
+        assert len(data) == self.block_size_bytes, f"{len(data)} bytes are no block"
+        start = block_id * self.block_size_bytes
+        self.memory[start : start + self.block_size_bytes] = data
+
+    def _read(self, block_ids: Sequence[BlockId], num_tokens: int) -> bytes:
+        num_blocks = -(-num_tokens // self._block_tokens)
+        blocks = b"".join(self.export_block(block_id) for block_id in block_ids[:num_blocks])
+        return blocks[: num_tokens * SLOT_BYTES]
+
+    def _write(self, row: Row, slots: Sequence[bytes]) -> None:
+        for position, slot in enumerate(slots, row.start):
+            block_id = row.block_ids[position // self._block_tokens]
+            index = block_id * self._block_tokens + position % self._block_tokens
+            self.memory[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = slot
+
+    def _sample(self, row: Row) -> SampledToken:
+        context = self._read(row.block_ids, row.context_tokens)
+        return sample(context, row.sampling, row.history, row.num_prompt_tokens, self._vocab_size)
+
+    def _check(self, plan: Plan) -> None:
+        """What a real runner would crash on, or silently get wrong."""
+        written: set[BlockId] = set()
+        for row in plan.rows:
+            assert row.token_ids and row.start >= 0, row
+            assert row.context_tokens <= len(row.block_ids) * self._block_tokens, row
+            assert len(set(row.block_ids)) == len(row.block_ids), row
+            assert all(0 <= block_id < self._num_blocks for block_id in row.block_ids), row
+            first = row.start // self._block_tokens
+            last = (row.context_tokens - 1) // self._block_tokens
+            mine = set(row.block_ids[first : last + 1])
+            assert not mine & written, f"two rows write to {mine & written}"
+            written |= mine
+        lengths = [row.num_tokens > 1 for row in plan.rows]
+        assert lengths == sorted(lengths), "decodes come first"
+
+
+def compute_slots(context: bytes, token_ids: Sequence[TokenId], start: int) -> list[bytes]:
+    """KV of tokens that follow ``context``, the KV of tokens [0, start)."""
+    seen = hashlib.blake2b(context, digest_size=SLOT_BYTES)
+    slots: list[bytes] = []
+    for position, token_id in enumerate(token_ids, start):
+        one = seen.copy()
+        one.update(token_id.to_bytes(4, "little") + position.to_bytes(4, "little"))
+        slots.append(one.digest())
+        seen.update(slots[-1])
+    return slots
+
+
+def sample(
+    context: bytes,
+    sampling: SamplingParams,
+    history: Sequence[TokenId],
+    num_prompt_tokens: int,
+    vocab_size: int,
+) -> SampledToken:
+    """The token after ``context``: a hash of it and of whatever sampling depends on."""
+    position = len(context) // SLOT_BYTES
+    chance = 0 if sampling.greedy else sampling.seed
+    seen = hashlib.blake2b(context, digest_size=8)
+    seen.update(repr((position, chance, tuple(history), num_prompt_tokens)).encode())
+    number = int.from_bytes(seen.digest(), "little")
+    token_id = TokenId(number % vocab_size)
+    if sampling.logprobs is None:
+        return SampledToken(token_id)
+    logprob = -1.0 - (number >> 32) % 1000 / 1000
+    return SampledToken(token_id, _logprob(token_id, logprob, sampling.logprobs, vocab_size))
+
+
+def _logprob(token_id: TokenId, logprob: float, num_top: int, vocab_size: int) -> TokenLogprob:
+    """The chosen token is the likeliest; its successors in the vocabulary follow."""
+    top = tuple(
+        (TokenId((token_id + rank) % vocab_size), logprob - rank)
+        for rank in range(min(num_top, vocab_size))
+    )
+    return TokenLogprob(token_id, logprob, top)
+
+
+def reference_answer(
+    spec: RequestSpec, *, vocab_size: int = 256, eos_token_ids: frozenset[TokenId] = frozenset()
+) -> tuple[tuple[TokenId, ...], FinishReason]:
+    """What any engine over a :class:`FakeRunner` must answer from the end of ``token_ids``
+    on, computed alone, token by token, with no blocks. What ends an answer is told here a
+    second time, on purpose."""
+    sampling, known = spec.sampling, list(spec.token_ids)
+    context = b"".join(compute_slots(b"", known, 0))
+    stops = set(sampling.stop_token_ids) | (set() if sampling.ignore_eos else eos_token_ids)
+    while True:
+        history = known if sampling.needs_history else ()
+        num_prompt_tokens = spec.num_prompt_tokens if sampling.needs_history else 0
+        token_id = sample(context, sampling, history, num_prompt_tokens, vocab_size).token_id
+        known.append(token_id)
+        answer = tuple(known[len(spec.token_ids) :])
+        if token_id in stops:
+            return answer, FinishReason.STOP
+        if len(answer) == spec.max_new_tokens:
+            return answer, FinishReason.LENGTH
+        context += compute_slots(context, [token_id], len(known) - 1)[0]

@@ -1,0 +1,67 @@
+"""Committed vectors: keys are shared between processes, machines and versions. If one of
+these changes, every stored block becomes unreachable, and the format version must change."""
+
+import pytest
+
+from baton.core.block_key import KEY_BYTES, KeyRoot, block_keys, next_key
+from baton.core.ids import BlockKey
+
+ROOT = KeyRoot(bytes(range(32)), "float32", 4)
+
+ROOT_VECTORS = [
+    (ROOT, "de04fbce47b1cd389aa5695fdb0943e2"),
+    (KeyRoot(bytes(range(32)), "bfloat16", 4), "b9625c296ba5df97d032fe5ae04c1169"),
+    (KeyRoot(bytes(range(32)), "float32", 16), "336cf258539b1d188ef1ce191b122fee"),
+    (KeyRoot(bytes(range(32)), "float32", 4, tenant_salt=b"tenant-a"), "dad6623dc61d145dc2407fcaf1b29005"),
+    (KeyRoot(bytes(range(32)), "float32", 4, adapter="tenant-a"), "ae884fffd109f8e3fe9dc3c0c7db4de8"),
+]
+
+CHAIN_VECTORS = [
+    ([1, 2, 3, 4], "164e7471a31775558ee009ce3a697f8d"),
+    ([5, 6, 7, 8], "4b65e0f1301f1305402517c638b925a0"),
+    ([0, 65_536, 151_935, 4_294_967_295], "9d551bb7964061091047a9340909e6a5"),
+]
+
+
+@pytest.mark.parametrize(("root", "expected"), ROOT_VECTORS)
+def test_root_vectors(root: KeyRoot, expected: str) -> None:
+    assert root.key().hex() == expected
+
+
+def test_chain_vectors() -> None:
+    tokens = [token for block, _ in CHAIN_VECTORS for token in block]
+    keys = block_keys(ROOT.key(), tokens, 4)
+    assert [key.hex() for key in keys] == [expected for _, expected in CHAIN_VECTORS]
+
+
+def test_next_key_is_one_link_of_the_chain() -> None:
+    first = next_key(ROOT.key(), [1, 2, 3, 4])
+    assert first.hex() == CHAIN_VECTORS[0][1]
+    assert next_key(first, [5, 6, 7, 8]).hex() == CHAIN_VECTORS[1][1]
+
+
+def test_a_partial_block_has_no_key() -> None:
+    assert block_keys(ROOT.key(), [1, 2, 3], 4) == []
+    assert len(block_keys(ROOT.key(), [1, 2, 3, 4, 5, 6, 7], 4)) == 1
+
+
+def test_a_key_names_all_that_precedes() -> None:
+    one = block_keys(ROOT.key(), [1, 2, 3, 4, 5, 6, 7, 8], 4)
+    other = block_keys(ROOT.key(), [1, 2, 3, 9, 5, 6, 7, 8], 4)
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
+def test_fields_of_a_root_do_not_run_into_each_other() -> None:
+    assert KeyRoot(b"ab", "c", 4).key() != KeyRoot(b"a", "bc", 4).key()
+
+
+def test_key_length() -> None:
+    assert len(ROOT.key()) == KEY_BYTES
+    assert len(next_key(BlockKey(bytes(KEY_BYTES)), [0])) == KEY_BYTES
+
+
+@pytest.mark.parametrize("token", [-1, 4_294_967_296])
+def test_a_token_is_a_uint32(token: int) -> None:
+    with pytest.raises(OverflowError):
+        next_key(ROOT.key(), [token])

@@ -1,0 +1,288 @@
+"""Token equality: transformers = the engine alone = the cluster over every transport.
+
+    python tools/exactness.py [--quick] [--architectures A,B] [--transports shm,nixl,grpc]
+
+Greedy, FP32, randomly initialised models of every supported architecture, prompts of mixed
+length, chunk sizes 16, 128 and 512, block sizes 16 and 64, batch 1 and 16, cold and warm prefix
+cache. Where the reference's two best logits are closer than 1e-4 a difference is a tie: it is
+counted, and the comparison goes on from the reference's token. Prints a table, and JSON as the
+last line; exits with 1 if a token differs without a tie, or ties are more than 1 in 10,000.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from baton.engine.runner import ModelRunner
+from tests.model_zoo import ZOO, make_model
+from transformers import AutoModelForCausalLM
+
+from baton.clock import SystemClock
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from tools.local_cluster import LocalCluster, local_cluster
+
+TIE = 1e-4
+MAX_TIES_PER_TOKEN = 1e-4
+Tokens = list[int]
+Generate = Callable[[Tokens, int], Tokens]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers says of one prompt: its greedy tokens, and how close the race was."""
+
+    prompt: Tokens
+    tokens: Tokens
+    margins: list[float]
+
+
+@dataclass
+class Score:
+    tokens: int = 0
+    ties: int = 0
+    differences: int = 0
+
+    def __iadd__(self, other: "Score") -> "Score":
+        self.tokens += other.tokens
+        self.ties += other.ties
+        self.differences += other.differences
+        return self
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One row of the table."""
+
+    architecture: str
+    path: str
+    chunk: int
+    block: int
+    batch: int
+    cache: str
+
+
+def prompt_lengths(count: int, longest: int) -> list[int]:
+    """From one token to ``longest``, with those around block borders."""
+    edges = [1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 511, 512, 513]
+    spread = [round(3 * (longest / 3) ** (n / 20)) for n in range(21)]
+    lengths = list(itertools.islice(itertools.cycle(edges + spread), count))
+    return [min(length, longest) for length in lengths]
+
+
+@torch.inference_mode()
+def reference_of(model: AutoModelForCausalLM, prompt: Tokens, num_tokens: int) -> Reference:
+    """Greedy by hand over transformers' own forward and cache, no generate() heuristics."""
+    ids, cache = torch.tensor([prompt]), None
+    tokens, margins = [], []
+    for _ in range(num_tokens):
+        output = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        cache = output.past_key_values
+        best = output.logits[0, -1].float().topk(2)
+        tokens.append(int(output.logits[0, -1].argmax()))
+        margins.append(float(best.values[0] - best.values[1]))
+        ids = torch.tensor([tokens[-1:]])
+    return Reference(prompt, tokens, margins)
+
+
+def compare(reference: Reference, generate: Generate, tie: float = TIE) -> Score:
+    """Asks for the whole answer; after a difference, for the rest from the reference's token."""
+    score, start = Score(), 0
+    while start < len(reference.tokens):
+        prompt = reference.prompt + reference.tokens[:start]
+        answer = generate(prompt, len(reference.tokens) - start)
+        wanted = reference.tokens[start:]
+        if answer == wanted:
+            score.tokens += len(wanted)
+            break
+        pairs = itertools.zip_longest(answer, wanted)
+        position = next(n for n, (ours, theirs) in enumerate(pairs) if ours != theirs)
+        score.tokens += position + 1
+        if start + position < len(reference.margins) and reference.margins[start + position] < tie:
+            score.ties += 1
+        else:
+            score.differences += 1
+        start += position + 1
+    return score
+
+
+def compare_all(references: Sequence[Reference], generate: Generate, batch: int) -> Score:
+    """``batch`` prompts at a time, each with a thread of its own."""
+    total = Score()
+    with ThreadPoolExecutor(batch) as pool:
+        for score in pool.map(lambda reference: compare(reference, generate), references):
+            total += score
+    return total
+
+
+class EngineAlone:
+    """``baton generate``'s engine, with many prompts side by side."""
+
+    def __init__(self, model: Path, chunk: int, block: int, longest: int) -> None:
+        num_blocks = 20 * longest // block + 64
+        self._runner = ModelRunner.load(
+            model, device="cpu", dtype="float32", num_blocks=num_blocks, block_tokens=block
+        )
+        self._config = EngineConfig(
+            block_tokens=block,
+            max_model_tokens=longest + 128,
+            max_step_tokens=max(chunk, 64),
+            chunk_tokens=chunk,
+        )
+        self.engine = self._new_engine()
+
+    def _new_engine(self) -> Engine:
+        return Engine(
+            self._runner,
+            self._config,
+            model_digest=self._runner.model_digest,
+            kv_dtype=self._runner.kv_dtype,
+            eos_token_ids=frozenset(),
+            clock=SystemClock(),
+        )
+
+    def score(self, references: Sequence[Reference], batch: int, warm: bool) -> Score:
+        """Cold means an engine whose cache is empty."""
+        if not warm:
+            self.engine = self._new_engine()
+        total = Score()
+        for start in range(0, len(references), batch):
+            group = references[start : start + batch]
+            answers = self._generate([(r.prompt, len(r.tokens)) for r in group])
+            for reference, answer in zip(group, answers, strict=True):
+                total += compare(reference, self._replay(reference.prompt, answer))
+        return total
+
+    def _replay(self, asked: Tokens, answer: Tokens) -> Generate:
+        """The answer at hand for the prompt that was asked, a new one for any other."""
+        return lambda prompt, count: (
+            answer if prompt == asked else self._generate([(prompt, count)])[0]
+        )
+
+    def _generate(self, prompts: Sequence[tuple[Tokens, int]]) -> list[Tokens]:
+        answers: dict[RequestId, Tokens] = {}
+        for number, (prompt, count) in enumerate(prompts):
+            request_id = RequestId(str(number))
+            answers[request_id] = []
+            self.engine.add(greedy_spec(request_id, prompt, count), Task.WHOLE)
+        while self.engine.has_work():
+            for output in self.engine.step().outputs:
+                answers[output.request_id].extend(output.token_ids)
+        return list(answers.values())
+
+
+def greedy_spec(request_id: RequestId, prompt: Tokens, count: int) -> RequestSpec:
+    return RequestSpec(
+        request_id=request_id,
+        epoch=Epoch(1),
+        token_ids=tuple(TokenId(token) for token in prompt),
+        num_prompt_tokens=len(prompt),
+        sampling=SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True),
+    )
+
+
+def over_http(cluster: LocalCluster) -> Generate:
+    return lambda prompt, count: cluster.complete(prompt, count, temperature=0, ignore_eos=True)
+
+
+def run_alone(
+    name: str, model: Path, references: list[Reference], options: argparse.Namespace
+) -> Iterator[tuple[Cell, Score]]:
+    longest = max(len(reference.prompt) for reference in references)
+    for chunk, block in itertools.product(options.chunks, options.blocks):
+        alone = EngineAlone(model, chunk, block, longest)
+        for batch, cache in itertools.product((1, 16), ("cold", "warm")):
+            score = alone.score(references, batch, cache == "warm")
+            yield Cell(name, "generate", chunk, block, batch, cache), score
+
+
+def run_cluster(
+    name: str, model: Path, references: list[Reference], options: argparse.Namespace
+) -> Iterator[tuple[Cell, Score]]:
+    """A cluster of its own for each batch size, so that the first pass is a cold one."""
+    for transport, chunk, block in itertools.product(
+        options.transports, options.chunks, options.blocks
+    ):
+        settings = {
+            "transports": transport, "block_tokens": block, "chunk_tokens": chunk,
+            "max_step_tokens": max(chunk, 64), "dtype": "float32", "pool_bytes": "256MiB",
+        }  # fmt: skip
+        for batch in options.batches:
+            with local_cluster(model, settings=settings) as cluster:
+                for cache in ("cold", "warm"):
+                    score = compare_all(references, over_http(cluster), batch)
+                    yield Cell(name, f"cluster/{transport}", chunk, block, batch, cache), score
+
+
+def run(options: argparse.Namespace) -> Iterator[tuple[Cell, Score]]:
+    for name in options.architectures:
+        with tempfile.TemporaryDirectory() as folder:
+            make_model(Path(folder), name, seed=options.seed)
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+            chance = np.random.default_rng(options.seed)
+            vocabulary = model.config.vocab_size
+            references = [
+                reference_of(
+                    model, chance.integers(vocabulary, size=length).tolist(), options.tokens
+                )
+                for length in prompt_lengths(options.prompts, options.longest)
+            ]
+            del model
+            yield from run_alone(name, Path(folder), references, options)
+            yield from run_cluster(name, Path(folder), references, options)
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    def names(text: str) -> list[str]:
+        return text.split(",") if text else []
+
+    def numbers(text: str) -> list[int]:
+        return [int(part) for part in text.split(",")]
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--architectures", type=names, default=list(ZOO))
+    parser.add_argument("--transports", type=names, default=["shm", "nixl", "grpc"])
+    parser.add_argument("--chunks", type=numbers, default=[16, 128, 512])
+    parser.add_argument("--blocks", type=numbers, default=[16, 64])
+    parser.add_argument("--batches", type=numbers, default=[1, 16])
+    parser.add_argument("--prompts", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--longest", type=int, default=3000)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    torch.set_num_threads(2)
+    total, cells, began = Score(), [], time.monotonic()
+    print("architecture      path            chunk block batch cache   tokens  ties  different")
+    for cell, score in run(options):
+        total += score
+        cells.append({**vars(cell), **vars(score)})
+        print(
+            f"{cell.architecture:17} {cell.path:15} {cell.chunk:5} {cell.block:5} {cell.batch:5} "
+            f"{cell.cache:5} {score.tokens:8} {score.ties:5} {score.differences:10}",
+            flush=True,
+        )
+    ok = total.differences == 0 and total.ties <= MAX_TIES_PER_TOKEN * total.tokens
+    seconds = round(time.monotonic() - began)
+    print(f"{len(cells)} cells, {total.tokens} tokens, {total.ties} ties, {total.differences} "
+          f"differences, {seconds} s, seed {options.seed}")  # fmt: skip
+    print(json.dumps({"ok": ok, "seconds": seconds, **vars(total), "cells": len(cells)}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,110 @@
+"""A cluster on this machine, started and stopped by ``baton up`` and ``baton down``.
+
+For tests, benchmarks and the exactness matrix: each cluster has a home of its own, so that
+several can live side by side and none outlives its ``with`` block.
+"""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BATON = [sys.executable, "-m", "baton"]
+START_SECONDS = 120.0
+REQUEST_SECONDS = 300.0
+
+
+@dataclass
+class LocalCluster:
+    """A running cluster. ``environment`` makes further ``baton`` commands mean this one."""
+
+    url: str
+    home: Path
+    environment: dict[str, str] = field(repr=False)
+
+    def baton(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        """Runs ``baton ARGUMENTS`` against this cluster."""
+        return subprocess.run(
+            [*BATON, *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=check,
+            timeout=START_SECONDS,
+        )
+
+    def status(self) -> dict[str, Any]:
+        return json.loads(self.baton("status", "--json").stdout)
+
+    def processes(self, role: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.status()["processes"] if entry["role"] == role]
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return self.post_with_headers(path, body)[0]
+
+    def post_with_headers(
+        self, path: str, body: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, str]]:
+        request = urllib.request.Request(
+            self.url + path,
+            data=json.dumps(body).encode(),
+            headers={"content-type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as response:
+                headers = {key.lower(): value for key, value in response.headers.items()}
+                return json.load(response), headers
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{error.code}: {error.read().decode()}") from error
+
+    def get(self, path: str) -> dict[str, Any]:
+        with urllib.request.urlopen(self.url + path, timeout=REQUEST_SECONDS) as response:
+            return json.load(response)
+
+    def complete(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> list[int]:
+        """The answer's token ids."""
+        body = {"prompt": list(prompt), "max_tokens": max_tokens, "return_token_ids": True}
+        return self.post("/v1/completions", body | fields)["choices"][0]["token_ids"]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def local_cluster(
+    model: Path | None = None,
+    prefill: int = 1,
+    decode: int = 1,
+    settings: dict[str, object] | None = None,
+) -> Iterator[LocalCluster]:
+    """Starts a cluster, and stops it in whatever way the block ends. ``settings`` by their
+    names in ``baton.config.Settings``."""
+    with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+        port = free_port()
+        environment = {
+            **{key: value for key, value in os.environ.items() if not key.startswith("BATON_")},
+            "BATON_HOME": folder,
+            **{f"BATON_{key.upper()}": str(value) for key, value in (settings or {}).items()},
+        }
+        cluster = LocalCluster(f"http://127.0.0.1:{port}", Path(folder), environment)
+        counts = ["--prefill", str(prefill), "--decode", str(decode), "--port", str(port)]
+        named = ["--model", str(model)] if model else []
+        try:
+            started = cluster.baton("up", "--detach", *counts, *named, check=False)
+            if started.returncode != 0:
+                raise RuntimeError(f"baton up failed:\n{started.stdout}\n{started.stderr}")
+            yield cluster
+        finally:
+            cluster.baton("down", check=False)
