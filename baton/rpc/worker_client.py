@@ -1,7 +1,7 @@
 """Client of a worker: pulls of other workers, and administration."""
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
 import grpc
@@ -31,15 +31,9 @@ class PullReader(Protocol):
 class PullPeers(Protocol):
     """Where readers come from: gRPC, or a twin in memory."""
 
-    def pull(self, address: str, opening: PullOpen) -> "PullContext": ...
-
-
-class PullContext(Protocol):
-    """``async with``; leaving it ends the stream, and with it the source's lease."""
-
-    async def __aenter__(self) -> PullReader: ...
-
-    async def __aexit__(self, *exc_info: object) -> bool | None: ...
+    def pull(self, address: str, opening: PullOpen) -> AbstractAsyncContextManager[PullReader]:
+        """Leaving the context ends the stream, and with it the source's lease."""
+        ...
 
 
 class GrpcPullReader:
@@ -66,7 +60,7 @@ class GrpcPullPeers:
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[GrpcPullReader]:
+    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[PullReader]:
         call = pb_grpc.WorkerStub(await self._channel(address)).Pull()
         try:
             with translated():

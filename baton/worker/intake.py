@@ -156,14 +156,14 @@ class Intake:
         landing.shipment.num_cached_blocks = landing.num_read
 
     async def _reserve(self, spec: RequestSpec) -> Reservation:
-        async with _deadline(self._config.reserve_seconds, "no room on the decode worker"):
-            async with self._reserving:
-                while True:
-                    self._room.clear()
-                    reservation = await self._engine.call(lambda engine: engine.reserve(spec))
-                    if reservation is not None:
-                        return reservation
-                    await self._room.wait()
+        waiting = _deadline(self._config.reserve_seconds, "no room on the decode worker")
+        async with waiting, self._reserving:
+            while True:
+                self._room.clear()
+                reservation = await self._engine.call(lambda engine: engine.reserve(spec))
+                if reservation is not None:
+                    return reservation
+                await self._room.wait()
 
     async def _take_chunk(self, reader: PullReader, chunk: PullChunk, landing: Landing) -> None:
         """Reads what of the chunk is not here yet, and acknowledges."""

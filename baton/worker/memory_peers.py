@@ -5,6 +5,7 @@ from contextlib import aclosing, asynccontextmanager
 
 from baton.core.handoff import PullEvent, PullOpen
 from baton.errors import Unavailable
+from baton.rpc.worker_client import PullReader
 from baton.rpc.worker_service import PullLease, WorkerCore
 
 
@@ -30,7 +31,7 @@ class MemoryPeers:
         self.workers: dict[str, WorkerCore] = {}
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[MemoryReader]:
+    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[PullReader]:
         source = self.workers.get(address)
         if source is None:
             raise Unavailable(f"no worker at {address}")

@@ -130,7 +130,7 @@ class Worker:
         return Inspection(
             worker_id=self._id,
             state=self.state.value,
-            num_blocks=stats.pool.total,
+            num_blocks=stats.pool.num_blocks,
             free_blocks=stats.pool.free,
             filling_blocks=stats.pool.filling,
             idle_blocks=stats.pool.idle,
@@ -335,7 +335,7 @@ class Worker:
             waiting=stats.waiting + stats.reserved,
             queued_tokens=stats.queued_tokens,
             free_blocks=stats.pool.free + stats.pool.idle,
-            num_blocks=stats.pool.total,
+            num_blocks=stats.pool.num_blocks,
         )
 
 

@@ -1,0 +1,290 @@
+"""A Hugging Face model directory as it is: where it lies, what it says, and its digest.
+
+No torch: router and conductor read it too.
+"""
+
+import hashlib
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from baton.errors import Invalid, Unavailable
+
+ARCHITECTURES = {
+    "LlamaForCausalLM": "llama",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3_moe",
+    "MistralForCausalLM": "mistral",
+}
+ROPE_TYPES = ("default", "linear", "llama3")
+DTYPES = ("float32", "bfloat16", "float16")
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
+MAX_JSON_BYTES = 64 * 1024 * 1024
+SAMPLES_PER_SHARD = 16
+SAMPLE_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """Rotary embedding; the four last fields are Llama 3's scaling (``type`` llama3)."""
+
+    theta: float
+    type: str = "default"
+    factor: float = 1.0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Which layers route each token to a few of their experts, and how."""
+
+    num_experts: int
+    experts_per_token: int
+    intermediate_size: int
+    normalise: bool
+    layers: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """What the engine needs of config.json and generation_config.json. Sizes are elements."""
+
+    architecture: str
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    rope: Rope
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    qk_norm: bool
+    moe: Moe | None
+    dtype: str
+    eos_token_ids: tuple[int, ...]
+
+    @property
+    def kv_elements_per_token(self) -> int:
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim
+
+
+def resolve_model(model: str | Path) -> Path:
+    """A directory as it is; anything of the form ``owner/name`` goes through the hub.
+
+    Raises Invalid for neither, Unavailable when the hub can't be reached.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return path
+    name = str(model)
+    if path.is_absolute() or name.startswith(".") or name.count("/") != 1:
+        raise Invalid(f"model: no directory {name!r}, and no hub id of the form owner/name")
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=HUB_FILES))
+    except Exception as error:  # the hub's client raises a dozen unrelated kinds
+        raise Unavailable(f"model: can't fetch {name!r} from the hub: {error}") from error
+
+
+def load_model_config(path: Path) -> ModelConfig:
+    """Raises Invalid that names the file and the key."""
+    raw = _Json(path / "config.json")
+    architecture = _architecture(raw)
+    num_heads = raw.number("num_attention_heads")
+    hidden_size = raw.number("hidden_size")
+    num_layers = raw.number("num_hidden_layers")
+    _reject_what_we_lack(raw)
+    return ModelConfig(
+        architecture=architecture,
+        num_layers=num_layers,
+        hidden_size=hidden_size,
+        intermediate_size=raw.number("intermediate_size"),
+        num_heads=num_heads,
+        num_kv_heads=raw.number("num_key_value_heads", num_heads),
+        head_dim=raw.number("head_dim", hidden_size // num_heads),
+        vocab_size=raw.number("vocab_size"),
+        max_position_embeddings=raw.number("max_position_embeddings"),
+        rms_norm_eps=raw.real("rms_norm_eps", 1e-6),
+        rope=_rope(raw),
+        tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        qkv_bias=architecture == "qwen2" or bool(raw.get("attention_bias", False)),
+        qk_norm=architecture in ("qwen3", "qwen3_moe"),
+        moe=_moe(raw, num_layers) if architecture == "qwen3_moe" else None,
+        dtype=_dtype(raw),
+        eos_token_ids=_eos_token_ids(raw, path),
+    )
+
+
+def list_shards(path: Path) -> list[Path]:
+    """The safetensors files, in order. Raises Invalid for a missing one."""
+    index_path = path / "model.safetensors.index.json"
+    if index_path.exists():
+        weight_map = _Json(index_path).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise Invalid(f"{index_path}: weight_map is missing")
+        shards = [path / name for name in sorted(set(weight_map.values()))]
+    else:
+        shards = [path / "model.safetensors"]
+    for shard in shards:
+        if not shard.is_file():
+            raise Invalid(f"{shard}: the file is missing (weights come as safetensors)")
+    return shards
+
+
+def shard_header(shard: Path) -> tuple[dict[str, Any], int]:
+    """The header of a safetensors file, and where its data begins. Raises Invalid when the
+    file is shorter than the header says."""
+    size = shard.stat().st_size
+    with shard.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(size - 8, 100_000_000):
+            raise Invalid(f"{shard}: not a safetensors file, or truncated in its header")
+        try:
+            header: dict[str, Any] = json.loads(file.read(length))
+        except ValueError as error:
+            raise Invalid(f"{shard}: the header is no JSON: {error}") from error
+    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+    expected = 8 + length + max(ends, default=0)
+    if size < expected:
+        raise Invalid(f"{shard}: truncated, {size} bytes of {expected}")
+    return header, 8 + length
+
+
+def model_digest(path: Path) -> bytes:
+    """16 bytes that are equal iff config and weights are, for all practical purposes: of each
+    shard its name, size, header, and 16 evenly spaced samples of 64 KiB."""
+    digest = hashlib.blake2b(digest_size=16, person=b"baton.model.v1")
+    digest.update((path / "config.json").read_bytes())
+    for shard in list_shards(path):
+        _, start = shard_header(shard)
+        size = shard.stat().st_size
+        digest.update(f"{shard.name}:{size}:".encode())
+        with shard.open("rb") as file:
+            digest.update(file.read(start))
+            step = max(1, (size - start) // SAMPLES_PER_SHARD)
+            for offset in range(start, size, step):
+                file.seek(offset)
+                digest.update(file.read(min(SAMPLE_BYTES, step)))
+    return digest.digest()
+
+
+class _Json:
+    """A JSON object in a file, with complaints that name the file and the key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            if path.stat().st_size > MAX_JSON_BYTES:
+                raise Invalid(f"{path}: larger than {MAX_JSON_BYTES} bytes")
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError as error:
+            raise Invalid(f"{path}: the file is missing") from error
+        except (OSError, ValueError) as error:
+            raise Invalid(f"{path}: {error}") from error
+        if not isinstance(value, dict):
+            raise Invalid(f"{path}: not a JSON object")
+        self._values = value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._values.get(key)
+        return default if value is None else value
+
+    def number(self, key: str, default: int | None = None) -> int:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise Invalid(f"{self.path}: {key} is {value!r}, and must be a positive integer")
+        return value
+
+    def real(self, key: str, default: float | None = None) -> float:
+        value = self.get(key, default)
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+            raise Invalid(f"{self.path}: {key} is {value!r}, and must be a positive number")
+        return float(value)
+
+
+def _architecture(raw: _Json) -> str:
+    names = raw.get("architectures", [])
+    for name in names if isinstance(names, list) else []:
+        if name in ARCHITECTURES:
+            return ARCHITECTURES[name]
+    raise Invalid(
+        f"{raw.path}: architectures is {names!r}; supported are {', '.join(ARCHITECTURES)}"
+    )
+
+
+def _reject_what_we_lack(raw: _Json) -> None:
+    """What would silently give other tokens must be refused."""
+    activation = raw.get("hidden_act", "silu")
+    if activation != "silu":
+        raise Invalid(f"{raw.path}: hidden_act is {activation!r}; supported is 'silu'")
+    window = raw.get("sliding_window")
+    used = raw.get("use_sliding_window", raw.get("architectures") == ["MistralForCausalLM"])
+    if used and window is not None and window < raw.number("max_position_embeddings"):
+        raise Invalid(
+            f"{raw.path}: sliding_window {window} is below max_position_embeddings; windowed "
+            "attention is not supported: lower max_position_embeddings to the window"
+        )
+    if raw.get("mlp_bias") or raw.get("quantization_config"):
+        raise Invalid(f"{raw.path}: mlp_bias and quantization_config are not supported")
+
+
+def _rope(raw: _Json) -> Rope:
+    """Older files have rope_theta and rope_scaling, newer ones rope_parameters."""
+    values = {**(raw.get("rope_scaling") or {}), **(raw.get("rope_parameters") or {})}
+    kind = values.get("rope_type", values.get("type", "default"))
+    if kind not in ROPE_TYPES:
+        raise Invalid(f"{raw.path}: rope type {kind!r}; supported are {', '.join(ROPE_TYPES)}")
+    if values.get("partial_rotary_factor", raw.get("partial_rotary_factor", 1.0)) != 1.0:
+        raise Invalid(f"{raw.path}: partial_rotary_factor other than 1 is not supported")
+    return Rope(
+        theta=float(values.get("rope_theta") or raw.real("rope_theta", 10_000.0)),
+        type=kind,
+        factor=float(values.get("factor") or 1.0),
+        low_freq_factor=float(values.get("low_freq_factor") or 1.0),
+        high_freq_factor=float(values.get("high_freq_factor") or 4.0),
+        original_max_position=int(values.get("original_max_position_embeddings") or 8192),
+    )
+
+
+def _moe(raw: _Json, num_layers: int) -> Moe:
+    step = raw.number("decoder_sparse_step", 1)
+    dense = set(raw.get("mlp_only_layers", []))
+    num_experts = raw.number("num_experts", raw.get("num_local_experts"))
+    return Moe(
+        num_experts=num_experts,
+        experts_per_token=raw.number("num_experts_per_tok"),
+        intermediate_size=raw.number("moe_intermediate_size"),
+        normalise=bool(raw.get("norm_topk_prob", False)),
+        layers=frozenset(
+            layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0
+        ),
+    )
+
+
+def _dtype(raw: _Json) -> str:
+    name = str(raw.get("dtype", raw.get("torch_dtype", "float32"))).removeprefix("torch.")
+    if name not in DTYPES:
+        raise Invalid(f"{raw.path}: dtype is {name!r}; supported are {', '.join(DTYPES)}")
+    return name
+
+
+def _eos_token_ids(raw: _Json, path: Path) -> tuple[int, ...]:
+    """generation_config.json wins over config.json, as in transformers."""
+    generation = path / "generation_config.json"
+    value = _Json(generation).get("eos_token_id") if generation.exists() else None
+    if value is None:
+        value = raw.get("eos_token_id", [])
+    values = value if isinstance(value, list) else [value]
+    if not all(isinstance(token, int) for token in values):
+        raise Invalid(f"{path}: eos_token_id is {value!r}, and must be a number or a list")
+    return tuple(values)

@@ -1,0 +1,37 @@
+"""What a reader of blocks checks before it uses them."""
+
+from collections.abc import Sequence
+
+import torch
+import xxhash
+
+from baton.core.handoff import CHECKSUM_XXH3
+from baton.core.ids import BlockId
+from baton.engine.kv_pool import KvPool
+
+CHECKSUM_WSUM = "wsum64"
+"""Sum of the block's 32-bit words, each times an odd weight of its position, modulo 2^64.
+For memory of a GPU, where it is one reduction; any changed word changes it."""
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+
+
+def checksum_algorithm(pool: KvPool) -> str:
+    return CHECKSUM_XXH3 if pool.device == "cpu" else CHECKSUM_WSUM
+
+
+def block_checksums(pool: KvPool, block_ids: Sequence[BlockId]) -> list[int]:
+    """One 64-bit checksum per block. A partial block is summed whole."""
+    if pool.device == "cpu":
+        flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())
+        size = pool.block_bytes
+        return [xxhash.xxh3_64_intdigest(flat[b * size : (b + 1) * size]) for b in block_ids]
+    return weighted_sums(pool.tensor[list(block_ids)])
+
+
+def weighted_sums(blocks: torch.Tensor) -> list[int]:
+    """wsum64 of each of ``blocks`` [num_blocks, ...]; bytes per block a multiple of 4."""
+    words = blocks.reshape(blocks.shape[0], -1).view(torch.int32).to(torch.int64)
+    weights = torch.arange(words.shape[1], device=words.device) * 2 + 1
+    sums = (words * (weights * _GOLDEN)).sum(dim=1)
+    return [value % (1 << 64) for value in sums.tolist()]

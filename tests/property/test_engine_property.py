@@ -1,0 +1,320 @@
+"""Whatever is batched with it, preempted, cached, handed over or aborted: a request's tokens
+are those that it gets alone.
+
+Two engines over fake runners: requests run whole on either, or are computed on the first
+(``left``), handed over block by block, and finished on the second (``right``).
+"""
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.clock import ManualClock
+from baton.core.block_key import block_keys
+from baton.core.ids import BlockId, BlockKey, Epoch, RequestId, TokenId
+from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine, PrefillProgress, Reservation
+from baton.engine.fake_runner import FakeRunner, reference_answer
+from baton.errors import Invalid, Overloaded
+
+VOCAB_SIZE = 40
+EOS = frozenset({TokenId(3)})
+MAX_STEPS = 4000
+
+
+@dataclass
+class Job:
+    """One request of the workload, and what became of it."""
+
+    spec: RequestSpec
+    route: str
+    arrives: int
+    aborts: int | None
+    imports: bool
+    tokens: list[TokenId] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+    aborted: bool = False
+    refused: bool = False
+    # A job that is handed over: the prompt's table on the left, then the right's reservation.
+    progress: list[PrefillProgress] = field(default_factory=list)
+    reservation: Reservation | None = None
+    started: bool = False
+    cached_tokens: int | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.finish_reason is not None or self.aborted or self.refused
+
+
+@dataclass
+class Side:
+    runner: FakeRunner
+    engine: Engine
+
+
+class Pair:
+    """Drives both engines and the hand-offs between them, one round at a time."""
+
+    def __init__(self, left: EngineConfig, right: EngineConfig, blocks: tuple[int, int]) -> None:
+        self.clock = ManualClock()
+        self.block_tokens = left.block_tokens
+        self.left = self._side(left, blocks[0])
+        self.right = self._side(right, blocks[1])
+        self.store: dict[BlockKey, bytes] = {}
+        self.quarantined: list[BlockId] = []
+        self.jobs: dict[RequestId, Job] = {}
+
+    def _side(self, config: EngineConfig, num_blocks: int) -> Side:
+        runner = FakeRunner(num_blocks, config.block_tokens, VOCAB_SIZE)
+        engine = Engine(
+            runner,
+            config,
+            model_digest=b"fake",
+            kv_dtype="float64",
+            eos_token_ids=EOS,
+            clock=self.clock,
+        )
+        return Side(runner, engine)
+
+    def run(self, jobs: list[Job]) -> None:
+        for number in range(MAX_STEPS):
+            for job in jobs:
+                if job.arrives == number:
+                    self.arrive(job)
+                if job.aborts == number and not job.over and job.arrives <= number:
+                    self.abort(job)
+            moved = self.round()
+            future = any(job.arrives > number for job in jobs)
+            if not moved and not future:
+                break
+        assert all(job.over for job in jobs), self.describe()
+
+    def round(self) -> bool:
+        """One step on each side, then what can be handed over. Whether anything happened."""
+        moved = False
+        self.clock.advance(0.01)
+        for side in (self.left, self.right):
+            if side.engine.has_work():
+                result = side.engine.step()
+                moved = True
+                for progress in result.progress:
+                    self.on_progress(progress)
+                for output in result.outputs:
+                    self.on_output(output)
+            side.engine.check_integrity()
+        for job in self.jobs.values():
+            moved = self.hand_over(job) or moved
+        if self.quarantined:  # the late transfer writes, and is over
+            for block_id in self.quarantined:
+                size = self.right.runner.block_size_bytes
+                self.right.runner.import_block(block_id, b"\xff" * size)
+            self.right.engine.release_quarantine(self.quarantined)
+            self.quarantined = []
+            moved = True
+        return moved
+
+    def arrive(self, job: Job) -> None:
+        side = self.right if job.route == "right" else self.left
+        task = Task.PREFILL if job.route == "hand-off" else Task.WHOLE
+        if job.imports:
+            self.import_prefix(side, job.spec)
+        try:
+            side.engine.add(job.spec, task)
+        except (Invalid, Overloaded):
+            job.refused = True
+        else:
+            self.jobs[job.spec.request_id] = job
+
+    def import_prefix(self, side: Side, spec: RequestSpec) -> None:
+        """What the store has and the pool has not. The last block turns out to be bad."""
+        root = side.engine.key_root(spec.tenant_salt)
+        keys = block_keys(root, spec.token_ids, self.block_tokens)
+        have = side.engine.cached_prefix_tokens(spec) // self.block_tokens
+        missing = [key for key in keys[have:] if key in self.store]
+        missing = missing[: next((i for i, k in enumerate(missing) if k != keys[have + i]), None)]
+        block_ids = side.engine.begin_import(missing, after=keys[:have])
+        if block_ids is None:
+            return
+        side.engine.check_integrity()
+        num_good = len(block_ids) - len(block_ids) // 2
+        for key, block_id in zip(missing[:num_good], block_ids, strict=False):
+            side.runner.import_block(block_id, self.store[key])
+        side.engine.finish_import(missing, block_ids, num_good)
+        side.engine.check_integrity()
+        assert side.engine.cached_prefix_tokens(spec) >= (have + num_good) * self.block_tokens
+
+    def on_progress(self, progress: PrefillProgress) -> None:
+        job = self.jobs[progress.request_id]
+        assert progress.scheduled_first == (not job.progress)
+        before = job.progress[-1].num_computed_tokens if job.progress else -1
+        assert before < progress.num_computed_tokens <= len(job.spec.token_ids)
+        root = self.left.engine.key_root(job.spec.tenant_salt)
+        keys = block_keys(root, job.spec.token_ids, self.block_tokens)
+        num_full = progress.num_computed_tokens // self.block_tokens
+        assert progress.keys == tuple(keys[:num_full])
+        for key, block_id in zip(progress.keys, progress.block_ids, strict=False):
+            data = self.left.runner.export_block(block_id)
+            assert self.store.setdefault(key, data) == data
+        job.progress.append(progress)
+
+    def on_output(self, output: RequestOutput) -> None:
+        job = self.jobs[output.request_id]
+        assert not job.over
+        assert output.epoch == job.spec.epoch
+        assert output.first_index == job.spec.num_emitted_tokens + len(job.tokens)
+        if job.spec.sampling.logprobs is not None:
+            assert [each.token_id for each in output.logprobs] == list(output.token_ids)
+        if job.tokens:
+            assert output.cached_tokens == 0
+        else:
+            job.cached_tokens = output.cached_tokens
+        job.tokens += output.token_ids
+        job.finish_reason = output.finish_reason
+        if job.route == "hand-off" and job.over and job.reservation is None:
+            self.left.engine.release(output.request_id)
+        elif job.route == "hand-off" and job.over and not job.started:
+            self.left.engine.release(output.request_id)
+            self.right.engine.abort(output.request_id)
+
+    def hand_over(self, job: Job) -> bool:
+        """Reserve when the first chunk was scheduled, read when the prompt is computed."""
+        if job.route != "hand-off" or job.over or not job.progress or job.started:
+            return False
+        request_id = job.spec.request_id
+        if job.reservation is None:
+            try:
+                job.reservation = self.right.engine.reserve(job.spec)
+            except Invalid:  # the right's pool is smaller: nobody can finish this one
+                self.abort(job)
+                return True
+            return job.reservation is not None
+        if not job.tokens:
+            return False
+        source = job.progress[-1].block_ids
+        for index in range(job.reservation.num_cached_blocks, len(source)):
+            data = self.left.runner.export_block(source[index])
+            self.right.runner.import_block(job.reservation.block_ids[index], data)
+        self.right.engine.start(request_id, job.tokens[0])
+        self.left.engine.release(request_id)
+        job.started = True
+        return True
+
+    def abort(self, job: Job) -> None:
+        job.aborted = True
+        request_id = job.spec.request_id
+        known = self.left.engine.abort(request_id)
+        if job.reservation is not None and not job.started:
+            known = self.right.engine.abort(request_id, quarantine=True) or known
+            cached = job.reservation.num_cached_blocks
+            self.quarantined += job.reservation.block_ids[cached:]
+        else:
+            known = self.right.engine.abort(request_id) or known
+        assert known
+        assert not self.left.engine.abort(request_id)
+        assert not self.right.engine.abort(request_id)
+
+    def describe(self) -> str:
+        return f"{self.left.engine.describe()}\n{self.right.engine.describe()}"
+
+
+def check_answer(job: Job, block_tokens: int) -> None:
+    tokens, reason = reference_answer(job.spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
+    if job.aborted:
+        assert tuple(job.tokens) == tokens[: len(job.tokens)]
+    elif not job.refused:
+        assert (tuple(job.tokens), job.finish_reason) == (tokens, reason)
+    if job.cached_tokens is not None:
+        at_the_end = job.cached_tokens == job.spec.num_prompt_tokens
+        assert at_the_end or job.cached_tokens % block_tokens == 0
+        assert 0 <= job.cached_tokens < len(job.spec.token_ids)
+
+
+def check_empty(side: Side) -> None:
+    pool = side.engine.stats().pool
+    assert pool.free + pool.idle == pool.num_blocks, side.engine.describe()
+    assert not side.engine.has_work()
+
+
+def prompt(family: int, shared: int, length: int, number: int) -> tuple[TokenId, ...]:
+    """Requests of a family share a prefix; what follows is the request's own."""
+    return tuple(
+        TokenId((family * 7 + i) % VOCAB_SIZE if i < shared else (number * 11 + i) % VOCAB_SIZE)
+        for i in range(length)
+    )
+
+
+@st.composite
+def samplings(draw: st.DrawFn) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=draw(st.integers(1, 14)),
+        temperature=draw(st.sampled_from([0.0, 1.0])),
+        seed=draw(st.integers(0, 3)),
+        presence_penalty=draw(st.sampled_from([0.0, 0.0, 0.5])),
+        logprobs=draw(st.sampled_from([None, 0, 2])),
+        stop_token_ids=draw(st.sampled_from([(), (TokenId(5),)])),
+        ignore_eos=draw(st.booleans()),
+    )
+
+
+@st.composite
+def job_lists(draw: st.DrawFn) -> list[Job]:
+    jobs = []
+    for number in range(draw(st.integers(1, 9))):
+        length = draw(st.integers(1, 40))
+        sampling = draw(samplings())
+        emitted = draw(st.integers(0, min(length, sampling.max_tokens) - 1))
+        spec = RequestSpec(
+            RequestId(f"r{number}"),
+            Epoch(1 + emitted),
+            prompt(draw(st.integers(0, 1)), draw(st.integers(0, 40)), length, number),
+            length - emitted,
+            sampling,
+            tenant_salt=draw(st.sampled_from([b"", b"", b"other"])),
+        )
+        arrives = draw(st.integers(0, 12))
+        lives = draw(st.none() | st.none() | st.integers(0, 12))
+        route = draw(st.sampled_from(["left", "right", "hand-off", "hand-off"]))
+        aborts = None if lives is None else arrives + lives
+        jobs.append(Job(spec, route, arrives, aborts, imports=draw(st.booleans())))
+    return jobs
+
+
+@st.composite
+def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
+    max_step_tokens = draw(st.integers(1, 40))
+    return EngineConfig(
+        block_tokens=block_tokens,
+        max_model_tokens=64,
+        max_step_tokens=max_step_tokens,
+        chunk_tokens=draw(st.none() | st.integers(1, max_step_tokens)),
+        max_running=draw(st.integers(1, 8)),
+        max_waiting=draw(st.integers(3, 10)),
+        watermark_blocks=draw(st.integers(0, 3)),
+        growth_tokens=draw(st.integers(0, 10)),
+        aging_tokens_per_second=draw(st.sampled_from([0.0, 100.0])),
+        admission_window=draw(st.integers(1, 4)),
+    )
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> Pair:
+    block_tokens = draw(st.integers(1, 8))
+    enough = -(-54 // block_tokens)  # for the largest request, so pressure comes from others
+    blocks = (
+        draw(st.integers(enough, 3 * enough)),
+        draw(st.integers(enough, 3 * enough) | st.integers(enough // 3 + 1, enough)),
+    )
+    return Pair(draw(configs(block_tokens)), draw(configs(block_tokens)), blocks)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pair=pairs(), jobs=job_lists())
+def test_every_request_gets_the_tokens_that_it_gets_alone(pair: Pair, jobs: list[Job]) -> None:
+    pair.run(jobs)
+    for job in jobs:
+        check_answer(job, pair.block_tokens)
+    for side in (pair.left, pair.right):
+        check_empty(side)
