@@ -20,9 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
-from baton.engine.runner import ModelRunner
-from tests.model_zoo import ZOO, make_model
 from transformers import AutoModelForCausalLM
 
 from baton.clock import SystemClock
@@ -31,6 +30,8 @@ from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.runner import ModelRunner
+from tests.model_zoo import ZOO, make_model
 from tools.local_cluster import LocalCluster, local_cluster
 
 TIE = 1e-4

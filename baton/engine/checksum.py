@@ -23,7 +23,7 @@ def checksum_algorithm(pool: KvPool) -> str:
 def block_checksums(pool: KvPool, block_ids: Sequence[BlockId]) -> list[int]:
     """One 64-bit checksum per block. A partial block is summed whole."""
     if pool.device == "cpu":
-        flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())
+        flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())  # type: ignore[arg-type]
         size = pool.block_bytes
         return [xxhash.xxh3_64_intdigest(flat[b * size : (b + 1) * size]) for b in block_ids]
     return weighted_sums(pool.tensor[list(block_ids)])

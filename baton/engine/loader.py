@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -16,17 +17,18 @@ Progress = Callable[[int, int], None]
 _FLOATS = {"F32", "BF16", "F16"}
 
 
-@dataclass(slots=True)
 class Tensors:
     """Named tensors of a checkpoint, each read once, when it is asked for."""
 
-    path: Path
-    device: torch.device
-    dtype: torch.dtype
-    progress: Progress | None = None
-
-    def __post_init__(self) -> None:
-        self._files = {}
+    def __init__(
+        self, path: Path, device: torch.device, dtype: torch.dtype, progress: Progress | None
+    ) -> None:
+        self.path = path
+        self.device = device
+        self.dtype = dtype
+        self._progress = progress
+        self._files: dict[str, tuple[Path, dict[str, Any]]] = {}
+        self._open: dict[Path, Any] = {}
         self._total_bytes = 0
         self._done_bytes = 0
         for shard in list_shards(self.path):
@@ -36,10 +38,6 @@ class Tensors:
                     self._files[name] = (shard, entry)
                     start, end = entry["data_offsets"]
                     self._total_bytes += end - start
-        self._open: dict[Path, safe_open] = {}
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
 
     def take(self, name: str, *shape: int) -> torch.Tensor:
         """The tensor, converted. Raises Invalid when it is missing or of another shape."""
@@ -60,7 +58,8 @@ class Tensors:
         except (SafetensorError, OSError) as error:
             raise Invalid(f"{shard}: can't read {name}: {error}") from error
         self._count(entry)
-        return tensor.to(device=self.device, dtype=self.dtype)
+        converted: torch.Tensor = tensor.to(device=self.device, dtype=self.dtype)
+        return converted
 
     def take_joined(self, names: list[str], rows: list[int], *rest: int) -> torch.Tensor:
         """Tensors of ``rows[i]`` rows each, one below the other."""
@@ -71,11 +70,11 @@ class Tensors:
             start += count
         return joined
 
-    def _count(self, entry: dict[str, list[int]]) -> None:
+    def _count(self, entry: dict[str, Any]) -> None:
         start, end = entry["data_offsets"]
         self._done_bytes += end - start
-        if self.progress is not None:
-            self.progress(self._done_bytes, self._total_bytes)
+        if self._progress is not None:
+            self._progress(self._done_bytes, self._total_bytes)
 
 
 @dataclass(slots=True)
@@ -154,7 +153,9 @@ def _layer(tensors: Tensors, config: ModelConfig, index: int) -> LayerWeights:
     return weights
 
 
-def _mlp(tensors: Tensors, prefix: str, hidden: int, size: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _mlp(
+    tensors: Tensors, prefix: str, hidden: int, size: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up")]
     gate_up = tensors.take_joined(names, [size, size], hidden)
     return gate_up, tensors.take(prefix + "down_proj.weight", hidden, size)
@@ -166,10 +167,9 @@ def _take_experts(
     assert config.moe is not None
     num_experts, size = config.moe.num_experts, config.moe.intermediate_size
     hidden = config.hidden_size
-    shape = {"dtype": tensors.dtype, "device": tensors.device}
     weights.router = tensors.take(prefix + "gate.weight", num_experts, hidden)
-    weights.expert_gate_up = torch.empty((num_experts, 2 * size, hidden), **shape)
-    weights.expert_down = torch.empty((num_experts, hidden, size), **shape)
+    weights.expert_gate_up = weights.router.new_empty((num_experts, 2 * size, hidden))
+    weights.expert_down = weights.router.new_empty((num_experts, hidden, size))
     for expert in range(num_experts):
         gate_up, down = _mlp(tensors, f"{prefix}experts.{expert}.", hidden, size)
         weights.expert_gate_up[expert] = gate_up

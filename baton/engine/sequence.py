@@ -74,7 +74,7 @@ class Sequence:
         self.arrival = arrival
         self.arrival_seconds = arrival_seconds
         self.token_ids: list[TokenId] = list(spec.token_ids)
-        self.max_tokens = min(len(spec.token_ids) + spec.sampling.max_tokens, max_model_tokens)
+        self.max_tokens = min(spec.num_prompt_tokens + spec.sampling.max_tokens, max_model_tokens)
         """Length, prompt included, at which the answer ends."""
         self.block_ids: tuple[BlockId, ...] = ()
         self.num_computed = 0

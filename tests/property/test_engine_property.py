@@ -310,9 +310,57 @@ def pairs(draw: st.DrawFn) -> Pair:
     return Pair(draw(configs(block_tokens)), draw(configs(block_tokens)), blocks)
 
 
+@st.composite
+def growing_jobs(draw: st.DrawFn) -> list[Job]:
+    """Short prompts, long answers: the pool fills up by growth, and requests are preempted."""
+    jobs = []
+    for number in range(draw(st.integers(3, 8))):
+        length = draw(st.integers(1, 10))
+        sampling = SamplingParams(
+            max_tokens=draw(st.integers(15, 40)),
+            temperature=0.0,
+            presence_penalty=draw(st.sampled_from([0.0, 0.5])),
+            ignore_eos=True,
+        )
+        spec = RequestSpec(
+            RequestId(f"r{number}"), Epoch(1), prompt(0, 5, length, number), length, sampling
+        )
+        arrives = draw(st.integers(0, 20))
+        aborts = draw(st.none() | st.none() | st.integers(arrives, arrives + 40))
+        route = draw(st.sampled_from(["left", "right", "hand-off"]))
+        jobs.append(Job(spec, route, arrives, aborts, imports=False))
+    return jobs
+
+
+@st.composite
+def tight_pairs(draw: st.DrawFn) -> Pair:
+    """Pools that hold the largest request and little more."""
+    block_tokens = draw(st.integers(1, 6))
+    config = EngineConfig(
+        block_tokens=block_tokens,
+        max_model_tokens=64,
+        max_step_tokens=draw(st.integers(8, 40)),
+        watermark_blocks=draw(st.integers(0, 1)),
+        growth_tokens=draw(st.integers(0, 4)),
+    )
+    enough = -(-50 // block_tokens)
+    sizes = st.integers(enough, enough + 20 // block_tokens)
+    return Pair(config, config, (draw(sizes), draw(sizes)))
+
+
 @settings(max_examples=300, deadline=None)
 @given(pair=pairs(), jobs=job_lists())
 def test_every_request_gets_the_tokens_that_it_gets_alone(pair: Pair, jobs: list[Job]) -> None:
+    check_workload(pair, jobs)
+
+
+@settings(max_examples=150, deadline=None)
+@given(pair=tight_pairs(), jobs=growing_jobs())
+def test_preempted_requests_go_on_as_if_nothing_had_been(pair: Pair, jobs: list[Job]) -> None:
+    check_workload(pair, jobs)
+
+
+def check_workload(pair: Pair, jobs: list[Job]) -> None:
     pair.run(jobs)
     for job in jobs:
         check_answer(job, pair.block_tokens)

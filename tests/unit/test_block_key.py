@@ -12,8 +12,14 @@ ROOT_VECTORS = [
     (ROOT, "de04fbce47b1cd389aa5695fdb0943e2"),
     (KeyRoot(bytes(range(32)), "bfloat16", 4), "b9625c296ba5df97d032fe5ae04c1169"),
     (KeyRoot(bytes(range(32)), "float32", 16), "336cf258539b1d188ef1ce191b122fee"),
-    (KeyRoot(bytes(range(32)), "float32", 4, tenant_salt=b"tenant-a"), "dad6623dc61d145dc2407fcaf1b29005"),
-    (KeyRoot(bytes(range(32)), "float32", 4, adapter="tenant-a"), "ae884fffd109f8e3fe9dc3c0c7db4de8"),
+    (
+        KeyRoot(bytes(range(32)), "float32", 4, tenant_salt=b"tenant-a"),
+        "dad6623dc61d145dc2407fcaf1b29005",
+    ),
+    (
+        KeyRoot(bytes(range(32)), "float32", 4, adapter="tenant-a"),
+        "ae884fffd109f8e3fe9dc3c0c7db4de8",
+    ),
 ]
 
 CHAIN_VECTORS = [

@@ -1,0 +1,89 @@
+"""Attention on the CPU with torch's own kernels, over contexts gathered from the pool.
+
+Decodes are one batch, padded to the longest context; prefill rows go one by one, since their
+lengths differ too much to pad.
+"""
+
+import torch
+from torch.nn import functional
+
+from baton.engine.attention.base import Batch
+from baton.engine.kv_pool import KvPool
+
+
+class CpuAttention:
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool.tensor
+        self._block_tokens = pool.block_tokens
+
+    def prepare(self, batch: Batch) -> None:
+        """Finds which context every decode row reads, and the prefill rows' masks."""
+        self._batch = batch
+        self._blocks = batch.slots // self._block_tokens
+        self._offsets = batch.slots % self._block_tokens
+        decodes = batch.num_decodes
+        self._decode_mask: torch.Tensor | None = None
+        if decodes:
+            contexts = batch.contexts[:decodes]
+            num_blocks = -(-max(contexts) // self._block_tokens)
+            self._decode_tables = batch.block_tables[:decodes, :num_blocks]
+            length = num_blocks * self._block_tokens
+            limits = torch.tensor(contexts).view(-1, 1, 1, 1)
+            self._decode_mask = torch.arange(length).view(1, 1, 1, -1) < limits
+        self._masks = [
+            _causal(batch.contexts[row] - batch.starts[row], batch.starts[row])
+            for row in range(decodes, batch.num_rows)
+        ]
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        pool, batch = self._pool[:, layer], self._batch
+        pool[self._blocks, 0, self._offsets] = k
+        pool[self._blocks, 1, self._offsets] = v
+        output = torch.empty_like(q)
+        decodes = batch.num_decodes
+        if decodes:
+            output[:decodes] = self._decode(pool, q[:decodes])
+        for index, row in enumerate(range(decodes, batch.num_rows)):
+            tokens = slice(batch.offsets[row], batch.offsets[row + 1])
+            output[tokens] = self._prefill(pool, row, q[tokens], self._masks[index])
+        return output
+
+    def _decode(self, pool: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        """``q`` [rows, heads, dim]. Heads of a group become queries of their KV head, so that
+        no key is repeated."""
+        rows, heads, dim = q.shape
+        context = pool[self._decode_tables]  # [rows, blocks, 2, tokens, kv_heads, dim]
+        keys, values = (context[:, :, part].flatten(1, 2).transpose(1, 2) for part in (0, 1))
+        grouped = q.view(rows, keys.shape[1], -1, dim)
+        attended = functional.scaled_dot_product_attention(
+            grouped, keys, values, attn_mask=self._decode_mask
+        )
+        return attended.reshape(rows, heads, dim)
+
+    def _prefill(
+        self, pool: torch.Tensor, row: int, q: torch.Tensor, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        """``q`` [tokens, heads, dim]."""
+        length = self._batch.contexts[row]
+        table = self._batch.block_tables[row, : -(-length // self._block_tokens)]
+        context = pool[table]  # [blocks, 2, tokens, kv_heads, dim]
+        keys, values = (
+            context[:, part].flatten(0, 1)[:length].transpose(0, 1).unsqueeze(0) for part in (0, 1)
+        )
+        attended = functional.scaled_dot_product_attention(
+            q.transpose(0, 1).unsqueeze(0),
+            keys,
+            values,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=True,
+        )
+        return attended.squeeze(0).transpose(0, 1)
+
+
+def _causal(num_tokens: int, start: int) -> torch.Tensor | None:
+    """[num_tokens, start + num_tokens], true where a query may look; None: a plain triangle."""
+    if start == 0:
+        return None
+    queries = torch.arange(start, start + num_tokens).view(-1, 1)
+    return torch.arange(start + num_tokens).view(1, -1) <= queries

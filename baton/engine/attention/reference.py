@@ -1,0 +1,44 @@
+"""Attention written down as the formula says: what other backends are proven against."""
+
+import torch
+
+from baton.engine.attention.base import Batch
+from baton.engine.kv_pool import KvPool
+
+
+class ReferenceAttention:
+    """Row by row, head by head in FP32; slow on purpose."""
+
+    def __init__(self, pool: KvPool) -> None:
+        self._pool = pool.tensor
+        self._block_tokens = pool.block_tokens
+
+    def prepare(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        batch = self._batch
+        blocks, offsets = batch.slots // self._block_tokens, batch.slots % self._block_tokens
+        self._pool[blocks, layer, 0, offsets] = k
+        self._pool[blocks, layer, 1, offsets] = v
+        output = torch.empty_like(q)
+        for row in range(batch.num_rows):
+            tokens = slice(batch.offsets[row], batch.offsets[row + 1])
+            cache = self._pool[batch.block_tables[row], layer]  # [blocks, 2, tokens, heads, dim]
+            keys, values = (
+                cache[:, part].flatten(0, 1)[: batch.contexts[row]].float() for part in (0, 1)
+            )
+            output[tokens] = _attend(q[tokens].float(), keys, values, batch.starts[row]).to(q.dtype)
+        return output
+
+
+def _attend(q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, start: int) -> torch.Tensor:
+    """``q`` [tokens, heads, dim] at positions from ``start``; keys, values [context, kv_heads,
+    dim]. Query head h reads KV head h // (heads / kv_heads)."""
+    group = q.shape[1] // keys.shape[1]
+    keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
+    scores = torch.einsum("thd,chd->htc", q, keys) / q.shape[-1] ** 0.5
+    positions = torch.arange(start, start + q.shape[0])
+    future = torch.arange(keys.shape[0])[None, :] > positions[:, None]
+    scores = scores.masked_fill(future, float("-inf"))
+    return torch.einsum("htc,chd->thd", scores.softmax(dim=-1), values)

@@ -1,0 +1,131 @@
+"""The model on its device: runs a plan, and nothing else."""
+
+from pathlib import Path
+
+import torch
+
+from baton.checkpoint import ModelConfig, load_model_config, model_digest
+from baton.engine.attention.base import Attention, make_batch
+from baton.engine.attention.cpu import CpuAttention
+from baton.engine.kv_pool import KvPool, block_bytes
+from baton.engine.loader import Progress, load_weights
+from baton.engine.model import Model
+from baton.engine.plan import Plan, SampledToken, StepOutput
+from baton.engine.sampler import sample
+from baton.errors import Invalid
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+DEFAULT_POOL_BYTES = 512 * 1024 * 1024
+GPU_POOL_SHARE = 0.85
+"""Of the memory that is free once the weights are loaded; the rest is for activations."""
+
+
+class ModelRunner:
+    """Implements :class:`baton.engine.plan.Runner`."""
+
+    def __init__(self, config: ModelConfig, digest: bytes, model: Model, pool: KvPool) -> None:
+        self.model_config = config
+        self.model_digest = digest
+        self.pool = pool
+        self._model = model
+        self._device = pool.tensor.device
+
+    @classmethod
+    def load(
+        cls,
+        path: Path,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        num_blocks: int | None = None,
+        pool_bytes: int | None = None,
+        block_tokens: int = 16,
+        progress: Progress | None = None,
+    ) -> "ModelRunner":
+        """Loads a directory. Raises Invalid that names what is wrong with it, or says that
+        memory is short. ``num_blocks`` wins over ``pool_bytes``."""
+        config = load_model_config(path)
+        place = pick_device(device)
+        kind = pick_dtype(dtype, place, config)
+        weights = load_weights(path, config, place, kind, progress)
+        size = block_bytes(config, kind, block_tokens)
+        pool = KvPool(
+            config,
+            num_blocks=num_blocks or (pool_bytes or _default_pool_bytes(place)) // size,
+            block_tokens=block_tokens,
+            dtype=kind,
+            device=place,
+        )
+        model = Model(config, weights, make_attention(pool), config.max_position_embeddings)
+        return cls(config, model_digest(path), model, pool)
+
+    @property
+    def num_blocks(self) -> int:
+        return self.pool.num_blocks
+
+    @property
+    def block_tokens(self) -> int:
+        return self.pool.block_tokens
+
+    @property
+    def kv_dtype(self) -> str:
+        return str(self.pool.tensor.dtype).removeprefix("torch.")
+
+    @property
+    def kv_layout(self) -> str:
+        """Equal on two workers iff their blocks mean the same bytes."""
+        return self.pool.layout
+
+    @torch.inference_mode()
+    def run(self, plan: Plan) -> StepOutput:
+        batch = make_batch(plan.rows, self.block_tokens, self._device)
+        tokens = [token for row in plan.rows for token in row.token_ids]
+        sampling = [index for index, row in enumerate(plan.rows) if row.sample]
+        wanted = [batch.offsets[index + 1] - 1 for index in sampling]
+        logits = self._model.forward(
+            torch.tensor(tokens, device=self._device),
+            batch,
+            torch.tensor(wanted, dtype=torch.int64, device=self._device),
+        )
+        sampled: list[SampledToken | None] = [None] * len(plan.rows)
+        rows = [plan.rows[index] for index in sampling]
+        for index, token in zip(sampling, sample(logits, rows), strict=True):
+            sampled[index] = token
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)  # readers of the pool know nothing of streams
+        return StepOutput(tuple(sampled))
+
+
+def make_attention(pool: KvPool) -> Attention:
+    if pool.tensor.device.type == "cpu":
+        return CpuAttention(pool)
+    from baton.engine.attention.triton_cuda import TritonAttention
+
+    return TritonAttention(pool)
+
+
+def pick_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise Invalid("device is cuda, and torch sees no GPU", param="device")
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dtype:
+    """By default FP32 on the CPU, where exactness can be seen, else the checkpoint's own."""
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else config.dtype
+    if name not in DTYPES:
+        raise Invalid(f"dtype is {name!r}; supported are {', '.join(DTYPES)}", param="dtype")
+    return DTYPES[name]
+
+
+def _default_pool_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return DEFAULT_POOL_BYTES
+    return int(torch.cuda.mem_get_info(device)[0] * GPU_POOL_SHARE)
