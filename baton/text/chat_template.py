@@ -1,0 +1,107 @@
+"""A model's chat template, rendered in a sandbox, with what Hugging Face templates may use."""
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.sandbox
+
+from baton.clock import Clock
+from baton.errors import Invalid
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """``named`` maps a template's name to its source; ``default`` is the one without tools, or
+    with, unless there is a ``tool_use``. ``variables`` are the special tokens."""
+
+    def __init__(self, named: Mapping[str, str], variables: Mapping[str, Any], clock: Clock):
+        """Raises Invalid for a template that does not compile."""
+        self._variables = dict(variables)
+        self._sources = dict(named)
+        environment = _environment(clock)
+        try:
+            self._templates = {
+                name: environment.from_string(source) for name, source in named.items()
+            }
+        except jinja2.TemplateError as error:
+            raise Invalid(f"the chat template does not compile: {error}") from error
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+    ) -> str:
+        """Raises Invalid when the template refuses the messages, or fails on them."""
+        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        if "developer" not in self._sources[name]:
+            messages = [_as_system(message) for message in messages]
+        try:
+            return self._templates[name].render(
+                messages=messages,
+                tools=tools,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._variables,
+            )
+        # A template is a program of the model's author: on messages that it did not expect, it
+        # may fail with anything (TemplateError, TypeError, IndexError, …).
+        except Exception as error:
+            raise Invalid(f"the chat template failed: {error}", param="messages") from error
+
+
+def _as_system(message: Message) -> Message:
+    """`developer` is OpenAI's newer word for `system`; most templates know only the older."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message
+
+
+def _environment(clock: Clock) -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda layout: _now(clock).strftime(layout)
+    return environment
+
+
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant wrote, for training; here it is transparent."""
+
+    tags = {"generation"}  # noqa: RUF012
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+def _now(clock: Clock) -> datetime:
+    return datetime.fromtimestamp(clock.wall_nanoseconds() / 1e9).astimezone()
+
+
+def _raise_exception(message: str) -> None:
+    raise jinja2.TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Without HTML escapes, unlike Jinja's own."""
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )

@@ -1,0 +1,119 @@
+"""Token ids to text, one by one: never half a character, never another text than ``decode``."""
+
+import codecs
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+REPLACEMENT = "�"
+
+MAX_HELD_TOKENS = 8
+"""A character has at most 4 bytes. Past this many tokens a replacement character is real."""
+
+
+class Vocabulary(Protocol):
+    """What an incremental detokeniser asks of a tokenizer."""
+
+    def is_hidden(self, token_id: int) -> bool:
+        """Whether decoding skips the token: special or unknown."""
+        ...
+
+    def token(self, token_id: int) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes: ...
+
+    def decode_visible(self, token_ids: Sequence[int]) -> str: ...
+
+
+class IncrementalDetokenizer(Protocol):
+    """The pieces from :meth:`push` and the last one from :meth:`flush` together equal
+    ``Tokenizer.decode`` of all ids. Amortised O(1) per token."""
+
+    def push(self, token_ids: Iterable[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE, where every token is a string of bytes.
+
+    An invalid byte sequence becomes one replacement character per maximal invalid part, in
+    Python as in Rust (the practice recommended in Unicode 15, section 3.9)."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        vocabulary = self._vocabulary
+        data = b"".join(
+            vocabulary.token_bytes(token_id)
+            for token_id in token_ids
+            if not vocabulary.is_hidden(token_id)
+        )
+        return self._decoder.decode(data)
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowDetokenizer:
+    """For any other decoder: the text of a token is what it adds to that of the token before.
+
+    A run of byte tokens (``<0xE4>``) is held until it ends, because an invalid byte turns the
+    whole run into replacement characters."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._context: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        return "".join(self._push_one(token_id) for token_id in token_ids)
+
+    def flush(self) -> str:
+        if not self._held:
+            return ""
+        text = self._added()
+        self._held.clear()
+        return text
+
+    def _push_one(self, token_id: int) -> str:
+        if self._vocabulary.is_hidden(token_id):
+            return ""
+        self._held.append(token_id)
+        if _BYTE_TOKEN.fullmatch(self._vocabulary.token(token_id)):
+            return ""
+        text = self._added()
+        if text.endswith(REPLACEMENT) and len(self._held) < MAX_HELD_TOKENS:
+            return ""
+        self._context, self._held = [token_id], []
+        return text
+
+    def _added(self) -> str:
+        before = self._vocabulary.decode_visible(self._context)
+        whole = self._vocabulary.decode_visible(self._context + self._held)
+        return whole[len(before) :]
+
+
+def byte_level_alphabet() -> dict[str, int]:
+    """The characters that byte-level BPE writes for bytes: printable ones stand for themselves,
+    the other bytes, in order, for the code points from 256 on (GPT-2's ``bytes_to_unicode``)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {
+        chr(256 + index): byte for index, byte in enumerate(others)
+    }
+
+
+def byte_level_bytes(alphabet: dict[str, int]) -> Callable[[str], bytes]:
+    """The bytes of a token; one with characters outside of the alphabet is plain text."""
+
+    def to_bytes(token: str) -> bytes:
+        try:
+            return bytes(map(alphabet.__getitem__, token))
+        except KeyError:
+            return token.encode()
+
+    return to_bytes

@@ -1,0 +1,80 @@
+"""Stop strings in a text that arrives in pieces."""
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Cuts a text before the first stop string that completes in it.
+
+    What may still become a stop string is held back, and nothing else is. Of stop strings that
+    complete at the same character the longest counts. The result does not depend on how the text
+    is split. One automaton per stop string (Knuth, Morris and Pratt, 1977): O(1) amortised per
+    character and stop string.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        assert all(stops), "an empty stop string would match everywhere"
+        self._automata = [_Automaton(stop) for stop in stops]
+        self._held = ""
+        self.matched: str | None = None
+
+    def push(self, text: str) -> str:
+        """What of the text so far is safe to show now. Nothing after a match."""
+        if self.matched is not None:
+            return ""
+        if not self._automata:
+            return text
+        pending = self._held + text
+        for position in range(len(self._held), len(pending)):
+            stop = self._step(pending[position])
+            if stop is not None:
+                self.matched, self._held = stop, ""
+                return pending[: position + 1 - len(stop)]
+        num_held = max(automaton.num_matched for automaton in self._automata)
+        split = len(pending) - num_held
+        self._held = pending[split:]
+        return pending[:split]
+
+    def flush(self) -> str:
+        """The text has ended: what was held back."""
+        held, self._held = self._held, ""
+        return held
+
+    def _step(self, character: str) -> str | None:
+        """Feeds one character; the longest stop string that it completes."""
+        completed: str | None = None
+        for automaton in self._automata:
+            if automaton.step(character) and len(automaton.stop) > len(completed or ""):
+                completed = automaton.stop
+        return completed
+
+
+class _Automaton:
+    """``num_matched`` characters of ``stop`` are a suffix of what was fed; the most possible."""
+
+    def __init__(self, stop: str) -> None:
+        self.stop = stop
+        self.num_matched = 0
+        self._borders = _borders(stop)
+
+    def step(self, character: str) -> bool:
+        matched = self.num_matched
+        while matched and self.stop[matched] != character:
+            matched = self._borders[matched - 1]
+        if self.stop[matched] == character:
+            matched += 1
+        self.num_matched = matched
+        return matched == len(self.stop)
+
+
+def _borders(stop: str) -> list[int]:
+    """Per prefix, the length of its longest proper suffix that is also its prefix."""
+    borders = [0] * len(stop)
+    length = 0
+    for position in range(1, len(stop)):
+        while length and stop[length] != stop[position]:
+            length = borders[length - 1]
+        if stop[length] == stop[position]:
+            length += 1
+        borders[position] = length
+    return borders

@@ -1,0 +1,190 @@
+"""A model's tokenizer and chat template, as they lie in its directory."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from baton.clock import Clock, SystemClock
+from baton.errors import Invalid
+from baton.text.chat_template import ChatTemplate, Message
+from baton.text.detokenizer import (
+    ByteLevelDetokenizer,
+    IncrementalDetokenizer,
+    WindowDetokenizer,
+    byte_level_alphabet,
+    byte_level_bytes,
+)
+
+SPECIAL_TOKEN_NAMES = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+
+_BYTE_LEVEL_BYTES = byte_level_bytes(byte_level_alphabet())
+
+
+class Tokenizer:
+    """Text to token ids and back. Thread-safe; nothing in it changes after loading."""
+
+    def __init__(
+        self,
+        tokenizer: tokenizers.Tokenizer,
+        chat_template: ChatTemplate | None,
+        *,
+        byte_level: bool,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._chat_template = chat_template
+        self._byte_level = byte_level
+        ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
+        self.vocab_size = 1 + max(ids, default=-1)
+        added = tokenizer.get_added_tokens_decoder().items()
+        special = {token_id for token_id, token in added if token.special}
+        self._hidden = frozenset(special | (set(range(self.vocab_size)) - ids))
+        self.token_bytes = lru_cache(maxsize=self.vocab_size)(self._token_bytes)
+
+    @classmethod
+    def load(cls, model_dir: Path, clock: Clock | None = None) -> "Tokenizer":
+        """Reads ``tokenizer.json`` and, where they are, ``tokenizer_config.json``,
+        ``special_tokens_map.json`` and ``chat_template.jinja``.
+
+        Raises Invalid, naming the file, for one that is missing or malformed, and for a
+        vocabulary that is larger than the one in the model's ``config.json``.
+        """
+        path = model_dir / "tokenizer.json"
+        tokenizer = _load_tokenizer(path)
+        template = _load_chat_template(model_dir, clock or SystemClock())
+        loaded = cls(tokenizer, template, byte_level=_is_byte_level(tokenizer))
+        limit = _model_vocab_size(model_dir)
+        if limit is not None and loaded.vocab_size > limit:
+            raise Invalid(f"{path}: {loaded.vocab_size} tokens, but the model has {limit}")
+        return loaded
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Ids that the vocabulary does not have (padding of the model's) are skipped."""
+        text: str = self._tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template is not None
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """Raises Invalid when the model has no template, or its template fails."""
+        if self._chat_template is None:
+            raise Invalid("the model has no chat template; use /v1/completions", param="messages")
+        return self._chat_template.render(messages, tools, add_generation_prompt)
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """A fresh one, that skips special tokens."""
+        return ByteLevelDetokenizer(self) if self._byte_level else WindowDetokenizer(self)
+
+    # What detokenisers and logprobs ask of single tokens
+
+    def is_hidden(self, token_id: int) -> bool:
+        return token_id in self._hidden or token_id >= self.vocab_size
+
+    def token(self, token_id: int) -> str:
+        """As the vocabulary spells it; empty for an id that it does not have."""
+        return self._tokenizer.id_to_token(token_id) or ""
+
+    def decode_visible(self, token_ids: Sequence[int]) -> str:
+        return self.decode(token_ids, skip_special_tokens=True)
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        """The token's own bytes, which need not be whole characters."""
+        if self._byte_level:
+            return _BYTE_LEVEL_BYTES(self.token(token_id))
+        token = self.token(token_id)
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            return bytes.fromhex(token[3:5])
+        return token.replace("▁", " ").encode()
+
+
+def _load_tokenizer(path: Path) -> tokenizers.Tokenizer:
+    if not path.is_file():
+        raise Invalid(f"{path}: no such file")
+    try:
+        tokenizer = tokenizers.Tokenizer.from_file(str(path))
+    # The library raises bare Exceptions for whatever it can't read.
+    except Exception as error:
+        raise Invalid(f"{path}: {error}") from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
+    decoder = json.loads(tokenizer.to_str())["decoder"]
+    while decoder is not None and decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
+        decoder = decoder["decoders"][0]
+    return decoder is not None and decoder["type"] == "ByteLevel"
+
+
+def _load_chat_template(model_dir: Path, clock: Clock) -> ChatTemplate | None:
+    config = _read_json(model_dir / "tokenizer_config.json")
+    named = _named_templates(model_dir, config)
+    if "default" not in named:
+        return None
+    special = _read_json(model_dir / "special_tokens_map.json") | config
+    variables = {name: _content(special[name]) for name in SPECIAL_TOKEN_NAMES if special.get(name)}
+    try:
+        return ChatTemplate(named, variables, clock)
+    except Invalid as error:
+        raise Invalid(f"{model_dir}: {error}") from error
+
+
+def _named_templates(model_dir: Path, config: dict[str, Any]) -> dict[str, str]:
+    """The file beside the config wins, as it does in transformers."""
+    path = model_dir / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return {"default": path.read_text(encoding="utf-8")}
+        except UnicodeDecodeError as error:
+            raise Invalid(f"{path}: not UTF-8") from error
+    template = config.get("chat_template")
+    if template is None:
+        return {}
+    if isinstance(template, str):
+        return {"default": template}
+    try:
+        return {str(entry["name"]): str(entry["template"]) for entry in template}
+    except (TypeError, KeyError) as error:
+        place = model_dir / "tokenizer_config.json"
+        raise Invalid(f"{place}: chat_template is neither a string nor a list") from error
+
+
+def _content(token: Any) -> str:
+    """A special token is written as a string, or as an object with its ``content``."""
+    return str(token["content"]) if isinstance(token, dict) else str(token)
+
+
+def _model_vocab_size(model_dir: Path) -> int | None:
+    config = _read_json(model_dir / "config.json")
+    size = config.get("vocab_size")
+    return size if isinstance(size, int) else None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """Empty when there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise Invalid(f"{path}: {error}") from error
+    if not isinstance(value, dict):
+        raise Invalid(f"{path}: not a JSON object")
+    return value

@@ -1,0 +1,269 @@
+"""KV over gRPC: works wherever there is a TCP connection, at the price of two copies more.
+
+Each transport runs a small server of its own with one raw-bytes method, so that KV never
+queues behind control messages. A request is a packed list of spans, the response their bytes
+in order.
+"""
+
+import ctypes
+import hmac
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from baton.clock import Clock
+from baton.core.handoff import Endpoint
+from baton.errors import Invalid, Unavailable
+from baton.transport.base import Capabilities, Region, Span, TransferState
+from baton.transport.links import LinkMeter
+from baton.transport.spans import checked_spans, expect_transport
+
+NAME = "grpc"
+SERVICE, METHOD = "baton.KvData", "Read"
+SECRET_KEY = "x-baton-secret"
+MESSAGE_BYTES = 2 * 1024 * 1024
+MAX_READERS = 8
+"""Streams served or read at a time; more wait in gRPC's own queue until their deadline."""
+
+_HEADER = struct.Struct("<QI")
+_SPAN = struct.Struct("<QQ")
+_OPTIONS = (
+    ("grpc.max_receive_message_length", 4 * MESSAGE_BYTES),
+    ("grpc.max_send_message_length", 4 * MESSAGE_BYTES),
+    ("grpc.http2.lookahead_bytes", 16 * MESSAGE_BYTES),
+    ("grpc.http2.max_frame_size", 4 * MESSAGE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.so_reuseport", 0),
+)
+
+
+@dataclass(eq=False, slots=True)
+class GrpcPeer:
+    endpoint: Endpoint
+    channel: Any
+    read: Any
+    transfers: "set[GrpcTransfer]" = field(default_factory=set)
+
+
+@dataclass(eq=False, slots=True)
+class GrpcTransfer:
+    """``future`` is the thread that reads; once it has ended nothing writes locally."""
+
+    peer: GrpcPeer
+    spans: list[Span]
+    size_bytes: int
+    timeout_seconds: float
+    error: str = ""
+    call: Any = None
+    future: "Future[None] | None" = None
+    state: TransferState = TransferState.PREPARED
+
+
+class GrpcTransport:
+    name = NAME
+
+    def __init__(
+        self,
+        owner: str,
+        generation: int,
+        clock: Clock,
+        host_id: str,
+        *,
+        listen_host: str = "127.0.0.1",
+        advertise_host: str | None = None,
+        secret: str | None = None,
+    ) -> None:
+        self._owner = owner
+        self._generation = generation
+        self._clock = clock
+        self._host_id = host_id
+        self._listen_host = listen_host
+        self._advertise_host = advertise_host or listen_host
+        self._secret = secret
+        self._region: Region | None = None
+        self._server: Any = None
+        self._port = 0
+        self._peers: dict[tuple[str, int], GrpcPeer] = {}
+        self._readers = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="kv-read")
+        self._meter = LinkMeter()
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(local_only=False, devices=frozenset({"cpu"}), asynchronous=True)
+
+    def register(self, region: Region) -> None:
+        if region.device != "cpu":
+            raise Invalid(f"transport grpc serves host memory, not {region.device}")
+        self._region = region
+        threads = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="kv-serve")
+        self._server = grpc.server(threads, options=_OPTIONS)
+        handler: Any = grpc.unary_stream_rpc_method_handler(self._serve)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        )
+        try:
+            self._port = self._server.add_insecure_port(f"{self._listen_host}:0")
+        except RuntimeError as error:
+            raise Unavailable(f"transport grpc can't listen: {error}") from error
+        self._server.start()
+
+    def export(self) -> Endpoint:
+        assert self._region is not None, "register() comes first"
+        address = f"{self._advertise_host}:{self._port}".encode()
+        size = self._region.size_bytes
+        return Endpoint(NAME, self._owner, self._generation, self._host_id, size, address)
+
+    def connect(self, endpoint: Endpoint) -> GrpcPeer:
+        expect_transport(endpoint, NAME)
+        key = (endpoint.owner, endpoint.generation)
+        if key not in self._peers:
+            try:
+                address = endpoint.metadata.decode("ascii")
+            except UnicodeDecodeError as error:
+                raise Invalid("malformed grpc endpoint") from error
+            channel = grpc.insecure_channel(address, options=_OPTIONS)
+            read: Any = channel.unary_stream(f"/{SERVICE}/{METHOD}")
+            self._peers[key] = GrpcPeer(endpoint, channel, read)
+        return self._peers[key]
+
+    def disconnect(self, peer: GrpcPeer) -> None:
+        if self._peers.pop((peer.endpoint.owner, peer.endpoint.generation), None) is not None:
+            for transfer in list(peer.transfers):
+                if transfer.call is not None:
+                    transfer.call.cancel()
+            peer.channel.close()
+
+    def prepare(
+        self, peer: GrpcPeer, spans: Sequence[Span], timeout_seconds: float
+    ) -> GrpcTransfer:
+        assert self._region is not None, "register() comes first"
+        joined = checked_spans(spans, self._region, peer.endpoint)
+        size = sum(span.size_bytes for span in joined)
+        return GrpcTransfer(peer, joined, size, timeout_seconds)
+
+    def post(self, transfer: GrpcTransfer) -> None:
+        assert transfer.state is TransferState.PREPARED, transfer.state
+        transfer.state = TransferState.PENDING
+        transfer.peer.transfers.add(transfer)
+        metadata = ((SECRET_KEY, self._secret),) if self._secret else None
+        try:
+            transfer.call = transfer.peer.read(
+                _pack(transfer.peer.endpoint.generation, transfer.spans),
+                timeout=transfer.timeout_seconds,
+                metadata=metadata,
+            )
+        except ValueError as error:  # the channel was closed
+            transfer.state, transfer.error = TransferState.FAILED, str(error)
+            return
+        transfer.future = self._readers.submit(self._read, transfer)
+
+    def poll(self, transfer: GrpcTransfer) -> TransferState:
+        if transfer.state is TransferState.PENDING and transfer.future is not None:
+            if not transfer.future.done():
+                return TransferState.PENDING
+            transfer.state = TransferState.FAILED if transfer.error else TransferState.DONE
+        return transfer.state
+
+    def release(self, transfer: GrpcTransfer) -> bool:
+        """Waits for at most one message's copy."""
+        transfer.peer.transfers.discard(transfer)
+        if transfer.call is not None:
+            transfer.call.cancel()
+        if transfer.future is not None and not transfer.future.cancel():
+            wait([transfer.future])
+        transfer.state = TransferState.RELEASED
+        return True
+
+    def estimate_seconds(self, peer: GrpcPeer, size_bytes: int) -> float:
+        return self._meter.estimate_seconds(peer.endpoint.owner, size_bytes)
+
+    def close(self) -> None:
+        for peer in list(self._peers.values()):
+            self.disconnect(peer)
+        self._readers.shutdown(wait=True, cancel_futures=True)
+        if self._server is not None:
+            stopped: threading.Event = self._server.stop(grace=0.2)
+            stopped.wait()
+
+    def _read(self, transfer: GrpcTransfer) -> None:
+        """In a thread of its own: every message goes where the spans say."""
+        assert self._region is not None
+        began = self._clock.monotonic()
+        writer = _Scatter(self._region.address, transfer.spans)
+        try:
+            for message in transfer.call:
+                writer.write(message)
+        except grpc.RpcError as error:
+            transfer.error = f"{error.code().name}: {error.details()}"
+        except Invalid as error:
+            transfer.error = str(error)
+        else:
+            if writer.missing_bytes:
+                transfer.error = f"{writer.missing_bytes} bytes are missing"
+            seconds = self._clock.monotonic() - began
+            self._meter.record(transfer.peer.endpoint.owner, transfer.size_bytes, seconds)
+
+    def _serve(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The server's side: the bytes of the spans, in order."""
+        assert self._region is not None
+        if self._secret and not _has_secret(context, self._secret):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster secret is wrong")
+        try:
+            spans = _unpack(request, self._generation, self._region.size_bytes)
+        except Invalid as error:
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+        for offset, size in spans:
+            for start in range(offset, offset + size, MESSAGE_BYTES):
+                length = min(MESSAGE_BYTES, offset + size - start)
+                yield ctypes.string_at(self._region.address + start, length)
+
+
+class _Scatter:
+    """Writes a row of messages into spans, one after the other."""
+
+    def __init__(self, address: int, spans: Sequence[Span]) -> None:
+        self._places = [(address + span.local_offset, span.size_bytes) for span in spans]
+        self._places.reverse()
+
+    @property
+    def missing_bytes(self) -> int:
+        return sum(size for _, size in self._places)
+
+    def write(self, message: bytes) -> None:
+        """A message never crosses a span's end. Raises Invalid for more bytes than asked."""
+        if not self._places or len(message) > self._places[-1][1]:
+            raise Invalid("the peer sent more bytes than were asked for")
+        target, size = self._places.pop()
+        ctypes.memmove(target, message, len(message))
+        if len(message) < size:
+            self._places.append((target + len(message), size - len(message)))
+
+
+def _has_secret(context: grpc.ServicerContext, secret: str) -> bool:
+    values = [value for key, value in context.invocation_metadata() if key == SECRET_KEY]
+    return bool(values) and hmac.compare_digest(str(values[0]), secret)
+
+
+def _pack(generation: int, spans: Sequence[Span]) -> bytes:
+    parts = [_HEADER.pack(generation, len(spans))]
+    parts += [_SPAN.pack(span.remote_offset, span.size_bytes) for span in spans]
+    return b"".join(parts)
+
+
+def _unpack(request: bytes, generation: int, region_size_bytes: int) -> list[tuple[int, int]]:
+    if len(request) < _HEADER.size or (len(request) - _HEADER.size) % _SPAN.size:
+        raise Invalid("malformed read request")
+    wanted, count = _HEADER.unpack_from(request)
+    if wanted != generation:
+        raise Invalid("the region is another generation's")
+    spans = list(_SPAN.iter_unpack(request[_HEADER.size :]))
+    if len(spans) != count:
+        raise Invalid("malformed read request")
+    if any(offset + size > region_size_bytes for offset, size in spans):
+        raise Invalid("a span lies outside the region")
+    return spans

@@ -1,0 +1,73 @@
+"""The in-memory twin: regions of one process, with faults on demand, for simulations."""
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baton.clock import Clock
+from baton.core.handoff import Endpoint
+from baton.errors import Invalid, Unavailable
+from baton.transport.base import Capabilities, Region, Span
+from baton.transport.copying import CopyTransport, copy_memory
+
+NAME = "memory"
+Fault = Callable[[Endpoint, Span], str]
+"""Asked before each copy: "" to go on, "lost" to fail it, "corrupt" to damage one byte."""
+
+
+@dataclass(eq=False)
+class MemoryFabric:
+    """What connects the transports of one simulated cluster. A dead owner is taken out."""
+
+    regions: dict[tuple[str, int], Region] = field(default_factory=dict)
+    fault: Fault | None = None
+
+    def kill(self, owner: str) -> None:
+        for key in [key for key in self.regions if key[0] == owner]:
+            del self.regions[key]
+
+
+class MemoryTransport(CopyTransport):
+    """Reads any region of its fabric."""
+
+    def __init__(
+        self, fabric: MemoryFabric, owner: str, generation: int, clock: Clock, host: str = "here"
+    ) -> None:
+        super().__init__(owner, generation, host, clock, NAME)
+        self._fabric = fabric
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(local_only=True, devices=frozenset({"cpu"}), asynchronous=False)
+
+    def register(self, region: Region) -> None:
+        super().register(region)
+        self._fabric.regions[self.owner, self.generation] = region
+
+    def export(self) -> Endpoint:
+        size = self.region.size_bytes
+        return Endpoint(NAME, self.owner, self.generation, self.host, size, b"")
+
+    def attach(self, endpoint: Endpoint) -> None:
+        region = self._find(endpoint)
+        if region.size_bytes != endpoint.region_size_bytes:
+            raise Invalid(f"region of {endpoint.owner} has {region.size_bytes} bytes")
+
+    def detach(self, endpoint: Endpoint) -> None:
+        """Nothing is held."""
+
+    def copy(self, endpoint: Endpoint, span: Span) -> None:
+        source = self._find(endpoint)
+        fault = self._fabric.fault(endpoint, span) if self._fabric.fault else ""
+        if fault == "lost":
+            raise Unavailable(f"a read from {endpoint.owner} was lost")
+        target = self.region.address + span.local_offset
+        copy_memory(target, source.address + span.remote_offset, span.size_bytes)
+        if fault == "corrupt":
+            byte = ctypes.c_ubyte.from_address(target)
+            byte.value ^= 0xFF
+
+    def _find(self, endpoint: Endpoint) -> Region:
+        region = self._fabric.regions.get((endpoint.owner, endpoint.generation))
+        if region is None:
+            raise Unavailable(f"{endpoint.owner} is gone")
+        return region

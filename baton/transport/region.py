@@ -1,0 +1,29 @@
+"""Host memory in a memory file: what shared memory can map, and all else can read."""
+
+import ctypes
+import mmap
+import os
+
+from baton.transport.base import Region
+
+
+class HostMemory:
+    """``size_bytes`` of zeroed memory, taken when touched, gone with its owner. ``view`` is a
+    writable window on it."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self.file_descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        os.ftruncate(self.file_descriptor, size_bytes)
+        self._map = mmap.mmap(self.file_descriptor, size_bytes)
+        self.view = memoryview(self._map)
+        self._pin = (ctypes.c_char * size_bytes).from_buffer(self._map)
+        self.region = Region(
+            ctypes.addressof(self._pin), size_bytes, file_descriptor=self.file_descriptor
+        )
+
+    def close(self) -> None:
+        """After every transport that knows the region was closed."""
+        self.view.release()
+        del self._pin
+        self._map.close()
+        os.close(self.file_descriptor)

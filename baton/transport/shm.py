@@ -1,0 +1,97 @@
+"""Shared memory: the reader maps the peer's memory file, and copies. One host only.
+
+A region lives in a memory file without a name, which a peer of the same user opens as
+``/proc/<pid>/fd/<fd>``. The kernel frees it when the last of both lets go, however they end.
+A process id that was given to someone else meanwhile is told by the process's start time.
+"""
+
+import ctypes
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.clock import Clock
+from baton.core.handoff import Endpoint
+from baton.errors import Invalid, Unavailable
+from baton.transport.base import Capabilities, Region, Span
+from baton.transport.copying import CopyTransport, copy_memory
+
+NAME = "shm"
+_METADATA = struct.Struct("<IIQ")
+"""Process id, file descriptor, and the process's start in clock ticks since boot."""
+
+
+@dataclass(slots=True)
+class Mapping:
+    memory: mmap.mmap
+    address: int
+    view: ctypes.Array[ctypes.c_char]
+
+
+class ShmTransport(CopyTransport):
+    def __init__(self, owner: str, generation: int, clock: Clock, host: str) -> None:
+        super().__init__(owner, generation, host, clock, NAME)
+        self._mappings: dict[tuple[str, int], Mapping] = {}
+
+    def capabilities(self) -> Capabilities:
+        return Capabilities(local_only=True, devices=frozenset({"cpu"}), asynchronous=False)
+
+    def register(self, region: Region) -> None:
+        if region.file_descriptor < 0:
+            raise Invalid("transport shm needs memory that lies in a memory file")
+        super().register(region)
+
+    def export(self) -> Endpoint:
+        pid = os.getpid()
+        metadata = _METADATA.pack(pid, self.region.file_descriptor, start_ticks(pid))
+        size = self.region.size_bytes
+        return Endpoint(NAME, self.owner, self.generation, self.host, size, metadata)
+
+    def attach(self, endpoint: Endpoint) -> None:
+        if endpoint.host != self.host:
+            raise Invalid(f"{endpoint.owner} is on another host")
+        if len(endpoint.metadata) != _METADATA.size:
+            raise Invalid("malformed shm endpoint")
+        pid, descriptor, started = _METADATA.unpack(endpoint.metadata)
+        try:
+            file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise Unavailable(f"can't open the memory of {endpoint.owner}: {error}") from error
+        try:
+            self._map(endpoint, file, pid, started)
+        finally:
+            os.close(file)
+
+    def _map(self, endpoint: Endpoint, file: int, pid: int, started: int) -> None:
+        """Maps the file, once it is certain whose it is. Writable, since ctypes takes the
+        address of no other map; nothing here ever writes to it."""
+        if start_ticks(pid) != started:
+            raise Unavailable(f"{endpoint.owner} is gone; its process id is another's")
+        if os.fstat(file).st_size != endpoint.region_size_bytes:
+            raise Invalid(f"the memory of {endpoint.owner} has another size than it says")
+        size = endpoint.region_size_bytes
+        memory = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        view = (ctypes.c_char * size).from_buffer(memory)
+        mapping = Mapping(memory, ctypes.addressof(view), view)
+        self._mappings[endpoint.owner, endpoint.generation] = mapping
+
+    def detach(self, endpoint: Endpoint) -> None:
+        mapping = self._mappings.pop((endpoint.owner, endpoint.generation))
+        del mapping.view
+        mapping.memory.close()
+
+    def copy(self, endpoint: Endpoint, span: Span) -> None:
+        source = self._mappings[endpoint.owner, endpoint.generation].address
+        target = self.region.address + span.local_offset
+        copy_memory(target, source + span.remote_offset, span.size_bytes)
+
+
+def start_ticks(pid: int) -> int:
+    """When the process began, in clock ticks since boot; 0 when there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return 0
+    return int(stat.rpartition(")")[2].split()[19])

@@ -1,0 +1,275 @@
+"""One suite over every transport. The peer is another process where the backend allows it."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baton.clock import SystemClock
+from baton.core.handoff import Endpoint
+from baton.errors import Invalid, Unavailable
+from baton.transport.base import Span, TransferState, Transport
+from baton.transport.flow import TransferFailed, transfer
+from baton.transport.memory import MemoryFabric, MemoryTransport
+from baton.transport.region import HostMemory
+from baton.transport.select import open_transports
+from tests.contract.transport_peer import endpoint_from_json, pattern
+
+SIZE = 1 << 20
+SEED = 20261120
+CLOCK = SystemClock()
+
+
+class Source:
+    """A peer that can be killed, frozen, and born again."""
+
+    def __init__(self, name: str, fabric: MemoryFabric) -> None:
+        self.name = name
+        self.fabric = fabric
+        self.processes: list[subprocess.Popen[str]] = []
+        self.memories: list[HostMemory] = []
+
+    def start(self, generation: int = 1) -> Endpoint:
+        if self.name == "memory":
+            return self._start_here(generation)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.contract.transport_peer", self.name, str(SIZE),
+             str(generation)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        self.processes.append(process)
+        assert process.stdout is not None
+        return endpoint_from_json(process.stdout.readline())
+
+    def _start_here(self, generation: int) -> Endpoint:
+        memory = HostMemory("peer", SIZE)
+        self.memories.append(memory)
+        np.frombuffer(memory.view, dtype=np.uint8)[:] = pattern(SIZE, generation)
+        peer = MemoryTransport(self.fabric, "peer", generation, CLOCK)
+        peer.register(memory.region)
+        return peer.export()
+
+    def kill(self) -> None:
+        self.fabric.kill("peer")
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    def freeze(self) -> None:
+        for process in self.processes:
+            os.kill(process.pid, signal.SIGSTOP)
+
+    def close(self) -> None:
+        self.kill()
+        for process in self.processes:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.close()
+            process.stdout.close()
+
+
+class Reader:
+    def __init__(self, transport: Transport, memory: HostMemory) -> None:
+        self.transport = transport
+        self.memory = memory
+        self.bytes = np.frombuffer(memory.view, dtype=np.uint8)
+
+
+@pytest.fixture(params=["memory", "shm", "grpc", "nixl"])
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Source, Reader]]:
+    fabric = MemoryFabric()
+    source = Source(request.param, fabric)
+    memory = HostMemory("reader", SIZE)
+    if request.param == "memory":
+        transport: Transport = MemoryTransport(fabric, "reader", 1, CLOCK)  # type: ignore[assignment]
+        transport.register(memory.region)
+    else:
+        transport = open_transports(
+            [request.param], owner="reader", generation=1, region=memory.region, clock=CLOCK,
+            listen_host="127.0.0.1",
+        )[request.param]  # fmt: skip
+    try:
+        yield source, Reader(transport, memory)
+    finally:
+        source.close()
+        transport.close()
+
+
+def random_spans(seed: int, count: int) -> list[Span]:
+    """Reads that do not overlap locally, of block-like and odd sizes."""
+    chance = np.random.default_rng(seed)
+    cuts = np.sort(chance.choice(np.arange(1, SIZE // 2), size=2 * count, replace=False))
+    spans = []
+    for start, end in zip(cuts[::2].tolist(), cuts[1::2].tolist(), strict=True):
+        remote = int(chance.integers(0, SIZE - (end - start)))
+        spans.append(Span(remote, start, end - start))
+    chance.shuffle(spans)  # type: ignore[arg-type]
+    return spans
+
+
+async def read(reader: Reader, endpoint: Endpoint, spans: list[Span], seconds: float = 20) -> None:
+    peer = await asyncio.to_thread(reader.transport.connect, endpoint)
+    await transfer(reader.transport, peer, spans, seconds, CLOCK)
+
+
+async def test_reads_arrive_whole(pair: tuple[Source, Reader]) -> None:
+    source, reader = pair
+    endpoint = source.start()
+    wanted = pattern(SIZE, 1)
+    print(f"seed {SEED}")
+    for round_number, count in enumerate([1, 2, 7, 64, 500]):
+        expected = reader.bytes.copy()
+        spans = random_spans(SEED + round_number, count)
+        for span in spans:
+            bytes_of_span = wanted[span.remote_offset : span.remote_offset + span.size_bytes]
+            expected[span.local_offset : span.local_offset + span.size_bytes] = bytes_of_span
+        await read(reader, endpoint, spans)
+        assert np.array_equal(reader.bytes, expected)
+
+
+async def test_two_transfers_side_by_side(pair: tuple[Source, Reader]) -> None:
+    source, reader = pair
+    endpoint = source.start()
+    half = SIZE // 2
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(read(reader, endpoint, [Span(0, half, half)]))
+        tasks.create_task(read(reader, endpoint, [Span(half, 0, half)]))
+    wanted = pattern(SIZE, 1)
+    assert np.array_equal(reader.bytes[half:], wanted[:half])
+    assert np.array_equal(reader.bytes[:half], wanted[half:])
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [],
+        [Span(0, 0, 0)],
+        [Span(SIZE - 1, 0, 2)],
+        [Span(0, SIZE - 1, 2)],
+        [Span(-1, 0, 1)],
+        [Span(0, -1, 1)],
+    ],
+)
+def test_spans_out_of_range_are_refused(pair: tuple[Source, Reader], spans: list[Span]) -> None:
+    source, reader = pair
+    peer = reader.transport.connect(source.start())
+    with pytest.raises(Invalid):
+        reader.transport.prepare(peer, spans, 1.0)
+
+
+def test_endpoints_of_other_transports_are_refused(pair: tuple[Source, Reader]) -> None:
+    source, reader = pair
+    endpoint = source.start()
+    with pytest.raises(Invalid, match="transport 'other'"):
+        reader.transport.connect(replace(endpoint, transport="other"))
+
+
+async def test_a_dead_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> None:
+    """It fails, or what arrives is checked by its checksum, which is not this suite's."""
+    source, reader = pair
+    endpoint = source.start()
+    await read(reader, endpoint, [Span(0, 0, 4096)])
+    source.kill()
+    if reader.transport.name == "shm":  # the mapping outlives the process: a good read
+        await read(reader, endpoint, [Span(0, 0, 4096)], seconds=2)
+        return
+    try:
+        await read(reader, endpoint, [Span(0, 0, 4096)], seconds=2)
+    except Unavailable:
+        pass
+    else:
+        assert reader.transport.name == "nixl", "only NIXL may claim that a dead peer was read"
+
+
+async def test_a_peer_that_was_never_there_is_unavailable(pair: tuple[Source, Reader]) -> None:
+    source, reader = pair
+    endpoint = source.start()
+    source.kill()
+    if reader.transport.name == "nixl":
+        return  # UCX may still find its memory; the checksum decides
+    with pytest.raises(Unavailable):
+        await read(reader, endpoint, [Span(0, 0, 4096)], seconds=2)
+
+
+async def test_a_frozen_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> None:
+    """Memory of a frozen peer can still be read; over a socket the deadline ends the read."""
+    source, reader = pair
+    endpoint = source.start()
+    await read(reader, endpoint, [Span(0, 0, 4096)])
+    source.freeze()
+    if reader.transport.name == "grpc":
+        with pytest.raises(TransferFailed, match="DEADLINE_EXCEEDED"):
+            await read(reader, endpoint, [Span(0, 0, 4096)], seconds=0.5)
+        return
+    try:
+        await read(reader, endpoint, [Span(0, 0, 4096)], seconds=0.5)
+    except Unavailable:
+        assert reader.transport.name == "nixl"
+
+
+async def test_a_reborn_peer_is_another_peer(pair: tuple[Source, Reader]) -> None:
+    source, reader = pair
+    old = source.start(generation=1)
+    await read(reader, old, [Span(0, 0, 4096)])
+    source.kill()
+    reader.transport.disconnect(reader.transport.connect(old))
+    await read(reader, source.start(generation=2), [Span(0, 0, SIZE)])
+    assert np.array_equal(reader.bytes, pattern(SIZE, 2))
+
+
+def test_release_is_idempotent_and_legal_before_post(pair: tuple[Source, Reader]) -> None:
+    source, reader = pair
+    peer = reader.transport.connect(source.start())
+    prepared = reader.transport.prepare(peer, [Span(0, 0, 64)], 1.0)
+    assert reader.transport.release(prepared)
+    assert reader.transport.release(prepared)
+    assert reader.transport.poll(prepared) is TransferState.RELEASED
+
+
+async def test_a_cancelled_read_lets_go_of_the_blocks(pair: tuple[Source, Reader]) -> None:
+    """After the cancelled call has returned, nothing writes to the local region."""
+    source, reader = pair
+    endpoint = source.start()
+    reading = asyncio.create_task(read(reader, endpoint, [Span(0, 0, SIZE)]))
+    await asyncio.sleep(0)
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    before = reader.bytes.copy()
+    reader.bytes[:] = 7
+    await read(reader, endpoint, [Span(0, 0, 1)])
+    assert (reader.bytes[1:] == 7).all()
+    assert before.shape == reader.bytes.shape
+
+
+def test_estimates_follow_what_was_measured(pair: tuple[Source, Reader]) -> None:
+    source, reader = pair
+    peer = reader.transport.connect(source.start())
+    small = reader.transport.estimate_seconds(peer, 1 << 10)
+    large = reader.transport.estimate_seconds(peer, 1 << 30)
+    assert 0 < small < large
+
+
+Fault = Callable[[Endpoint, Span], str]
+
+
+@pytest.mark.parametrize("fault", ["lost", "corrupt"])
+async def test_the_memory_twin_injects_faults(fault: str) -> None:
+    fabric = MemoryFabric(fault=lambda endpoint, span: fault)
+    source = Source("memory", fabric)
+    memory = HostMemory("reader", SIZE)
+    transport: Transport = MemoryTransport(fabric, "reader", 1, CLOCK)  # type: ignore[assignment]
+    transport.register(memory.region)
+    reader = Reader(transport, memory)
+    endpoint = source.start()
+    if fault == "lost":
+        with pytest.raises(TransferFailed, match="lost"):
+            await read(reader, endpoint, [Span(0, 0, SIZE)])
+    else:
+        await read(reader, endpoint, [Span(0, 0, SIZE)])
+        assert (reader.bytes != pattern(SIZE, 1)).sum() == 1

@@ -1,0 +1,52 @@
+"""A process of its own that serves a region: what a transport's reader reads from.
+
+    python -m tests.contract.transport_peer NAME SIZE GENERATION
+
+Fills the region with a pattern, prints its endpoint as a line of JSON, and lives until its
+standard input ends.
+"""
+
+import base64
+import json
+import sys
+from dataclasses import asdict
+
+import numpy as np
+
+from baton.clock import SystemClock
+from baton.core.handoff import Endpoint
+from baton.transport.region import HostMemory
+from baton.transport.select import open_transports
+
+
+def pattern(size_bytes: int, generation: int) -> np.ndarray:
+    return np.random.default_rng(generation).integers(256, size=size_bytes, dtype=np.uint8)
+
+
+def endpoint_from_json(line: str) -> Endpoint:
+    fields = json.loads(line)
+    return Endpoint(**{**fields, "metadata": base64.b64decode(fields["metadata"])})
+
+
+def endpoint_to_json(endpoint: Endpoint) -> str:
+    fields = asdict(endpoint)
+    return json.dumps({**fields, "metadata": base64.b64encode(endpoint.metadata).decode()})
+
+
+def main(name: str, size_bytes: int, generation: int) -> None:
+    memory = HostMemory("peer", size_bytes)
+    np.frombuffer(memory.view, dtype=np.uint8)[:] = pattern(size_bytes, generation)
+    opened = open_transports(
+        [name],
+        owner="peer",
+        generation=generation,
+        region=memory.region,
+        clock=SystemClock(),
+        listen_host="127.0.0.1",
+    )
+    print(endpoint_to_json(opened[name].export()), flush=True)
+    sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1,0 +1,500 @@
+"""The engine's calls, one by one, over a fake runner: outputs, blocks and refusals, exactly."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.clock import ManualClock
+from baton.core.block_key import KeyRoot, block_keys
+from baton.core.ids import BlockId, BlockKey, Epoch, RequestId, TokenId
+from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.block_pool import PoolCounts
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine, EngineStats, PrefillProgress, Reservation, StepResult
+from baton.engine.fake_runner import FakeRunner, reference_answer
+from baton.engine.plan import Plan, StepOutput
+from baton.errors import Invalid, NotFound, Overloaded
+
+CONFIG = EngineConfig(
+    block_tokens=4, max_model_tokens=64, max_step_tokens=16, watermark_blocks=0, growth_tokens=6
+)
+PROMPT = tuple(TokenId(token) for token in range(10, 20))
+
+
+def spec(
+    name: str,
+    token_ids: tuple[TokenId, ...] = PROMPT,
+    *,
+    emitted: int = 0,
+    max_tokens: int = 5,
+    **sampling: Any,
+) -> RequestSpec:
+    return RequestSpec(
+        RequestId(name),
+        Epoch(2),
+        token_ids,
+        len(token_ids) - emitted,
+        SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling),
+    )
+
+
+class Bench:
+    def __init__(
+        self,
+        num_blocks: int = 16,
+        config: EngineConfig = CONFIG,
+        eos: frozenset[TokenId] = frozenset(),
+    ) -> None:
+        self.runner = FakeRunner(num_blocks, config.block_tokens)
+        self.engine = Engine(
+            self.runner,
+            config,
+            model_digest=b"model",
+            kv_dtype="float32",
+            eos_token_ids=eos,
+            clock=ManualClock(),
+        )
+
+    def run(self) -> list[RequestOutput]:
+        """Steps until there is no work. Checks the books after each."""
+        outputs: list[RequestOutput] = []
+        while self.engine.has_work():
+            outputs += self.engine.step().outputs
+            self.engine.check_integrity()
+        return outputs
+
+    def pool(self) -> PoolCounts:
+        return self.engine.stats().pool
+
+
+def tokens_of(outputs: list[RequestOutput], name: str) -> tuple[TokenId, ...]:
+    return tuple(t for each in outputs if each.request_id == name for t in each.token_ids)
+
+
+def hand_over(left: Bench, right: Bench, request: RequestSpec) -> tuple[TokenId, Reservation]:
+    """Computes the prompt on the left and starts it on the right."""
+    left.engine.add(request, Task.PREFILL)
+    result = StepResult()
+    while not result.outputs:
+        result = left.engine.step()
+    source = result.progress[0].block_ids
+    reservation = right.engine.reserve(request)
+    assert reservation is not None
+    for index in range(reservation.num_cached_blocks, len(source)):
+        data = left.runner.export_block(source[index])
+        right.runner.import_block(reservation.block_ids[index], data)
+    (token_id,) = result.outputs[0].token_ids
+    right.engine.start(request.request_id, token_id)
+    left.engine.release(request.request_id)
+    return token_id, reservation
+
+
+def test_a_whole_request() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a"), Task.WHOLE)
+    outputs = bench.run()
+    expected, reason = reference_answer(spec("a"))
+    assert tokens_of(outputs, "a") == expected
+    assert reason is FinishReason.LENGTH
+    assert [each.first_index for each in outputs] == [0, 1, 2, 3, 4]
+    assert [each.epoch for each in outputs] == [2] * 5
+    assert [each.finish_reason for each in outputs] == [None] * 4 + [FinishReason.LENGTH]
+    # 14 tokens computed: three full blocks stay cached, the partial one is free.
+    assert bench.pool() == PoolCounts(16, free=13, filling=0, idle=3, referenced=0, quarantined=0)
+
+
+def test_eos_stops_and_is_part_of_the_answer() -> None:
+    answer, _ = reference_answer(spec("a"))
+    bench = Bench(eos=frozenset({answer[2]}))
+    bench.engine.add(spec("a"), Task.WHOLE)
+    bench.engine.add(spec("b", ignore_eos=True), Task.WHOLE)
+    outputs = bench.run()
+    assert tokens_of(outputs, "a") == answer[:3]
+    assert [o.finish_reason for o in outputs if o.request_id == "a"][-1] is FinishReason.STOP
+    assert tokens_of(outputs, "b") == answer
+
+
+def test_a_stop_token_stops_even_if_eos_is_ignored() -> None:
+    answer, _ = reference_answer(spec("a"))
+    request = spec("a", ignore_eos=True, stop_token_ids=(answer[1],))
+    bench = Bench()
+    bench.engine.add(request, Task.WHOLE)
+    outputs = bench.run()
+    assert tokens_of(outputs, "a") == answer[:2]
+    assert outputs[-1].finish_reason is FinishReason.STOP
+
+
+@pytest.mark.parametrize("penalty", [0.0, 0.5])
+def test_a_failover_goes_on_where_the_answer_was(penalty: float) -> None:
+    answer, _ = reference_answer(spec("a", presence_penalty=penalty))
+    bench = Bench()
+    again = spec("a", PROMPT + answer[:2], emitted=2, presence_penalty=penalty)
+    bench.engine.add(again, Task.WHOLE)
+    outputs = bench.run()
+    assert tokens_of(outputs, "a") == answer[2:]
+    assert [each.first_index for each in outputs] == [2, 3, 4]
+
+
+def test_history_goes_to_the_runner_only_if_needed() -> None:
+    bench = Bench()
+    plans: list[Plan] = []
+    run = bench.runner.run
+
+    def spy(plan: Plan) -> StepOutput:
+        plans.append(plan)
+        return run(plan)
+
+    bench.runner.run = spy  # type: ignore[method-assign]
+    bench.engine.add(spec("a", PROMPT[:3], max_tokens=2), Task.WHOLE)
+    bench.engine.add(spec("b", PROMPT[:4], max_tokens=2, frequency_penalty=0.1), Task.WHOLE)
+    outputs = bench.run()
+    b0 = outputs[1].token_ids
+    histories = [[(row.history, row.num_prompt_tokens) for row in plan.rows] for plan in plans]
+    assert histories == [
+        [((), 0), (PROMPT[:4], 4)],
+        [((), 0), (PROMPT[:4] + b0, 4)],
+    ]
+
+
+def test_logprobs_come_if_asked_for() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a", max_tokens=1, logprobs=2), Task.WHOLE)
+    bench.engine.add(spec("b", max_tokens=1), Task.WHOLE)
+    with_logprobs, without = bench.run()
+    (logprob,) = with_logprobs.logprobs
+    assert (logprob.token_id,) == with_logprobs.token_ids
+    assert len(logprob.top) == 2
+    assert without.logprobs == ()
+
+
+def test_cached_tokens_come_with_the_first_output() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a"), Task.WHOLE)
+    assert [each.cached_tokens for each in bench.run()] == [0, 0, 0, 0, 0]
+    assert bench.engine.cached_prefix_tokens(spec("b")) == 8
+    bench.engine.add(spec("b"), Task.WHOLE)
+    outputs = bench.run()
+    assert [each.cached_tokens for each in outputs] == [8, 0, 0, 0, 0]
+    assert tokens_of(outputs, "b") == reference_answer(spec("b"))[0]
+
+
+def test_cached_tokens_are_never_more_than_the_prompt() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a"), Task.WHOLE)
+    answer = tokens_of(bench.run(), "a")
+    bench.engine.add(spec("b", PROMPT + answer[:4], emitted=4), Task.WHOLE)
+    (output,) = bench.run()
+    assert output.cached_tokens == len(PROMPT)
+
+
+def test_tenants_share_nothing() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a"), Task.WHOLE)
+    bench.run()
+    other = replace(spec("b"), tenant_salt=b"other")
+    assert bench.engine.cached_prefix_tokens(other) == 0
+    assert (
+        bench.engine.key_root(b"other")
+        == KeyRoot(b"model", "float32", 4, tenant_salt=b"other").key()
+    )
+
+
+def test_prefill_progress_then_held_until_released() -> None:
+    bench = Bench(config=replace(CONFIG, chunk_tokens=6))
+    request = spec("a")
+    keys = tuple(block_keys(bench.engine.key_root(b""), PROMPT, 4))
+    bench.engine.add(request, Task.PREFILL)
+    first, last = bench.engine.step(), bench.engine.step()
+    table = (BlockId(0), BlockId(1), BlockId(2))
+    assert first == StepResult(
+        (), (PrefillProgress(request.request_id, 6, table, True, keys[:1], 0),)
+    )
+    assert last.progress == (PrefillProgress(request.request_id, 10, table, False, keys, 0),)
+    (output,) = last.outputs
+    assert output.token_ids == reference_answer(request)[0][:1]
+    assert (output.first_index, output.finish_reason) == (0, None)
+    assert not bench.engine.has_work()
+    assert bench.engine.stats() == EngineStats(
+        running=0,
+        waiting=0,
+        held=1,
+        reserved=0,
+        queued_tokens=0,
+        num_steps=2,
+        num_preemptions=0,
+        pool=PoolCounts(16, free=13, filling=1, idle=0, referenced=2, quarantined=0),
+    )
+    bench.engine.check_integrity()
+    bench.engine.release(request.request_id)
+    bench.engine.release(request.request_id)
+    bench.engine.check_integrity()
+    assert bench.pool() == PoolCounts(16, free=14, filling=0, idle=2, referenced=0, quarantined=0)
+
+
+def test_a_cached_prefix_is_progress_at_once() -> None:
+    bench = Bench(config=replace(CONFIG, chunk_tokens=1))
+    bench.engine.add(spec("a", max_tokens=1), Task.WHOLE)
+    bench.run()
+    bench.engine.add(spec("b"), Task.PREFILL)
+    first, last = bench.engine.step().progress[0], bench.engine.step().progress[0]
+    assert (first.num_computed_tokens, first.num_cached_tokens, len(first.keys)) == (9, 8, 2)
+    assert (first.scheduled_first, last.scheduled_first) == (True, False)
+
+
+def test_a_prefill_that_ends_at_once_says_so_and_is_held() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a", max_tokens=1), Task.PREFILL)
+    (output,) = bench.run()
+    assert output.finish_reason is FinishReason.LENGTH
+    assert bench.engine.stats().held == 1
+
+
+def test_a_hand_off_changes_no_token() -> None:
+    left, right = Bench(), Bench()
+    first, reservation = hand_over(left, right, spec("a"))
+    # 10 tokens and 4 of growth: four blocks.
+    assert reservation == Reservation(tuple(BlockId(i) for i in range(4)), 0)
+    outputs = right.run()
+    assert (first, *tokens_of(outputs, "a")) == reference_answer(spec("a"))[0]
+    assert [each.first_index for each in outputs] == [1, 2, 3, 4]
+    assert [each.cached_tokens for each in outputs] == [0, 0, 0, 0]
+    assert right.pool().idle == 3
+
+
+def test_a_second_hand_off_reuses_all_full_blocks() -> None:
+    left, right = Bench(), Bench()
+    request = spec("a", PROMPT[:8])
+    hand_over(left, right, request)
+    right.run()
+    first, reservation = hand_over(left, right, replace(request, request_id=RequestId("b")))
+    assert reservation.num_cached_blocks == 2
+    assert (first, *tokens_of(right.run(), "b")) == reference_answer(request)[0]
+
+
+def test_lost_kv_shows_in_the_answer() -> None:
+    """The fake runner is no use if this passes unnoticed."""
+    bench = Bench()
+    bench.engine.add(spec("a"), Task.WHOLE)
+    first = bench.engine.step().outputs
+    bench.runner.import_block(BlockId(1), bytes(bench.runner.block_size_bytes))
+    outputs = [*first, *bench.run()]
+    assert tokens_of(outputs, "a")[1:] != reference_answer(spec("a"))[0][1:]
+
+
+def test_start_with_the_last_token_ends_the_request() -> None:
+    left, right = Bench(), Bench()
+    hand_over(left, right, spec("a", max_tokens=1))
+    assert not right.engine.has_work()
+    assert right.engine.stats().running == 0
+    assert right.pool().idle == 2
+    with pytest.raises(NotFound):
+        right.engine.start(RequestId("a"), TokenId(1))
+
+
+def test_a_reservation_that_does_not_fit_comes_later() -> None:
+    bench = Bench(num_blocks=4)
+    bench.engine.add(spec("a", PROMPT[:5], max_tokens=3), Task.WHOLE)
+    bench.engine.step()
+    assert bench.engine.reserve(spec("b")) is None
+    bench.run()
+    assert bench.engine.reserve(spec("b")) is not None
+
+
+def test_an_aborted_reservation_is_quarantined_if_asked() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a", max_tokens=1), Task.WHOLE)
+    bench.run()
+    reservation = bench.engine.reserve(spec("b"))
+    assert reservation is not None
+    assert (reservation.num_cached_blocks, len(reservation.block_ids)) == (2, 4)
+    assert bench.engine.abort(RequestId("b"), quarantine=True)
+    bench.engine.check_integrity()
+    assert bench.pool() == PoolCounts(16, free=12, filling=0, idle=2, referenced=0, quarantined=2)
+    bench.engine.release_quarantine(reservation.block_ids[2:])
+    assert bench.pool().free == 14
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 3])
+@pytest.mark.parametrize("task", [Task.WHOLE, Task.PREFILL])
+def test_abort_in_any_phase_frees_everything(task: Task, num_steps: int) -> None:
+    bench = Bench(config=replace(CONFIG, chunk_tokens=5))
+    bench.engine.add(spec("a"), task)
+    for _ in range(num_steps):
+        bench.engine.step()
+    assert bench.engine.abort(RequestId("a"))
+    assert not bench.engine.abort(RequestId("a"))
+    bench.engine.check_integrity()
+    assert not bench.engine.has_work()
+    pool = bench.pool()
+    assert pool.free + pool.idle == 16
+    bench.engine.add(spec("a"), task)
+
+
+def store_of(bench: Bench, request: RequestSpec) -> tuple[list[BlockKey], list[bytes]]:
+    """Keys and content of the prompt's full blocks, as a store would have them."""
+    bench.engine.add(request, Task.PREFILL)
+    (progress,) = bench.engine.step().progress
+    data = [bench.runner.export_block(each) for each in progress.block_ids[: len(progress.keys)]]
+    return list(progress.keys), data
+
+
+def test_an_imported_prefix_is_a_cached_prefix() -> None:
+    keys, data = store_of(Bench(), spec("a", PROMPT[:9]))
+    bench = Bench()
+    block_ids = bench.engine.begin_import(keys)
+    assert block_ids == [0, 1]
+    bench.engine.check_integrity()
+    assert bench.engine.cached_prefix_tokens(spec("b")) == 0
+    for block_id, each in zip(block_ids, data, strict=True):
+        bench.runner.import_block(block_id, each)
+    bench.engine.finish_import(keys, block_ids, 2)
+    bench.engine.add(spec("b"), Task.WHOLE)
+    outputs = bench.run()
+    assert outputs[0].cached_tokens == 8
+    assert tokens_of(outputs, "b") == reference_answer(spec("b"))[0]
+
+
+def test_an_import_that_failed_in_part() -> None:
+    keys, _ = store_of(Bench(), spec("a"))
+    bench = Bench()
+    block_ids = bench.engine.begin_import(keys)
+    assert block_ids is not None
+    bench.engine.finish_import(keys, block_ids, 1, quarantine=True)
+    assert bench.engine.cached_prefix_tokens(spec("a")) == 4
+    assert bench.pool() == PoolCounts(16, free=14, filling=0, idle=1, referenced=0, quarantined=1)
+    bench.engine.release_quarantine(block_ids[1:])
+    bench.engine.check_integrity()
+
+
+def test_an_import_of_what_was_computed_meanwhile_is_freed() -> None:
+    bench = Bench()
+    keys = block_keys(bench.engine.key_root(b""), PROMPT, 4)
+    block_ids = bench.engine.begin_import(keys)
+    assert block_ids == [0, 1]
+    bench.engine.add(spec("a", max_tokens=1), Task.WHOLE)
+    bench.run()
+    bench.engine.finish_import(keys, block_ids, 2)
+    bench.engine.check_integrity()
+    assert bench.pool() == PoolCounts(16, free=14, filling=0, idle=2, referenced=0, quarantined=0)
+
+
+def test_an_import_does_not_evict_what_it_extends() -> None:
+    bench = Bench(num_blocks=4)
+    long = tuple(TokenId(token) for token in range(16))
+    keys = block_keys(bench.engine.key_root(b""), long, 4)
+    head = bench.engine.begin_import(keys[:2])
+    assert head is not None
+    bench.engine.finish_import(keys[:2], head, 2)
+    assert bench.engine.begin_import(keys[2:] + keys[:1], after=keys[:2]) is None
+    tail = bench.engine.begin_import(keys[2:], after=keys[:2])
+    assert tail == [2, 3]
+    bench.engine.finish_import(keys[2:], tail, 2)
+    assert bench.engine.cached_prefix_tokens(spec("a", long)) == 16
+    # The leaf is evicted before what it hangs on.
+    assert bench.engine.begin_import(block_keys(BlockKey(bytes(16)), long[:4], 4)) == [3]
+
+
+def test_an_import_leaves_room_to_those_that_run() -> None:
+    bench = Bench(num_blocks=4, config=replace(CONFIG, watermark_blocks=1))
+    bench.engine.add(spec("a", PROMPT[:5]), Task.WHOLE)
+    bench.engine.step()
+    keys = block_keys(BlockKey(bytes(16)), PROMPT[:8], 4)
+    assert bench.engine.begin_import(keys) is None
+    assert bench.engine.begin_import(keys[:1]) == [2]
+    assert bench.engine.begin_import([]) == []
+    bench.engine.finish_import([], [], 0)
+
+
+@pytest.mark.parametrize(
+    ("request_spec", "message"),
+    [
+        (spec("a", ()), "num_prompt_tokens is 0"),
+        (spec("a", max_tokens=0), "there is nothing left to generate"),
+        (spec("a", emitted=5), "there is nothing left to generate"),
+        (spec("a", max_tokens=55), "10 tokens and 55 to generate are more than the 64"),
+        (spec("a", max_tokens=36), "the request needs 12 KV blocks, and there are 11"),
+    ],
+)
+def test_what_can_never_be_served_is_refused(request_spec: RequestSpec, message: str) -> None:
+    bench = Bench(num_blocks=11)
+    with pytest.raises(Invalid, match=message):
+        bench.engine.add(request_spec, Task.WHOLE)
+    with pytest.raises(Invalid, match=message):
+        bench.engine.reserve(request_spec)
+
+
+def test_the_largest_that_fits_is_served() -> None:
+    bench = Bench(num_blocks=11)
+    bench.engine.add(spec("a", max_tokens=35), Task.WHOLE)
+    assert tokens_of(bench.run(), "a") == reference_answer(spec("a", max_tokens=35))[0]
+
+
+def test_a_prompt_to_hand_over_needs_no_room_for_its_answer() -> None:
+    bench = Bench(num_blocks=3)
+    bench.engine.add(spec("a", max_tokens=54), Task.PREFILL)
+    assert len(bench.run()) == 1
+
+
+def test_one_id_one_request() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a"), Task.WHOLE)
+    with pytest.raises(Invalid, match="request a is here already"):
+        bench.engine.add(spec("a"), Task.WHOLE)
+    with pytest.raises(Invalid, match="request a is here already"):
+        bench.engine.reserve(spec("a"))
+
+
+def test_a_full_queue_says_so() -> None:
+    bench = Bench(config=replace(CONFIG, max_waiting=1))
+    bench.engine.add(spec("a"), Task.WHOLE)
+    with pytest.raises(Overloaded, match="1 requests are waiting already"):
+        bench.engine.add(spec("b"), Task.WHOLE)
+    bench.engine.step()
+    bench.engine.add(spec("b"), Task.WHOLE)
+
+
+def test_engine_and_runner_agree_on_the_block_size() -> None:
+    with pytest.raises(Invalid, match="block_tokens is 4, the runner's is 8"):
+        Engine(
+            FakeRunner(4, 8),
+            CONFIG,
+            model_digest=b"",
+            kv_dtype="float32",
+            eos_token_ids=frozenset(),
+            clock=ManualClock(),
+        )
+
+
+def test_queued_tokens_are_those_of_prompts() -> None:
+    bench = Bench(config=replace(CONFIG, max_running=2))
+    bench.engine.add(spec("a"), Task.WHOLE)
+    bench.engine.step()
+    bench.engine.add(spec("b", PROMPT[::-1] * 3), Task.WHOLE)
+    bench.engine.add(spec("c", PROMPT[::-1]), Task.WHOLE)
+    bench.engine.step()  # a decodes, b computes 15 of 30, c waits
+    stats = bench.engine.stats()
+    assert (stats.running, stats.waiting, stats.queued_tokens) == (2, 1, 25)
+
+
+def test_check_integrity_notices_a_lost_reference() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a"), Task.WHOLE)
+    bench.engine.step()
+    bench.engine.check_integrity()
+    bench.engine._pool.reference([BlockId(0)])
+    with pytest.raises(AssertionError, match="block 0: 1 owners, 2 references"):
+        bench.engine.check_integrity()
+
+
+def test_describe() -> None:
+    bench = Bench(num_blocks=4)
+    bench.engine.add(spec("a"), Task.WHOLE)
+    bench.engine.step()
+    assert bench.engine.describe().splitlines() == [
+        "4 blocks: 1 free 1 filling 2 referenced 0 idle 0 quarantined",
+        ".=free f=filling #=referenced i=idle q=quarantined",
+        "      0 ##f.",
+        "a whole running arrival=1 tokens=10/11 blocks=[0, 1, 2]",
+    ]

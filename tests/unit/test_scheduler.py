@@ -1,0 +1,343 @@
+"""Decisions of the scheduler, exactly: who is in a plan, with how many tokens, in which blocks."""
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from baton.core.block_key import KeyRoot
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.plan import Plan
+from baton.engine.prefix import KeyChain
+from baton.engine.scheduler import Scheduler
+from baton.engine.sequence import PHASE_TRANSITIONS, Phase, Sequence
+from baton.errors import Invalid
+
+ROOT = KeyRoot(b"model", "float32", 4).key()
+CONFIG = EngineConfig(
+    block_tokens=4, max_model_tokens=256, max_step_tokens=16, max_running=4, watermark_blocks=0
+)
+
+
+class Bench:
+    """A scheduler, and a runner that always samples token 7."""
+
+    def __init__(self, num_blocks: int, config: EngineConfig = CONFIG) -> None:
+        self.pool = BlockPool(num_blocks)
+        self.scheduler = Scheduler(self.pool, config)
+        self.config = config
+        self.now = 0.0
+        self._arrivals = count(1)
+        self.sequences: dict[str, Sequence] = {}
+
+    def new(self, name: str, tokens: list[int], task: Task, phase: Phase) -> Sequence:
+        spec = RequestSpec(
+            RequestId(name),
+            Epoch(1),
+            tuple(TokenId(token) for token in tokens),
+            len(tokens),
+            SamplingParams(max_tokens=100),
+        )
+        chain = KeyChain(ROOT, 4)
+        chain.extend(spec.token_ids)
+        self.sequences[name] = Sequence(
+            spec,
+            task,
+            phase,
+            chain=chain,
+            arrival=next(self._arrivals),
+            arrival_seconds=self.now,
+            max_model_tokens=256,
+        )
+        return self.sequences[name]
+
+    def add(self, name: str, tokens: list[int], task: Task = Task.WHOLE) -> Sequence:
+        sequence = self.new(name, tokens, task, Phase.WAITING)
+        self.scheduler.enqueue(sequence)
+        return sequence
+
+    def reserve(self, name: str, tokens: list[int], num_tokens: int) -> Sequence | None:
+        sequence = self.new(name, tokens, Task.DECODE, Phase.RESERVED)
+        return sequence if self.scheduler.reserve(sequence, num_tokens) else None
+
+    def schedule(self) -> Plan:
+        return self.scheduler.schedule(self.now)
+
+    def step(self) -> list[tuple[str, int]]:
+        """(request, tokens computed) of each row of a step."""
+        plan = self.schedule()
+        for row in plan.rows:
+            sequence = self.sequences[row.request_id]
+            sequence.num_computed = row.context_tokens
+            self.scheduler.seal_computed(sequence)
+            if row.sample:
+                sequence.append(TokenId(7))
+        return [(row.request_id, row.num_tokens) for row in plan.rows]
+
+    def finish(self, name: str) -> None:
+        self.scheduler.finish(self.sequences[name])
+
+
+def fresh(name: str, length: int) -> list[int]:
+    """Tokens that no other request's begin with."""
+    return [ord(name), *range(100, 99 + length)]
+
+
+def test_decodes_come_first_then_chunks_within_the_budget() -> None:
+    bench = Bench(32)
+    bench.add("a", fresh("a", 3))
+    assert bench.step() == [("a", 3)]
+    bench.add("b", fresh("b", 20))
+    bench.add("c", fresh("c", 20))
+    assert bench.step() == [("a", 1), ("b", 15)]
+    assert bench.step() == [("a", 1), ("b", 5), ("c", 10)]
+    assert bench.step() == [("a", 1), ("b", 1), ("c", 10)]
+    assert bench.step() == [("a", 1), ("b", 1), ("c", 1)]
+
+
+def test_a_chunk_is_capped_per_request() -> None:
+    bench = Bench(32, replace(CONFIG, chunk_tokens=4))
+    bench.add("a", fresh("a", 10))
+    bench.add("b", fresh("b", 3))
+    assert bench.step() == [("a", 4), ("b", 3)]
+    assert bench.step() == [("b", 1), ("a", 4)]
+
+
+def test_rows_tell_where_tokens_lie() -> None:
+    bench = Bench(32, replace(CONFIG, chunk_tokens=6))
+    bench.add("a", fresh("a", 9))
+    (row,) = bench.schedule().rows
+    assert (row.start, row.token_ids, row.block_ids, row.sample) == (
+        0,
+        tuple(fresh("a", 9)[:6]),
+        (0, 1, 2),
+        False,
+    )
+    bench.sequences["a"].num_computed = 6
+    (row,) = bench.schedule().rows
+    assert (row.start, row.token_ids, row.sample) == (6, tuple(fresh("a", 9)[6:]), True)
+
+
+def test_a_growing_answer_gets_a_block_when_it_needs_one() -> None:
+    bench = Bench(8)
+    sequence = bench.add("a", fresh("a", 3))
+    tables = []
+    for _ in range(7):
+        bench.step()
+        tables.append(sequence.block_ids)
+    assert tables == [(0,), (0,), (0, 1), (0, 1), (0, 1), (0, 1), (0, 1, 2)]
+    assert sequence.num_sealed == 2
+    assert bench.pool.find(sequence.keys) == [0, 1]
+
+
+def test_max_running_bounds_the_batch() -> None:
+    bench = Bench(32, replace(CONFIG, max_running=2))
+    for name in "abc":
+        bench.add(name, fresh(name, 2))
+    assert bench.step() == [("a", 2), ("b", 2)]
+    assert bench.step() == [("a", 1), ("b", 1)]
+    bench.finish("a")
+    assert bench.step() == [("b", 1), ("c", 2)]
+
+
+def test_the_batch_is_never_larger_than_the_budget() -> None:
+    assert replace(CONFIG, max_running=64).running_limit == 16
+
+
+def test_the_longest_cached_prefix_goes_first() -> None:
+    bench = Bench(32, replace(CONFIG, max_running=1, aging_tokens_per_second=0.0))
+    bench.add("x", fresh("x", 9))
+    bench.step()
+    bench.finish("x")
+    bench.add("cold", fresh("c", 9))
+    bench.add("warm", fresh("x", 12))
+    assert bench.step() == [("warm", 4)]
+    assert bench.sequences["warm"].first_start == 8
+
+
+def test_waiting_counts_against_a_cached_prefix() -> None:
+    bench = Bench(32, replace(CONFIG, max_running=1, aging_tokens_per_second=10.0))
+    bench.add("x", fresh("x", 9))
+    bench.step()
+    bench.add("cold", fresh("c", 9))
+    bench.now = 0.9  # worth 9 tokens, one more than the cached 8
+    bench.add("warm", fresh("x", 12))
+    bench.finish("x")
+    assert bench.step() == [("cold", 9)]
+
+
+def test_only_the_window_is_ranked() -> None:
+    bench = Bench(32, replace(CONFIG, max_running=1, admission_window=1))
+    bench.add("x", fresh("x", 9))
+    bench.step()
+    bench.finish("x")
+    bench.add("cold", fresh("c", 9))
+    bench.add("warm", fresh("x", 12))
+    assert bench.step() == [("cold", 9)]
+
+
+def test_a_fully_cached_prompt_recomputes_its_last_block_in_private() -> None:
+    bench = Bench(32)
+    bench.add("x", fresh("x", 8))
+    bench.step()
+    bench.finish("x")
+    again = bench.add("y", fresh("x", 8))
+    assert bench.step() == [("y", 4)]
+    assert again.block_ids[0] == 0
+    assert again.block_ids[1] not in (0, 1)
+    assert bench.pool.find(again.keys) == [0, 1]
+    bench.finish("y")
+    bench.pool.check_integrity()
+    assert bench.pool.counts.idle == 2
+
+
+def test_who_does_not_fit_blocks_those_behind() -> None:
+    bench = Bench(5)
+    bench.add("a", fresh("a", 8))
+    bench.add("long", fresh("l", 16))
+    bench.add("short", fresh("s", 1))
+    assert bench.step() == [("a", 8)]
+    assert bench.step() == [("a", 1)]
+    bench.finish("a")
+    assert bench.step() == [("long", 16)]
+
+
+def test_the_watermark_holds_only_beside_others() -> None:
+    bench = Bench(4, replace(CONFIG, watermark_blocks=2))
+    bench.add("a", fresh("a", 4))
+    bench.add("b", fresh("b", 8))
+    assert bench.step() == [("a", 4)]
+    bench.finish("a")
+    bench.add("c", fresh("c", 16))
+    assert bench.step() == [("b", 8)]
+    bench.finish("b")
+    assert bench.step() == [("c", 16)]
+
+
+def test_the_latest_is_preempted_and_comes_back_with_its_tokens() -> None:
+    bench = Bench(3)
+    bench.add("a", fresh("a", 3))
+    bench.add("b", fresh("b", 3))
+    for _ in range(2):
+        bench.step()
+    assert bench.step() == [("a", 1)]  # both need a block, and one is left
+    a, b = bench.sequences["a"], bench.sequences["b"]
+    assert (b.phase, b.block_ids, b.num_computed) == (Phase.WAITING, (), 0)
+    assert b.token_ids == [*fresh("b", 3), 7, 7]
+    assert bench.scheduler.num_preemptions == 1
+    assert a.block_ids == (0, 2)
+    bench.finish("a")
+    # Its full block survived as a cached prefix; one token is left to compute.
+    assert bench.step() == [("b", 1)]
+    assert b.first_start == 0
+
+
+def test_a_prompt_being_handed_over_is_not_preempted() -> None:
+    bench = Bench(3)
+    bench.add("whole", fresh("w", 4))
+    bench.add("prefill", fresh("p", 8), Task.PREFILL)
+    plan = bench.schedule()
+    assert [row.request_id for row in plan.rows] == ["whole", "prefill"]
+    whole, prefill = bench.sequences["whole"], bench.sequences["prefill"]
+    whole.num_computed = 4
+    prefill.num_computed = 4
+    for sequence in (whole, prefill):
+        bench.scheduler.seal_computed(sequence)
+    whole.append(TokenId(7))
+    # The answer needs a block; the only one it could take from is itself.
+    assert bench.step() == [("prefill", 4)]
+    assert (whole.phase, prefill.phase) == (Phase.WAITING, Phase.RUNNING)
+
+
+def test_held_blocks_stall_the_queue_and_their_release_wakes_it() -> None:
+    bench = Bench(2)
+    bench.add("p", fresh("p", 8), Task.PREFILL)
+    bench.step()
+    bench.scheduler.transfer(bench.sequences["p"], Phase.HELD)
+    bench.add("a", fresh("a", 3))
+    assert bench.scheduler.has_work
+    assert bench.step() == []
+    assert not bench.scheduler.has_work
+    bench.finish("p")
+    assert bench.scheduler.has_work
+    assert bench.step() == [("a", 3)]
+
+
+def test_who_preempts_itself_leaves_the_next_step_to_others() -> None:
+    bench = Bench(4)
+    bench.add("p", fresh("p", 8), Task.PREFILL)
+    bench.step()
+    bench.scheduler.transfer(bench.sequences["p"], Phase.HELD)
+    bench.add("a", fresh("a", 8))
+    bench.step()
+    bench.add("b", fresh("b", 3))
+    assert bench.step() == []  # a needs a third block, and there is none
+    assert bench.scheduler.has_work
+    assert bench.step() == []  # a goes first, and doesn't fit
+    assert not bench.scheduler.has_work
+    bench.finish("a")
+    assert bench.step() == [("b", 3)]
+
+
+def test_the_queue_moves_on_when_its_blocked_head_leaves() -> None:
+    bench = Bench(5)
+    bench.add("a", fresh("a", 8))
+    bench.step()
+    bench.add("long", fresh("l", 16))
+    bench.add("short", fresh("s", 3))
+    assert bench.step() == [("a", 1)]
+    bench.finish("long")
+    assert bench.step() == [("a", 1), ("short", 3)]
+
+
+def test_a_blocked_queue_and_reservations_take_turns() -> None:
+    bench = Bench(6)
+    bench.add("a", fresh("a", 8))
+    bench.step()
+    bench.add("long", fresh("l", 16))
+    assert bench.step() == [("a", 1)]  # long is blocked; 3 blocks are free
+    assert bench.reserve("r1", fresh("1", 4), 4) is not None
+    assert bench.reserve("r2", fresh("2", 4), 4) is None  # it is the queue's turn
+    bench.finish("a")
+    bench.finish("r1")
+    assert bench.reserve("r2", fresh("2", 4), 4) is None
+    assert bench.step() == [("long", 16)]
+    assert bench.reserve("r2", fresh("2", 4), 4) is not None
+
+
+def test_a_reservation_takes_a_slot_and_uses_what_is_cached() -> None:
+    bench = Bench(8, replace(CONFIG, max_running=1))
+    bench.add("x", fresh("x", 8))
+    bench.step()
+    assert bench.reserve("early", fresh("e", 4), 4) is None
+    bench.finish("x")
+    reserved = bench.reserve("r", fresh("x", 8), 11)
+    assert reserved is not None
+    assert (reserved.block_ids[:2], len(reserved.block_ids)) == ((0, 1), 3)
+    assert reserved.num_sealed == 2
+    bench.add("a", fresh("a", 3))
+    assert bench.step() == []
+    bench.finish("r")
+    assert bench.step() == [("a", 3)]
+
+
+def test_phases_and_their_transitions() -> None:
+    assert set(PHASE_TRANSITIONS) == set(Phase)
+    bench = Bench(4)
+    sequence = bench.add("a", [1, 2])
+    with pytest.raises(AssertionError, match="a: waiting → held"):
+        sequence.move(Phase.HELD)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("block_tokens", 0), ("max_running", 0), ("chunk_tokens", 17), ("watermark_blocks", -1)],
+)
+def test_a_wrong_setting_is_named(name: str, value: int) -> None:
+    with pytest.raises(Invalid, match=f"{name} is {value}, and must be at") as caught:
+        replace(CONFIG, **{name: value})
+    assert caught.value.param == name

@@ -1,0 +1,72 @@
+"""Stop strings: exactly what a look at the whole text would say, wherever it is split."""
+
+import itertools
+
+import pytest
+
+from baton.text.stop_strings import StopStrings
+
+
+def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """By definition: before the match that ends first; of those, the longest."""
+    for end in range(1, len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            stop = max(ending, key=len)
+            return text[: end - len(stop)], stop
+    return text, None
+
+
+def run(pieces: list[str], stops: list[str]) -> tuple[str, str | None]:
+    stopper = StopStrings(stops)
+    shown = "".join(stopper.push(piece) for piece in pieces)
+    return shown + stopper.flush(), stopper.matched
+
+
+def splits(text: str) -> list[list[str]]:
+    """All ways to cut a text into pieces."""
+    ways = []
+    for marks in itertools.product([False, True], repeat=max(len(text) - 1, 0)):
+        pieces, start = [], 0
+        for position, mark in enumerate(marks, start=1):
+            if mark:
+                pieces.append(text[start:position])
+                start = position
+        ways.append([*pieces, text[start:]])
+    return ways
+
+
+@pytest.mark.parametrize(
+    "stops",
+    [["\n\n"], ["aab"], ["abab"], ["aa", "aab"], ["b", "ab", "aab"], ["bab", "ba"], ["é🎉"]],
+)
+def test_every_text_and_every_split(stops: list[str]) -> None:
+    alphabet = sorted({character for stop in stops for character in stop} | {"x"})
+    for length in range(7):
+        for letters in itertools.product(alphabet[:3], repeat=length):
+            text = "".join(letters)
+            expected = cut(text, stops)
+            for pieces in splits(text):
+                assert run(pieces, stops) == expected, (pieces, stops)
+
+
+def test_holds_back_what_may_begin_a_stop_string_and_no_more() -> None:
+    stopper = StopStrings(["STOP", "TOAST"])
+    assert stopper.push("goS") == "go"
+    assert stopper.push("T") == ""
+    assert stopper.push("OA") == "S"
+    assert stopper.push("K") == "TOAK"
+    assert stopper.push("ST") == ""
+    assert stopper.flush() == "ST"
+
+
+def test_nothing_comes_after_a_match() -> None:
+    stopper = StopStrings(["."])
+    assert stopper.push("one. two") == "one"
+    assert stopper.push(" three.") == ""
+    assert stopper.flush() == ""
+    assert stopper.matched == "."
+
+
+def test_without_stop_strings_everything_passes() -> None:
+    assert StopStrings([]).push("any text") == "any text"
