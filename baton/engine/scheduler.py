@@ -164,7 +164,6 @@ class Scheduler:
         rows: list[Row] = []
         if not self._may_admit():
             return rows
-        self._blocked_at = None
         for sequence in self._ranked(now_seconds):
             if budget == 0:
                 break

@@ -20,7 +20,7 @@ from baton.core.request import RequestSpec
 from baton.engine.engine import Reservation
 from baton.errors import Corrupt, DeadlineExceeded, Invalid, Unavailable
 from baton.rpc.worker_client import PullPeers, PullReader
-from baton.transport.base import Peer, Transport
+from baton.transport.base import Peer, Transfer, Transport
 from baton.transport.flow import TransferFailed, transfer
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.kv_layout import KvLayout
@@ -54,14 +54,14 @@ class Shipment:
 
 @dataclass(slots=True)
 class Landing:
-    """One request's way in. ``unsafe_blocks`` may still be written by a transfer that could
-    not be ended; they must be quarantined."""
+    """One request's way in. ``stray`` is a transfer that could not be ended: the reservation's
+    blocks must be quarantined until it can."""
 
     reservation: Reservation | None = None
     transport: Transport | None = None
     peer: Peer | None = None
     num_read: int = 0
-    unsafe_blocks: tuple[BlockId, ...] = ()
+    stray: Transfer | None = None
     shipment: Shipment = field(default_factory=Shipment)
 
 
@@ -188,7 +188,7 @@ class Intake:
             try:
                 await self._read_once(blocks, block_ids, landing)
             except Unavailable:
-                if attempt + 1 == READ_ATTEMPTS or landing.unsafe_blocks:
+                if attempt + 1 == READ_ATTEMPTS or landing.stray is not None:
                     raise
             else:
                 if await self._layout.matches(blocks, block_ids):
@@ -205,9 +205,8 @@ class Intake:
                 landing.transport, landing.peer, spans, self._config.read_seconds, self._clock
             )
         except TransferFailed as error:
-            if error.quarantine:
-                landing.unsafe_blocks = tuple(block_ids)
-            raise Unavailable(str(error)) from error
+            landing.stray = error.stray
+            raise
         landing.shipment.size_bytes += result.size_bytes
         landing.shipment.reading_seconds += result.seconds
 

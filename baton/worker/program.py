@@ -30,7 +30,7 @@ from baton.transport.select import host_id, open_transports
 from baton.worker.engine_thread import EngineThread
 from baton.worker.intake import Intake, IntakeConfig
 from baton.worker.kv_layout import KvLayout
-from baton.worker.prefix_store import StorePrefixes
+from baton.worker.store_prefixes import StorePrefixes
 from baton.worker.worker import Worker, WorkerConfig
 
 log = structlog.get_logger(__name__)

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 
 from baton.clock import Clock
 from baton.core.handoff import Inspection, PullOpen, WorkerRef
-from baton.core.ids import Epoch, Generation, RequestId, WorkerId
+from baton.core.ids import BlockId, Epoch, Generation, RequestId, WorkerId
 from baton.core.member import Load
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.states import WorkerState
 from baton.core.task import Task
 from baton.engine.engine import Engine, EngineStats, StepResult
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable, mapping_of
-from baton.transport.base import Transport
+from baton.transport.base import Transfer, Transport
 from baton.transport.select import choose
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.hold import Hold
@@ -51,6 +51,15 @@ class Job:
     hold: Hold | None = None
     prefilled_at: float | None = None
     details: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A transfer that could not be ended, and the blocks that it may still write to."""
+
+    transport: Transport
+    transfer: Transfer
+    block_ids: tuple[BlockId, ...]
 
 
 class PullLeaseOfHold:
@@ -93,6 +102,7 @@ class Worker:
         self._host = host
         self._clock = clock
         self._jobs: dict[RequestId, Job] = {}
+        self._strays: list[Stray] = []
         self._arrived = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._load = Load()
@@ -109,6 +119,7 @@ class Worker:
                 await self._clock.sleep(SWEEP_SECONDS)
                 await self._refresh_load()
                 self._drop_unread()
+                self._recover_strays()
 
     def start_drain(self) -> None:
         self.state = WorkerState.DRAINING
@@ -198,6 +209,7 @@ class Worker:
             job.runner = None
             self._fail(job, error)
         except asyncio.CancelledError:
+            job.runner = None
             self._abort_in_engine(job)
             raise
         job.runner = None
@@ -212,12 +224,20 @@ class Worker:
         try:
             goes_on = await self._intake.bring_in(job.spec, source, landing)
         finally:
-            if landing.unsafe_blocks:
-                unsafe = landing.unsafe_blocks
-                self._engine.send(lambda engine: engine.quarantine(job.spec.request_id, unsafe))
+            if landing.stray is not None:
+                self._quarantine(job, landing)
         job.details.update(landing.shipment.details())
         if not goes_on:
             self._end(job)
+
+    def _quarantine(self, job: Job, landing: Landing) -> None:
+        """Nobody gets the blocks until the stray transfer has ended; the sweeper sees to it."""
+        assert landing.stray is not None and landing.transport is not None
+        assert landing.reservation is not None
+        request_id, reservation = job.spec.request_id, landing.reservation
+        self._engine.send(lambda engine: engine.abort(request_id, quarantine=True))
+        blocks = reservation.block_ids[reservation.num_cached_blocks :]
+        self._strays.append(Stray(landing.transport, landing.stray, blocks))
 
     def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         job = self._jobs.get(request_id)
@@ -327,6 +347,13 @@ class Worker:
             waits = job.hold is not None and not job.hold.has_reader
             if waits and job.prefilled_at is not None and job.prefilled_at < oldest:
                 self._fail(job, Unavailable("no decode worker came for the request"))
+
+    def _recover_strays(self) -> None:
+        for stray in list(self._strays):
+            if stray.transport.release(stray.transfer):
+                self._strays.remove(stray)
+                blocks = stray.block_ids
+                self._engine.send(lambda engine, b=blocks: engine.release_quarantine(b))
 
     async def _refresh_load(self) -> None:
         stats = await self._engine.call(Engine.stats)

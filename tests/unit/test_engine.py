@@ -201,6 +201,16 @@ def test_tenants_share_nothing() -> None:
     )
 
 
+def test_a_request_id_says_nothing_of_its_tokens() -> None:
+    bench = Bench()
+    assert bench.engine.cached_prefix_tokens(spec("a")) == 0
+    bench.engine.add(spec("a", PROMPT[::-1]), Task.WHOLE)
+    bench.engine.check_integrity()
+    bench.run()
+    assert bench.engine.cached_prefix_tokens(spec("b")) == 0
+    assert bench.engine.cached_prefix_tokens(spec("b", PROMPT[::-1])) == 8
+
+
 def test_prefill_progress_then_held_until_released() -> None:
     bench = Bench(config=replace(CONFIG, chunk_tokens=6))
     request = spec("a")

@@ -218,6 +218,16 @@ def test_the_watermark_holds_only_beside_others() -> None:
     assert bench.step() == [("c", 16)]
 
 
+def test_the_watermark_ends_when_the_last_that_ran_is_held() -> None:
+    bench = Bench(4, replace(CONFIG, watermark_blocks=2, chunk_tokens=4))
+    bench.add("p", fresh("p", 8), Task.PREFILL)
+    bench.step()
+    bench.add("b", fresh("b", 8))
+    assert bench.step() == [("p", 4)]
+    bench.scheduler.transfer(bench.sequences["p"], Phase.HELD)
+    assert bench.step() == [("b", 4)]
+
+
 def test_the_latest_is_preempted_and_comes_back_with_its_tokens() -> None:
     bench = Bench(3)
     bench.add("a", fresh("a", 3))
@@ -234,6 +244,17 @@ def test_the_latest_is_preempted_and_comes_back_with_its_tokens() -> None:
     # Its full block survived as a cached prefix; one token is left to compute.
     assert bench.step() == [("b", 1)]
     assert b.first_start == 0
+
+
+def test_who_was_preempted_goes_before_a_longer_cached_prefix() -> None:
+    bench = Bench(3, replace(CONFIG, aging_tokens_per_second=0.0))
+    a = bench.add("a", fresh("a", 3))
+    bench.add("b", fresh("b", 3))
+    for _ in range(7):
+        bench.step()  # b is preempted, then its cached block goes to a
+    bench.finish("a")
+    bench.add("warm", [*a.token_ids[:8], 1])
+    assert bench.step() == [("b", 5)]
 
 
 def test_a_prompt_being_handed_over_is_not_preempted() -> None:

@@ -1,0 +1,48 @@
+"""The registry's in-memory twin: the leases of one process, by its clock."""
+
+from baton.clock import Clock
+from baton.core.ids import Generation, WorkerId
+from baton.core.member import Member
+from baton.errors import Unavailable
+
+
+class MemoryRegistry:
+    """``reachable`` False makes every call raise Unavailable, as when Redis is gone."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.reachable = True
+        self._clock = clock
+        self._leases: dict[WorkerId, tuple[Member, float]] = {}
+
+    async def announce(self, member: Member, ttl_seconds: float) -> bool:
+        self._check()
+        present = self._current(member.id)
+        if present is not None and present.generation > member.generation:
+            return False
+        self._leases[member.id] = (member, self._clock.monotonic() + ttl_seconds)
+        return True
+
+    async def withdraw(self, member_id: WorkerId, generation: Generation) -> None:
+        self._check()
+        present = self._current(member_id)
+        if present is not None and present.generation <= generation:
+            del self._leases[member_id]
+
+    async def members(self) -> list[Member]:
+        self._check()
+        found = [self._current(member_id) for member_id in sorted(self._leases)]
+        return [member for member in found if member is not None]
+
+    async def ping(self) -> None:
+        self._check()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    def _current(self, member_id: WorkerId) -> Member | None:
+        member, until = self._leases.get(member_id, (None, 0.0))
+        return member if until > self._clock.monotonic() else None
+
+    def _check(self) -> None:
+        if not self.reachable:
+            raise Unavailable("the registry can't be reached")

@@ -1,0 +1,95 @@
+"""The registry in Redis: one key per member that expires with its lease, and a set of ids."""
+
+from typing import Any, cast
+
+import structlog
+
+from baton.core.ids import Generation, WorkerId
+from baton.core.member import Member
+from baton.errors import Invalid
+from baton.registry.base import MAX_MEMBERS
+from baton.registry.codec import member_from_json, member_to_json
+from baton.registry.redis_url import bounded, connect
+
+# KEYS: the member, the set of ids. ARGV: JSON, generation, ttl in ms, id.
+_ANNOUNCE = """
+local present = redis.call('GET', KEYS[1])
+if present then
+  local ok, member = pcall(cjson.decode, present)
+  if ok and type(member) == 'table' and tonumber(member.generation or 0) > tonumber(ARGV[2]) then
+    return 0
+  end
+end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
+redis.call('SADD', KEYS[2], ARGV[4])
+return 1
+"""
+# KEYS as above. ARGV: generation, id.
+_WITHDRAW = """
+local present = redis.call('GET', KEYS[1])
+if present then
+  local ok, member = pcall(cjson.decode, present)
+  if ok and type(member) == 'table' and tonumber(member.generation or 0) > tonumber(ARGV[1]) then
+    return 0
+  end
+end
+redis.call('DEL', KEYS[1])
+redis.call('SREM', KEYS[2], ARGV[2])
+return 1
+"""
+
+log = structlog.get_logger(__name__)
+
+
+class RedisRegistry:
+    """Over Redis or Valkey, in the namespace ``cluster``."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self._url = url
+        self._redis = connect(url)
+        self._prefix = f"baton:{cluster}:member:"
+        self._ids = f"baton:{cluster}:members"
+
+    async def announce(self, member: Member, ttl_seconds: float) -> bool:
+        arguments = [
+            member_to_json(member),
+            str(member.generation),
+            str(round(ttl_seconds * 1000)),
+            member.id,
+        ]
+        return bool(await self._script(_ANNOUNCE, member.id, arguments))
+
+    async def withdraw(self, member_id: WorkerId, generation: Generation) -> None:
+        await self._script(_WITHDRAW, member_id, [str(generation), member_id])
+
+    async def members(self) -> list[Member]:
+        ids = sorted(await self._call(self._redis.smembers(self._ids)))[:MAX_MEMBERS]
+        if not ids:
+            return []
+        keys = [self._prefix + member_id.decode("utf-8", "replace") for member_id in ids]
+        values = await self._call(self._redis.mget(keys))
+        gone = [member_id for member_id, value in zip(ids, values, strict=True) if value is None]
+        if gone:
+            await self._call(self._redis.srem(self._ids, *gone))
+        return [member for value in values if value and (member := _parse(value)) is not None]
+
+    async def ping(self) -> None:
+        await self._call(self._redis.ping())
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _script(self, script: str, member_id: str, arguments: list[Any]) -> Any:
+        keys = [self._prefix + member_id, self._ids]
+        return await self._call(self._redis.eval(script, len(keys), *keys, *arguments))
+
+    async def _call(self, call: Any) -> Any:
+        return await bounded(self._url, cast(Any, call))
+
+
+def _parse(value: bytes) -> Member | None:
+    try:
+        return member_from_json(value)
+    except Invalid as error:
+        log.warning("malformed_member", error=str(error))
+        return None
