@@ -15,7 +15,7 @@ from baton.core.handoff import (
     PullScheduled,
     WorkerRef,
 )
-from baton.core.ids import BlockId
+from baton.core.ids import BlockId, TokenId
 from baton.core.request import RequestSpec
 from baton.engine.engine import Reservation
 from baton.errors import Corrupt, DeadlineExceeded, Invalid, Unavailable
@@ -105,11 +105,15 @@ class Intake:
         """Blocks may have become free: those who wait ask again."""
         self._room.set()
 
-    async def bring_in(self, spec: RequestSpec, source: WorkerRef, landing: Landing) -> bool:
-        """Runs one hand-off to its end. False: the answer ended with the first token.
+    async def bring_in(
+        self, spec: RequestSpec, source: WorkerRef, landing: Landing
+    ) -> TokenId | None:
+        """Runs one hand-off until all KV has landed; returns the token to start from, or None
+        when the answer ended with it.
 
-        What it holds is in ``landing``; the caller aborts the request at the engine if this
-        raises (Unavailable, DeadlineExceeded, Corrupt, Invalid, NotFound) or is cancelled.
+        What it holds is in ``landing``; the caller starts the request at the engine, or aborts
+        it if this raises (Unavailable, DeadlineExceeded, Corrupt, Invalid, NotFound) or is
+        cancelled.
         """
         async with self._peers.pull(source.address, self._opening(spec, source)) as reader:
             scheduled = await self._next(reader, self._config.queue_seconds)
@@ -122,7 +126,9 @@ class Intake:
                 if not isinstance(event, PullChunk):
                     raise Invalid(f"unexpected {event} in a hand-off")
                 await self._take_chunk(reader, event, landing)
-            return await self._finish(spec, event, landing)
+            shipment = landing.shipment
+            shipment.exposed_seconds = self._clock.monotonic() - shipment.last_chunk_at
+            return None if event.finished else event.token_id
 
     def _opening(self, spec: RequestSpec, source: WorkerRef) -> PullOpen:
         return PullOpen(
@@ -209,15 +215,6 @@ class Intake:
             raise
         landing.shipment.size_bytes += result.size_bytes
         landing.shipment.reading_seconds += result.seconds
-
-    async def _finish(self, spec: RequestSpec, done: PullDone, landing: Landing) -> bool:
-        assert landing.reservation is not None
-        if done.finished:
-            return False
-        await self._engine.call(lambda engine: engine.start(spec.request_id, done.token_id))
-        shipment = landing.shipment
-        shipment.exposed_seconds = self._clock.monotonic() - shipment.last_chunk_at
-        return True
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import structlog
 from baton.checkpoint import load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Generation, TokenId, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.engine.checksum import block_checksums, checksum_algorithm
@@ -63,7 +63,7 @@ class WorkerProgram:
             self._engine_config(),
             model_digest=self._runner.model_digest,
             kv_dtype=self._runner.kv_dtype,
-            eos_token_ids=frozenset(self._runner.model_config.eos_token_ids),
+            eos_token_ids=frozenset(TokenId(t) for t in self._runner.model_config.eos_token_ids),
             clock=self._clock,
         )
         self._transports = self._open_transports()
@@ -136,7 +136,8 @@ class WorkerProgram:
             owner=self._id,
             generation=self._generation,
             region=region,
-            host=self._settings.grpc_host,
+            listen_host=self._settings.grpc_host,
+            advertise_host=self._settings.advertise_address,
             secret=self._settings.cluster_secret,
             clock=self._clock,
         )

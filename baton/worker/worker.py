@@ -5,8 +5,9 @@ may be asked for a whole request when the other pool is gone.
 """
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from baton.clock import Clock
 from baton.core.handoff import Inspection, PullOpen, WorkerRef
@@ -42,8 +43,14 @@ class WorkerConfig:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One placement of one request, from its submission until nothing of it is left here."""
+    """One placement of one request, from its submission until nothing of it is left here.
 
+    ``spec`` carries an id of its own, made of the request's id and its epoch: a placement that
+    is on its way out and its successor never meet under one name, neither in the engine nor
+    between workers.
+    """
+
+    request_id: RequestId
     spec: RequestSpec
     task: Task
     stream: OutputStream
@@ -101,7 +108,8 @@ class Worker:
         self._model_digest = model_digest
         self._host = host
         self._clock = clock
-        self._jobs: dict[RequestId, Job] = {}
+        self._jobs: dict[RequestId, Job] = {}  # by placement
+        self._current: dict[RequestId, Job] = {}  # by request: its latest placement
         self._strays: list[Stray] = []
         self._arrived = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
@@ -169,8 +177,10 @@ class Worker:
         except BatonError as error:
             stream.put(_failure(spec, error))
             return
-        job = Job(spec, task, stream)
-        self._jobs[spec.request_id] = job
+        job = Job(spec.request_id, replace(spec, request_id=placement_id(spec)), task, stream)
+        self._jobs[job.spec.request_id] = job
+        self._current[job.request_id] = job
+        spec = job.spec
         if task is Task.PREFILL:
             job.hold = Hold(
                 self._layout,
@@ -181,15 +191,15 @@ class Worker:
             self._arrived.set()
         if task is Task.DECODE:
             assert source is not None
-            self._spawn(job, self._receive(job, source))
+            self._spawn(job, partial(self._receive, job, source))
         else:
-            self._spawn(job, self._compute(job))
+            self._spawn(job, partial(self._compute, job))
 
     def _admit(self, spec: RequestSpec) -> None:
         """Raises what forbids the request; ends its older placement if that is still here."""
         if self.state is not WorkerState.READY:
             raise Unavailable(f"worker {self._id} is {self.state.value}")
-        older = self._jobs.get(spec.request_id)
+        older = self._current.get(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
             raise Invalid(f"request {spec.request_id} is here in epoch {older.spec.epoch}")
         if older is not None:
@@ -197,17 +207,18 @@ class Worker:
         if len(self._jobs) >= self._config.max_jobs:
             raise Overloaded(f"worker {self._id} has {len(self._jobs)} requests")
 
-    def _spawn(self, job: Job, work: Awaitable[None]) -> None:
+    def _spawn(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
         assert self._tasks is not None, "run() comes first"
         job.runner = self._tasks.create_task(self._guard(job, work))
 
-    async def _guard(self, job: Job, work: Awaitable[None]) -> None:
+    async def _guard(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
         """Runs a job's way into the engine. Whatever ends it early frees what it holds."""
         try:
-            await work
+            await work()
         except BatonError as error:
             job.runner = None
             self._fail(job, error)
+            self._abort_in_engine(job)
         except asyncio.CancelledError:
             job.runner = None
             self._abort_in_engine(job)
@@ -222,25 +233,33 @@ class Worker:
     async def _receive(self, job: Job, source: WorkerRef) -> None:
         landing = Landing()
         try:
-            goes_on = await self._intake.bring_in(job.spec, source, landing)
+            token_id = await self._intake.bring_in(job.spec, source, landing)
         finally:
             if landing.stray is not None:
                 self._quarantine(job, landing)
         job.details.update(landing.shipment.details())
-        if not goes_on:
+        if token_id is None:
             self._end(job)
+            return
+        request_id = job.spec.request_id
+        await self._engine.call(lambda engine: engine.start(request_id, token_id))
 
     def _quarantine(self, job: Job, landing: Landing) -> None:
         """Nobody gets the blocks until the stray transfer has ended; the sweeper sees to it."""
         assert landing.stray is not None and landing.transport is not None
         assert landing.reservation is not None
         request_id, reservation = job.spec.request_id, landing.reservation
-        self._engine.send(lambda engine: engine.abort(request_id, quarantine=True))
         blocks = reservation.block_ids[reservation.num_cached_blocks :]
-        self._strays.append(Stray(landing.transport, landing.stray, blocks))
+        stray = Stray(landing.transport, landing.stray, blocks)
+
+        def quarantine(engine: Engine) -> None:
+            assert engine.abort(request_id, quarantine=True), "only its way in ends a reservation"
+
+        self._engine.send(quarantine)
+        self._strays.append(stray)
 
     def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
-        job = self._jobs.get(request_id)
+        job = self._current.get(request_id)
         if job is not None and job.spec.epoch <= epoch:
             self._end(job)
 
@@ -249,22 +268,27 @@ class Worker:
             self._end(job)
 
     def _fail(self, job: Job, error: BatonError) -> None:
-        if self._jobs.get(job.spec.request_id) is job:
-            job.stream.put(_failure(job.spec, error))
+        if job.spec.request_id in self._jobs:
+            job.stream.put(_failure(replace(job.spec, request_id=job.request_id), error))
             self._end(job)
 
     def _end(self, job: Job) -> None:
         """Forgets the job and frees what it holds. While its way in is still running, that
         frees it, after the transfers that write to its blocks have ended."""
-        if self._jobs.get(job.spec.request_id) is not job:
+        if job.spec.request_id not in self._jobs:
             return
-        del self._jobs[job.spec.request_id]
+        self._forget(job)
         if job.hold is not None:
             job.hold.close()
         if job.runner is not None and job.runner is not asyncio.current_task():
             job.runner.cancel()
         else:
             self._abort_in_engine(job)
+
+    def _forget(self, job: Job) -> None:
+        del self._jobs[job.spec.request_id]
+        if self._current.get(job.request_id) is job:
+            del self._current[job.request_id]
 
     def _abort_in_engine(self, job: Job) -> None:
         request_id = job.spec.request_id
@@ -285,11 +309,11 @@ class Worker:
 
     def _deliver(self, output: RequestOutput) -> None:
         job = self._jobs.get(output.request_id)
-        if job is None or job.spec.epoch != output.epoch:
+        if job is None:
             return
-        if job.details:
-            output = replace(output, details={**output.details, **job.details})
-            job.details = {}
+        details = {**output.details, **job.details}
+        output = replace(output, request_id=job.request_id, details=details)
+        job.details = {}
         job.stream.put(output)
         if job.hold is not None:
             job.prefilled_at = self._clock.monotonic()
@@ -297,7 +321,7 @@ class Worker:
             if output.finish_reason is not None:
                 self._end(job)
         elif output.finish_reason is not None:
-            del self._jobs[output.request_id]
+            self._forget(job)
 
     # -- hand-off, source side -----------------------------------------------------------
 
@@ -312,26 +336,26 @@ class Worker:
                 param="kv_layout",
             )
         name = choose(tuple(self._transports), opening.transports, self._host == opening.host)
-        hold = await self._hold_of(opening.request_id, opening.epoch)
+        hold = await self._hold_of(opening.request_id)
         hold.attach(self._transports[name].export())
         return PullLeaseOfHold(hold)
 
-    async def _hold_of(self, request_id: RequestId, epoch: Epoch) -> Hold:
+    async def _hold_of(self, placement: RequestId) -> Hold:
         """The reader may come before the request does."""
         try:
             async with asyncio.timeout(self._config.arrival_seconds):
                 while True:
-                    job = self._jobs.get(request_id)
-                    if job is not None and job.spec.epoch == epoch and job.hold is not None:
+                    job = self._jobs.get(placement)
+                    if job is not None and job.hold is not None:
                         return job.hold
                     self._arrived.clear()
                     await self._arrived.wait()
         except TimeoutError as error:
-            raise NotFound(f"request {request_id} epoch {epoch} is not here") from error
+            raise NotFound(f"request {placement} is not here") from error
 
     def _hold_closed(self, job: Job, complete: bool) -> None:
         """The reader has everything, or left."""
-        if self._jobs.get(job.spec.request_id) is not job:
+        if job.spec.request_id not in self._jobs:
             return
         if complete:
             assert job.hold is not None
@@ -352,8 +376,7 @@ class Worker:
         for stray in list(self._strays):
             if stray.transport.release(stray.transfer):
                 self._strays.remove(stray)
-                blocks = stray.block_ids
-                self._engine.send(lambda engine, b=blocks: engine.release_quarantine(b))
+                self._engine.send(partial(_release_quarantine, block_ids=stray.block_ids))
 
     async def _refresh_load(self) -> None:
         stats = await self._engine.call(Engine.stats)
@@ -364,6 +387,14 @@ class Worker:
             free_blocks=stats.pool.free + stats.pool.idle,
             num_blocks=stats.pool.num_blocks,
         )
+
+
+def placement_id(spec: RequestSpec) -> RequestId:
+    return RequestId(f"{spec.request_id}/{spec.epoch}")
+
+
+def _release_quarantine(engine: Engine, block_ids: tuple[BlockId, ...]) -> None:
+    engine.release_quarantine(block_ids)
 
 
 def _violation(engine: Engine) -> str:

@@ -1,0 +1,199 @@
+"""One placement of one request: two submissions, one stream of outputs."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.core.handoff import WorkerRef
+from baton.core.ids import WorkerId
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
+from baton.core.task import Task
+from baton.errors import (
+    BatonError,
+    Corrupt,
+    DeadlineExceeded,
+    Overloaded,
+    Unavailable,
+    error_from_grpc_status,
+)
+from router.inbox import Inbox, Item
+from router.links import Links, WorkerLink
+from router.merge import Merge
+from router.placement import Placement
+
+RETRYABLE_STATUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "NOT_FOUND"})
+"""What another placement may mend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Seconds. ``first_token`` includes the queue of the prefill worker, ``handoff`` the wait
+    for room on the decode worker; dead peers are noticed by their links, much earlier."""
+
+    first_token: float = 120.0
+    handoff: float = 120.0
+    token_gap: float = 60.0
+
+
+class AttemptFailed(Exception):
+    """Another placement may do. ``suspects`` are the workers that may have caused it."""
+
+    def __init__(self, error: BatonError, suspects: Sequence[WorkerRef]) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.suspects = tuple(suspects)
+
+
+class Attempt:
+    """:meth:`open`, then :meth:`next_outputs` until one has a finish reason or it raises, then
+    :meth:`close`, always."""
+
+    def __init__(
+        self, spec: RequestSpec, placement: Placement, links: Links, deadlines: Deadlines
+    ) -> None:
+        alone = placement.prefill is None or spec.max_new_tokens == 1
+        self._spec = spec
+        self._prefill = None if alone else placement.prefill
+        self._decode = placement.decode
+        self._links: dict[WorkerId, WorkerLink] = {
+            worker.id: links.link(worker)
+            for worker in (self._prefill, self._decode)
+            if worker is not None
+        }
+        self._inbox = Inbox()
+        self._merge = Merge(spec.epoch, spec.num_emitted_tokens, handed_over=not alone)
+        self._deadlines = deadlines
+        self._deadline = 0.0
+        self._waits_for = ""
+        self._decoding = False
+        self._finished = False
+        self._failure: AttemptFailed | BatonError | None = None
+
+    def open(self) -> None:
+        if self._prefill is None:
+            self._link(self._decode).submit(self._spec, Task.WHOLE, None, self._inbox)
+        else:
+            self._link(self._prefill).submit(self._spec, Task.PREFILL, None, self._inbox)
+            self._link(self._decode).submit(self._spec, Task.DECODE, self._prefill, self._inbox)
+        self._expect("first token", self._deadlines.first_token)
+
+    async def next_outputs(self) -> list[RequestOutput]:
+        """At least one, in order. Raises AttemptFailed, or what no other placement can mend.
+
+        Outputs that arrived before a failure are answered before it is raised.
+        """
+        while self._failure is None:
+            outputs = self._sort(await self._take())
+            if outputs:
+                self._note(outputs[-1])
+                return outputs
+        raise self._failure
+
+    def close(self) -> None:
+        """Frees what is left at the workers. Idempotent."""
+        for link in self._links.values():
+            if self._finished:
+                link.forget(self._spec.request_id, self._spec.epoch)
+            else:
+                link.cancel(self._spec.request_id, self._spec.epoch)
+        self._links = {}
+
+    # -- what comes ---------------------------------------------------------------------
+
+    async def _take(self) -> Sequence[Item]:
+        if not self._inbox.is_empty:
+            return await self._inbox.take()
+        try:
+            async with asyncio.timeout_at(self._deadline):
+                return await self._inbox.take()
+        except TimeoutError:
+            error = DeadlineExceeded(f"the {self._waits_for} did not come in time")
+            self._failure = AttemptFailed(error, self._suspects())
+            return ()
+
+    def _sort(self, items: Sequence[Item]) -> list[RequestOutput]:
+        outputs: list[RequestOutput] = []
+        try:
+            for worker_id, item in items:
+                outputs.extend(self._accept(worker_id, item))
+        except (AttemptFailed, BatonError) as failure:
+            self._failure = failure
+        return outputs
+
+    def _accept(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> list[RequestOutput]:
+        if isinstance(item, BatonError):
+            return self._lost(worker_id, item)
+        if item.epoch != self._spec.epoch:
+            return []
+        if item.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
+            return self._refused(worker_id, item)
+        if worker_id == self._decode.id:
+            self._decoding = True
+        try:
+            return list(self._merge.add(item))
+        except Corrupt as gap:
+            raise AttemptFailed(gap, [self._decode]) from gap
+
+    def _lost(self, worker_id: WorkerId, error: BatonError) -> list[RequestOutput]:
+        """A link broke. A prefill worker that gave its token is the decode worker's concern:
+        that has the blocks already, or will say that it can't get them."""
+        if self._is_spent(worker_id):
+            return []
+        raise AttemptFailed(error, [self._worker(worker_id)])
+
+    def _refused(self, worker_id: WorkerId, output: RequestOutput) -> list[RequestOutput]:
+        if self._is_spent(worker_id):
+            return []
+        status = output.details.get("error_status", "")
+        error = error_from_grpc_status(status, output.error or f"worker {worker_id} gave up")
+        if output.finish_reason is FinishReason.CANCELLED:
+            error, status = Unavailable(f"worker {worker_id} cancelled"), "UNAVAILABLE"
+        if isinstance(error, Overloaded):
+            error.retry_after_seconds = _retry_after(output)
+            if self._merge.next_index:
+                raise AttemptFailed(error, [self._worker(worker_id)])
+        if status in RETRYABLE_STATUSES:
+            raise AttemptFailed(error, self._suspects())
+        raise error
+
+    def _note(self, last: RequestOutput) -> None:
+        """Progress: sets what to expect next, and until when."""
+        if last.finish_reason is not None:
+            # One that ends with the prefill worker's token leaves the decode worker waiting.
+            self._finished = self._decoding
+        elif self._decoding:
+            self._expect("next token", self._deadlines.token_gap)
+        else:
+            self._expect("hand-off", self._deadlines.handoff)
+
+    def _expect(self, what: str, seconds: float) -> None:
+        self._waits_for = what
+        self._deadline = asyncio.get_running_loop().time() + seconds
+
+    # -- who ------------------------------------------------------------------------------
+
+    def _worker(self, worker_id: WorkerId) -> WorkerRef:
+        if self._prefill is not None and self._prefill.id == worker_id:
+            return self._prefill
+        return self._decode
+
+    def _link(self, worker: WorkerRef) -> WorkerLink:
+        return self._links[worker.id]
+
+    def _is_spent(self, worker_id: WorkerId) -> bool:
+        """Whether it is the prefill worker, and has given its token."""
+        has_first = self._merge.next_index > self._spec.num_emitted_tokens
+        return self._prefill is not None and worker_id == self._prefill.id and has_first
+
+    def _suspects(self) -> list[WorkerRef]:
+        """During a hand-off, either may report what the other has done."""
+        if self._prefill is None or self._decoding:
+            return [self._decode]
+        return [self._prefill, self._decode]
+
+
+def _retry_after(output: RequestOutput) -> float:
+    try:
+        return max(0.0, float(output.details["retry_after_seconds"]))
+    except (KeyError, ValueError):
+        return 1.0

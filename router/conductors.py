@@ -1,0 +1,100 @@
+"""Placement by the conductors that the registry knows."""
+
+from collections.abc import Callable
+
+import grpc.aio
+
+from baton.clock import Clock
+from baton.core.states import Role
+from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
+from baton.rpc.channel import open_channel, translated
+from baton.rpc.convert import ref_from_proto
+from baton.rpc.v1 import conductor_pb2 as pb
+from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
+from router.cluster import Cluster
+from router.placement import Placement, PlaceQuery
+
+CALL_SECONDS = 2.0
+"""A placement is microseconds of work; a conductor that takes longer is not answering."""
+
+COOLDOWN_SECONDS = 2.0
+"""A silent conductor is not asked for this long, so that requests don't queue behind it."""
+
+MAX_CHANNELS = 16
+
+
+class ConductorPlacer:
+    """Asks the ready conductors in the order of their ids, until one answers."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        clock: Clock,
+        secret: str | None,
+        connect: Callable[[str, str | None], grpc.aio.Channel] = open_channel,
+    ) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._secret = secret
+        self._connect = connect
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._failed_at: dict[str, float] = {}
+
+    async def place(self, query: PlaceQuery) -> Placement:
+        """Raises Overloaded or Invalid as a conductor says, Unavailable when none answers."""
+        failure = "no conductor is ready"
+        for conductor in self._cluster.ready(Role.CONDUCTOR):
+            if self._cools_down(conductor.address):
+                continue
+            try:
+                return await self._ask(conductor.address, query)
+            except (Overloaded, Invalid):
+                raise
+            except BatonError as error:
+                failure = f"{conductor.id}: {error}"
+                if isinstance(error, DeadlineExceeded):
+                    self._failed_at[conductor.address] = self._clock.monotonic()
+        raise Unavailable(failure)
+
+    async def close(self) -> None:
+        for channel in self._channels.values():
+            await channel.close()
+        self._channels.clear()
+
+    def _cools_down(self, address: str) -> bool:
+        failed_at = self._failed_at.get(address)
+        return failed_at is not None and self._clock.monotonic() < failed_at + COOLDOWN_SECONDS
+
+    async def _ask(self, address: str, query: PlaceQuery) -> Placement:
+        stub = pb_grpc.ConductorStub(await self._channel(address))
+        with translated():
+            answer = await stub.Place(_to_proto(query), timeout=CALL_SECONDS)
+        return _from_proto(answer)
+
+    async def _channel(self, address: str) -> grpc.aio.Channel:
+        if address not in self._channels and len(self._channels) >= MAX_CHANNELS:
+            await self._channels.pop(next(iter(self._channels))).close()
+        if address not in self._channels:
+            self._channels[address] = self._connect(address, self._secret)
+        return self._channels[address]
+
+
+def _to_proto(query: PlaceQuery) -> pb.PlaceRequest:
+    return pb.PlaceRequest(
+        request_id=query.request_id,
+        epoch=query.epoch,
+        tenant=query.tenant,
+        num_tokens=query.num_tokens,
+        max_new_tokens=query.max_new_tokens,
+        block_keys=query.block_keys,
+        excluded_worker_ids=sorted(query.excluded),
+        model=query.model,
+    )
+
+
+def _from_proto(answer: pb.Placement) -> Placement:
+    """Raises Unavailable for an answer without a worker."""
+    if not answer.decode.address:
+        raise Unavailable("a conductor answered without a decode worker")
+    prefill = ref_from_proto(answer.prefill) if answer.HasField("prefill") else None
+    return Placement(prefill, ref_from_proto(answer.decode), answer.reason)

@@ -1,0 +1,50 @@
+"""What comes back for one placement of one request, from all of its workers."""
+
+import asyncio
+from collections.abc import Sequence
+
+from baton.core.ids import WorkerId
+from baton.core.request import RequestOutput
+from baton.errors import BatonError, Overloaded
+
+Item = tuple[WorkerId, RequestOutput | BatonError]
+"""An output of a worker, or why nothing more will come from it."""
+
+MAX_UNREAD = 8192
+"""Outputs, of a token each and some hundred bytes. The reader waits only for its client, so
+whoever leaves so many unread does not read at all."""
+
+
+class Inbox:
+    """One reader; whoever writes never waits. Single event loop."""
+
+    def __init__(self, max_unread: int = MAX_UNREAD) -> None:
+        self._max_unread = max_unread
+        self._items: list[Item] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self._overflown = False
+
+    def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
+        if len(self._items) >= self._max_unread:
+            self._overflown = True
+            return
+        self._items.append((worker_id, item))
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._items
+
+    async def take(self) -> Sequence[Item]:
+        """Waits for items and takes all. Raises Overloaded when some were dropped."""
+        while not self._items:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        if self._overflown:
+            raise Overloaded("the client reads too slowly")
+        items, self._items = self._items, []
+        return items

@@ -1,0 +1,177 @@
+"""A request's journey from placement to its last token, over as many workers as it takes."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+
+import structlog
+
+from baton.clock import Clock
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey, Epoch, TenantId, TokenId, WorkerId
+from baton.core.request import RequestOutput, RequestSpec
+from baton.errors import BatonError, DeadlineExceeded, Unavailable
+from router.attempt import Attempt, AttemptFailed, Deadlines
+from router.key_chain import KeyChain, keys_of
+from router.links import Links
+from router.placement import Placement, Placer, PlaceQuery
+from router.record import JourneyRecord
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class JourneyConfig:
+    """Seconds. After a failure, ``replacement_seconds`` bounds the wait for a worker: a lost one
+    may be starting again. ``retry_pause_seconds`` lets broken links be noticed, so that the one
+    that died is told from the one that reported it."""
+
+    placement_seconds: float = 5.0
+    replacement_seconds: float = 15.0
+    retry_pause_seconds: float = 0.05
+    max_retries: int = 3
+    deadlines: Deadlines = field(default_factory=Deadlines)
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """What all journeys share."""
+
+    placer: Placer
+    links: Links
+    clock: Clock
+    config: JourneyConfig = field(default_factory=JourneyConfig)
+
+
+class Journey:
+    """One answer to one prompt. :meth:`outputs` once."""
+
+    def __init__(
+        self,
+        guide: Guide,
+        spec: RequestSpec,
+        tenant: TenantId,
+        model: str,
+        chain: KeyChain | None,
+        prompt_keys: tuple[BlockKey, ...],
+        record: JourneyRecord,
+    ) -> None:
+        self._guide = guide
+        self._config = guide.config
+        self._spec = spec
+        self._tenant = tenant
+        self._model = model
+        self._chain = chain
+        self._keys = prompt_keys
+        self._emitted: list[TokenId] = []
+        self._excluded: set[WorkerId] = set()
+        self._dead: set[WorkerRef] = set()
+        self.record = record
+
+    async def outputs(self) -> AsyncGenerator[RequestOutput]:
+        """Tokens in order, none lost and none repeated; the last output has a finish reason.
+
+        Raises BatonError when it can't go on. Closing it, or cancelling whoever waits for it,
+        frees the request at all workers.
+        """
+        num_failures = 0
+        while True:
+            placement = await self._place()
+            attempt = Attempt(self._spec, placement, self._guide.links, self._config.deadlines)
+            try:
+                attempt.open()
+                while True:
+                    for output in await attempt.next_outputs():
+                        self._note(output)
+                        yield output
+                        if output.finish_reason is not None:
+                            return
+            except AttemptFailed as failed:
+                failure = failed
+            finally:
+                attempt.close()
+            num_failures += 1
+            self.record.placements[-1].error = str(failure.error)
+            if num_failures > self._config.max_retries:
+                raise _given_up(failure.error, num_failures)
+            await self._prepare_retry(failure)
+
+    def _note(self, output: RequestOutput) -> None:
+        self._emitted.extend(output.token_ids)
+        self.record.note_output(output, self._guide.clock.monotonic())
+
+    async def _prepare_retry(self, failure: AttemptFailed) -> None:
+        """Finds out who failed, and makes the emitted tokens part of what is computed."""
+        await self._guide.clock.sleep(self._config.retry_pause_seconds)
+        links = self._guide.links
+        broken = [w for w in failure.suspects if not links.is_alive(w)]
+        self._dead.update(broken)
+        self._excluded.update(worker.id for worker in broken or failure.suspects)
+        prompt = self._spec.token_ids[: self._spec.num_prompt_tokens]
+        self._spec = replace(
+            self._spec,
+            epoch=Epoch(self._spec.epoch + 1),
+            token_ids=prompt + tuple(self._emitted),
+        )
+        self._keys = await keys_of(self._chain, self._spec.token_ids)
+        log.warning(
+            "request_fails_over",
+            request_id=self._spec.request_id,
+            epoch=self._spec.epoch,
+            error=str(failure.error),
+            excluded=sorted(self._excluded),
+        )
+
+    async def _place(self) -> Placement:
+        clock = self._guide.clock
+        if self._spec.epoch == 1:
+            placement = await self._ask(frozenset())
+        else:
+            placement = await self._place_again()
+        self.record.note_placement(self._spec.epoch, placement, clock.monotonic())
+        return placement
+
+    async def _place_again(self) -> Placement:
+        """Without those that failed; if nobody else is there, with those that only may have;
+        and with any new life of the dead ones as soon as there is one."""
+        clock = self._guide.clock
+        give_up_at = clock.monotonic() + self._config.replacement_seconds
+        dead = frozenset(worker.id for worker in self._dead)
+        while True:
+            for excluded in dict.fromkeys((frozenset(self._excluded), dead, frozenset[WorkerId]())):
+                try:
+                    placement = await self._ask(excluded)
+                except Unavailable as error:
+                    failure = error
+                    continue
+                if not self._dead.intersection(placement.workers):
+                    return placement
+                failure = Unavailable("the only workers left are the ones that failed")
+            if clock.monotonic() >= give_up_at:
+                raise failure
+            await clock.sleep(max(self._config.retry_pause_seconds, 0.01) * 4)
+
+    async def _ask(self, excluded: frozenset[WorkerId]) -> Placement:
+        spec = self._spec
+        query = PlaceQuery(
+            request_id=spec.request_id,
+            epoch=spec.epoch,
+            tenant=self._tenant,
+            num_tokens=len(spec.token_ids),
+            max_new_tokens=spec.max_new_tokens,
+            block_keys=self._keys,
+            excluded=excluded,
+            model=self._model,
+        )
+        seconds = self._config.placement_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._guide.placer.place(query)
+        except TimeoutError as error:
+            raise DeadlineExceeded(f"no placement within {seconds:g} s") from error
+
+
+def _given_up(error: BatonError, num_failures: int) -> BatonError:
+    """The last failure, and how many there were."""
+    message = f"the request failed on {num_failures} placements, at last: {error}"
+    return type(error)(message) if error.retryable else Unavailable(message)

@@ -1,0 +1,187 @@
+"""One stream per worker, shared by all requests that it has from this router."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+import grpc
+import grpc.aio
+import structlog
+
+from baton.core.handoff import WorkerRef
+from baton.core.ids import Epoch, RequestId
+from baton.core.request import RequestSpec
+from baton.core.task import Task
+from baton.errors import BatonError, Unavailable
+from baton.rpc.channel import open_channel, translated
+from baton.rpc.convert import output_from_proto, ref_to_proto, spec_to_proto
+from baton.rpc.v1 import worker_pb2 as pb
+from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
+from router.inbox import Inbox
+
+log = structlog.get_logger(__name__)
+
+CONNECT_SECONDS = 5.0
+
+MAX_UNSENT = 16_384
+"""Messages. A worker that reads nothing for so long is as good as gone."""
+
+_TASKS = {Task.PREFILL: pb.TASK_PREFILL, Task.DECODE: pb.TASK_DECODE, Task.WHOLE: pb.TASK_WHOLE}
+
+
+class WorkerLink(Protocol):
+    """The way to one life of one worker. No method waits or raises: what goes wrong comes into
+    the inboxes, to each that was not forgotten, as Unavailable."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None, inbox: Inbox) -> None:
+        """Outputs of (request_id, epoch) go to ``inbox`` until :meth:`forget`."""
+        ...
+
+    def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
+        """Also forgets. Unknown requests are ignored."""
+        ...
+
+    def forget(self, request_id: RequestId, epoch: Epoch) -> None: ...
+
+
+class Links(Protocol):
+    def link(self, worker: WorkerRef) -> WorkerLink:
+        """The living link to it, or a new one."""
+        ...
+
+    def is_alive(self, worker: WorkerRef) -> bool:
+        """Whether there is a link to it that has not broken."""
+        ...
+
+
+class GrpcWorkerLink:
+    """:meth:`run` connects and serves until the stream breaks; then the link is dead."""
+
+    def __init__(self, worker: WorkerRef, secret: str | None) -> None:
+        self._worker = worker
+        self._secret = secret
+        self._inboxes: dict[tuple[str, int], Inbox] = {}
+        self._unsent: asyncio.Queue[pb.RouterMessage] = asyncio.Queue(MAX_UNSENT)
+        self.task: asyncio.Task[None] | None = None
+        self.alive = True
+
+    @property
+    def idle(self) -> bool:
+        return not self._inboxes
+
+    def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None, inbox: Inbox) -> None:
+        if not self.alive:
+            inbox.put(self._worker.id, Unavailable(f"worker {self._worker.id} is gone"))
+            return
+        self._inboxes[spec.request_id, spec.epoch] = inbox
+        submit = pb.Submit(spec=spec_to_proto(spec), task=_TASKS[task])
+        if source is not None:
+            submit.source.CopyFrom(ref_to_proto(source))
+        self._send(pb.RouterMessage(submit=submit))
+
+    def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
+        self.forget(request_id, epoch)
+        if self.alive:
+            cancel = pb.Cancel(request_id=request_id, epoch=epoch)
+            self._send(pb.RouterMessage(cancel=cancel))
+
+    def forget(self, request_id: RequestId, epoch: Epoch) -> None:
+        self._inboxes.pop((request_id, epoch), None)
+
+    async def run(self) -> None:
+        """Returns when the stream is over, whatever ended it."""
+        failure = "the stream ended"
+        try:
+            async with open_channel(self._worker.address, self._secret) as channel:
+                await _connected(channel)
+                await self._converse(channel)
+        except BatonError as error:
+            failure = str(error)
+        finally:
+            self._break(failure)
+
+    def _send(self, message: pb.RouterMessage) -> None:
+        try:
+            self._unsent.put_nowait(message)
+        except asyncio.QueueFull:
+            self._break("it does not read")
+            if self.task is not None:
+                self.task.cancel()
+
+    async def _messages(self) -> AsyncIterator[pb.RouterMessage]:
+        while True:
+            yield await self._unsent.get()
+
+    async def _converse(self, channel: grpc.aio.Channel) -> None:
+        """Raises what ends the stream."""
+        call = pb_grpc.WorkerStub(channel).Run(self._messages())
+        try:
+            with translated():
+                async for message in call:
+                    self._deliver(message)
+        finally:
+            call.cancel()
+
+    def _deliver(self, message: pb.WorkerMessage) -> None:
+        for output in message.outputs:
+            inbox = self._inboxes.get((output.request_id, output.epoch))
+            if inbox is not None:
+                inbox.put(self._worker.id, output_from_proto(output))
+
+    def _break(self, failure: str) -> None:
+        self.alive = False
+        log.info("link_broke", worker=self._worker.id, error=failure, requests=len(self._inboxes))
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.put(self._worker.id, Unavailable(f"lost worker {self._worker.id}: {failure}"))
+
+
+class GrpcLinks:
+    """Links by address and generation. They live while :meth:`run` does."""
+
+    def __init__(self, secret: str | None = None) -> None:
+        self._secret = secret
+        self._links: dict[tuple[str, int], GrpcWorkerLink] = {}
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await asyncio.get_running_loop().create_future()
+
+    def link(self, worker: WorkerRef) -> GrpcWorkerLink:
+        assert self._tasks is not None, "run() comes first"
+        key = (worker.address, int(worker.generation))
+        known = self._links.get(key)
+        if known is not None and known.alive:
+            return known
+        link = self._links[key] = GrpcWorkerLink(worker, self._secret)
+        link.task = self._tasks.create_task(link.run())
+        link.task.add_done_callback(lambda _: self._drop(key, link))
+        return link
+
+    def is_alive(self, worker: WorkerRef) -> bool:
+        known = self._links.get((worker.address, int(worker.generation)))
+        return known is not None and known.alive
+
+    def _drop(self, key: tuple[str, int], link: GrpcWorkerLink) -> None:
+        if self._links.get(key) is link:
+            del self._links[key]
+
+
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Raises Unavailable at the first failure, unlike ``channel_ready``, which tries on."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            state = channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    raise Unavailable("it does not accept connections")
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError as error:
+        raise Unavailable(f"no connection within {CONNECT_SECONDS:g} s") from error

@@ -1,0 +1,66 @@
+"""Where a request goes: the question, the answer, and who may be asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import structlog
+
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
+from baton.errors import Unavailable
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceQuery:
+    """``num_tokens`` are prompt and emitted tokens, ``block_keys`` those of their full blocks.
+    ``excluded`` are workers that failed this request before."""
+
+    request_id: RequestId
+    epoch: Epoch
+    tenant: TenantId
+    num_tokens: int
+    max_new_tokens: int
+    block_keys: tuple[BlockKey, ...] = field(repr=False)
+    excluded: frozenset[WorkerId]
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Without ``prefill``, ``decode`` does the whole request."""
+
+    prefill: WorkerRef | None
+    decode: WorkerRef
+    reason: str
+
+    @property
+    def workers(self) -> tuple[WorkerRef, ...]:
+        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
+
+
+class Placer(Protocol):
+    async def place(self, query: PlaceQuery) -> Placement:
+        """Raises Overloaded when no worker can take it now, Unavailable when there is none."""
+        ...
+
+
+class FirstThatAnswers:
+    """Asks one placer after the other; Unavailable means that the next one is asked."""
+
+    def __init__(self, placers: Sequence[Placer]) -> None:
+        assert placers
+        self._placers = placers
+
+    async def place(self, query: PlaceQuery) -> Placement:
+        failure: Unavailable | None = None
+        for placer in self._placers:
+            try:
+                return await placer.place(query)
+            except Unavailable as error:
+                log.info("placer_unavailable", placer=type(placer).__name__, error=str(error))
+                failure = error
+        assert failure is not None
+        raise failure

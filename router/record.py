@@ -1,0 +1,155 @@
+"""What became of each request: for the debug headers, and for `baton explain`."""
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from baton.core.handoff import WorkerRef
+from baton.core.ids import Epoch, RequestId
+from baton.core.request import RequestOutput
+from router.placement import Placement
+
+MAX_RECORDS = 4096
+"""About 2 KB each; the record that was written longest ago goes first."""
+
+
+@dataclass(slots=True)
+class PlacementRecord:
+    """One epoch. ``error`` is why it ended early; empty when it did not."""
+
+    epoch: Epoch
+    prefill: WorkerRef | None
+    decode: WorkerRef
+    reason: str
+    error: str = ""
+
+
+@dataclass(slots=True)
+class JourneyRecord:
+    """One answer. Seconds count from the request's arrival, but for ``queue_seconds``, which
+    placement took. ``cached_tokens`` is None until the first token."""
+
+    request_id: RequestId
+    arrived_at: float
+    num_prompt_tokens: int
+    placements: list[PlacementRecord] = field(default_factory=list)
+    details: dict[str, str] = field(default_factory=dict)
+    cached_tokens: int | None = None
+    bytes_shipped: int = 0
+    num_tokens: int = 0
+    queue_seconds: float | None = None
+    ttft_seconds: float | None = None
+    total_seconds: float | None = None
+    finish_reason: str = ""
+    error: str = ""
+
+    def note_placement(self, epoch: Epoch, placement: Placement, now: float) -> None:
+        if self.queue_seconds is None:
+            self.queue_seconds = now - self.arrived_at
+        self.placements.append(
+            PlacementRecord(epoch, placement.prefill, placement.decode, placement.reason)
+        )
+
+    def note_output(self, output: RequestOutput, now: float) -> None:
+        if self.ttft_seconds is None and output.token_ids:
+            self.ttft_seconds = now - self.arrived_at
+            self.cached_tokens = min(output.cached_tokens, self.num_prompt_tokens)
+        self.num_tokens += len(output.token_ids)
+        if output.details:
+            self._note_details(output.details)
+
+    def note_end(self, finish_reason: str, now: float, error: str = "") -> None:
+        """The first one counts: exactly one terminal state."""
+        if not self.finish_reason:
+            self.finish_reason = finish_reason
+            self.error = error
+            self.total_seconds = now - self.arrived_at
+
+    @property
+    def transport(self) -> str:
+        return self.details.get("transport", "")
+
+    @property
+    def prefill(self) -> WorkerRef | None:
+        return self.placements[-1].prefill if self.placements else None
+
+    @property
+    def decode(self) -> WorkerRef | None:
+        return self.placements[-1].decode if self.placements else None
+
+    def headers(self) -> dict[str, str]:
+        """As far as known now."""
+        known: dict[str, str] = {}
+        if self.prefill is not None:
+            known["x-baton-prefill"] = self.prefill.id
+        if self.decode is not None:
+            known["x-baton-decode"] = self.decode.id
+        if self.transport:
+            known["x-baton-transport"] = self.transport
+        if self.transport or self.finish_reason:
+            known["x-baton-bytes-shipped"] = str(self.bytes_shipped)
+        return known
+
+    def explain(self) -> dict[str, Any]:
+        return {
+            "request_id": self.request_id,
+            "prefill": _worker(self.prefill),
+            "decode": _worker(self.decode),
+            "reason": self.placements[-1].reason if self.placements else "",
+            "placements": [
+                {
+                    "epoch": each.epoch,
+                    "prefill": _worker(each.prefill),
+                    "decode": _worker(each.decode),
+                    "reason": each.reason,
+                    "error": each.error,
+                }
+                for each in self.placements
+            ],
+            "transport": self.transport,
+            "bytes_shipped": self.bytes_shipped,
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.cached_tokens or 0,
+            "completion_tokens": self.num_tokens,
+            "queue_seconds": self.queue_seconds,
+            "ttft_seconds": self.ttft_seconds,
+            "total_seconds": self.total_seconds,
+            "finish_reason": self.finish_reason,
+            "error": self.error,
+            "details": dict(self.details),
+        }
+
+    def _note_details(self, details: Mapping[str, str]) -> None:
+        shipped = details.get("bytes_shipped", "")
+        if shipped.isdecimal():
+            self.bytes_shipped += int(shipped)
+        self.details.update(details)
+
+
+class Records:
+    """The last requests, by the id that their client knows. One entry has one record for each
+    answer (``n``, several prompts)."""
+
+    def __init__(self, max_records: int = MAX_RECORDS) -> None:
+        self._max_records = max_records
+        self._records: OrderedDict[str, list[JourneyRecord]] = OrderedDict()
+
+    def add(self, request_id: str, records: list[JourneyRecord]) -> None:
+        self._records[request_id] = records
+        while len(self._records) > self._max_records:
+            self._records.popitem(last=False)
+
+    def explain(self, request_id: str) -> dict[str, Any] | None:
+        """The first answer, with all of them under ``choices`` when there are several."""
+        records = self._records.get(request_id)
+        if not records:
+            return None
+        explained = {**records[0].explain(), "request_id": request_id}
+        if len(records) > 1:
+            explained["choices"] = [record.explain() for record in records]
+        return explained
+
+
+def _worker(worker: WorkerRef | None) -> dict[str, Any] | None:
+    return None if worker is None else asdict(worker)

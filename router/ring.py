@@ -1,0 +1,82 @@
+"""The router's own placement, for when no conductor answers: a ring that every router shares."""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import uhashring
+
+from baton.core.handoff import WorkerRef
+from baton.core.member import Member
+from baton.core.states import Role
+from baton.errors import Unavailable
+from router.cluster import Cluster
+from router.placement import Placement, PlaceQuery
+
+KEY_DEPTH = 8
+"""Blocks whose chain key picks the prefill worker: 128 tokens of 16 go beyond the system
+prompts that all requests share, and stay below where conversations part."""
+
+POINTS_PER_WORKER = 256
+"""Load varies by about 6 % between workers."""
+
+SLACK = 1.25
+"""No worker is picked whose load exceeds this many times the mean (bounded loads)."""
+
+FREE_REQUESTS = 4
+"""What a worker may have beyond the mean before its load counts: small numbers are noise."""
+
+
+class RingPlacer:
+    """Deterministic: equal members and queries give equal placements."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def place(self, query: PlaceQuery) -> Placement:
+        prefills = self._candidates(Role.PREFILL, query)
+        decodes = self._candidates(Role.DECODE, query)
+        if not decodes and not prefills:
+            raise Unavailable("no worker is ready")
+        request = query.request_id.encode()
+        if not decodes:
+            return Placement(None, _ref(pick(prefills, request)), "ring: no decode worker")
+        decode = _ref(pick(decodes, request))
+        if not prefills:
+            return Placement(None, decode, "ring: no prefill worker")
+        return Placement(_ref(pick(prefills, _prefix(query))), decode, "ring")
+
+    def _candidates(self, role: Role, query: PlaceQuery) -> list[Member]:
+        ready = self._cluster.ready(role)
+        return [member for member in ready if member.id not in query.excluded]
+
+
+def pick(members: Sequence[Member], key: bytes) -> Member:
+    """The first on the ring after ``key`` that is not much busier than the others."""
+    by_id = {member.id: member for member in members}
+    busy = {member.id: member.load.running + member.load.waiting for member in members}
+    limit = SLACK * sum(busy.values()) / len(busy) + FREE_REQUESTS
+    ring = _ring(tuple(sorted(by_id)))
+    order = [by_id[entry["nodename"]] for entry in ring.range(key)]
+    return next(member for member in order if busy[member.id] <= limit)
+
+
+def _prefix(query: PlaceQuery) -> bytes:
+    """What requests that begin alike have in common; short ones are spread."""
+    if not query.block_keys:
+        return query.request_id.encode()
+    return query.block_keys[min(len(query.block_keys), KEY_DEPTH) - 1]
+
+
+@lru_cache(maxsize=64)
+def _ring(ids: tuple[str, ...]) -> uhashring.HashRing:
+    return uhashring.HashRing(list(ids), vnodes=POINTS_PER_WORKER, hash_fn=_position)
+
+
+def _position(key: bytes | str) -> int:
+    data = key.encode() if isinstance(key, str) else key
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
+
+
+def _ref(member: Member) -> WorkerRef:
+    return WorkerRef(member.id, member.address, member.generation)

@@ -1,0 +1,213 @@
+"""Hand-offs between two workers: whole, cancelled anywhere, damaged, and cut off."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from baton.core.handoff import Endpoint, PullOpen, WorkerRef
+from baton.core.ids import Generation, WorkerId
+from baton.core.request import FinishReason
+from baton.core.task import Task
+from baton.engine.fake_runner import reference_answer
+from baton.errors import Invalid, NotFound
+from baton.transport.base import Span
+from baton.worker.worker import WorkerConfig
+from tests.sim.worker_cluster import (
+    Cluster,
+    cluster,
+    collect,
+    is_finished,
+    request,
+    tokens_of,
+)
+
+SEED = 7
+
+
+async def hand_off(running: Cluster, spec, cancel_after: int | None = None):  # type: ignore[no-untyped-def]
+    """Runs one request over both workers; cancels after that many decoded tokens."""
+    prefill, decode = running.prefill.worker.open_stream(), running.decode.worker.open_stream()
+    prefill.submit(spec, Task.PREFILL, None)
+    decode.submit(spec, Task.DECODE, running.prefill.ref)
+    first = await collect(prefill, bool)
+    if first[0].finish_reason or spec.sampling.max_tokens == 1:
+        prefill.close()
+        decode.close()
+        return first
+    if cancel_after is not None:
+        rest = await collect(decode, lambda outputs: len(outputs) >= cancel_after)
+        decode.cancel(spec.request_id, spec.epoch)
+        prefill.cancel(spec.request_id, spec.epoch)
+    else:
+        rest = await collect(decode, is_finished)
+    prefill.close()
+    decode.close()
+    return first + rest
+
+
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 40, 100])
+async def test_a_handed_over_request_answers_as_if_alone(length: int) -> None:
+    spec = request("r", list(range(1, length + 1)), 20)
+    async with cluster() as running:
+        outputs = await hand_off(running, spec)
+        await running.prefill.wait_until_free()
+        await running.decode.wait_until_free()
+    assert tokens_of(outputs) == reference_answer(spec)[0]
+    assert outputs[-1].finish_reason is FinishReason.LENGTH
+    details = outputs[1].details
+    assert details["transport"] == "memory"
+    assert int(details["bytes_shipped"]) == -(-length // 4) * 4 * 8
+
+
+async def test_what_the_decode_worker_has_is_not_shipped_again() -> None:
+    async with cluster() as running:
+        first = await hand_off(running, request("a", list(range(40)), 4))
+        again = await hand_off(running, request("b", list(range(40)), 4))
+    assert tokens_of(first) == tokens_of(again)
+    assert int(first[1].details["bytes_shipped"]) == 10 * 32
+    # The last block is never shared: its last token is computed by the source.
+    assert int(again[1].details["bytes_shipped"]) <= 32
+
+
+async def test_many_at_once_with_little_room_on_the_decode_side() -> None:
+    chance = np.random.default_rng(SEED)
+    specs = [
+        request(f"r{n}", chance.integers(100, size=int(chance.integers(1, 60))).tolist(), 12)
+        for n in range(40)
+    ]
+    async with cluster(prefill_blocks=64, decode_blocks=40) as running:
+        async with asyncio.TaskGroup() as tasks:
+            answers = [tasks.create_task(hand_off(running, spec)) for spec in specs]
+        await running.prefill.wait_until_free()
+        await running.decode.wait_until_free()
+    for spec, answer in zip(specs, answers, strict=True):
+        assert tokens_of(answer.result()) == reference_answer(spec)[0]
+
+
+async def test_cancelled_at_any_moment_everything_is_freed() -> None:
+    chance = np.random.default_rng(SEED)
+    print(f"seed {SEED}")
+    async with cluster(prefill_blocks=64, decode_blocks=64) as running:
+        for number in range(60):
+            spec = request(f"r{number}", chance.integers(100, size=50).tolist(), 30)
+            task = asyncio.create_task(hand_off(running, spec))
+            for _ in range(int(chance.integers(0, 40))):
+                await asyncio.sleep(0)
+            if chance.random() < 0.5:
+                await asyncio.sleep(float(chance.random()) * 0.005)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            running.prefill.worker._cancel(spec.request_id, spec.epoch)
+            running.decode.worker._cancel(spec.request_id, spec.epoch)
+        await running.prefill.wait_until_free()
+        await running.decode.wait_until_free()
+
+
+async def test_a_broken_stream_is_the_end_of_what_came_over_it() -> None:
+    async with cluster() as running:
+        prefill = running.prefill.worker.open_stream()
+        decode = running.decode.worker.open_stream()
+        for number in range(5):
+            spec = request(f"r{number}", list(range(30)), 200)
+            prefill.submit(spec, Task.PREFILL, None)
+            decode.submit(spec, Task.DECODE, running.prefill.ref)
+        await collect(decode, bool)
+        prefill.close()
+        decode.close()
+        await running.prefill.wait_until_free()
+        await running.decode.wait_until_free()
+
+
+async def test_a_damaged_read_is_repeated_once() -> None:
+    damaged = []
+
+    def fault(endpoint: Endpoint, span: Span) -> str:
+        damaged.append(span)
+        return "corrupt" if len(damaged) == 1 else ""
+
+    spec = request("r", list(range(40)), 8)
+    async with cluster() as running:
+        running.fabric.fault = fault
+        outputs = await hand_off(running, spec)
+    assert tokens_of(outputs) == reference_answer(spec)[0]
+
+
+@pytest.mark.parametrize("fault", ["corrupt", "lost"])
+async def test_a_link_that_stays_bad_is_an_error_and_frees_both_sides(fault: str) -> None:
+    async with cluster() as running:
+        running.fabric.fault = lambda endpoint, span: fault
+        outputs = await hand_off(running, request("r", list(range(40)), 8))
+        await running.prefill.wait_until_free()
+        await running.decode.wait_until_free()
+    assert outputs[-1].finish_reason is FinishReason.ERROR
+    status = {"corrupt": "DATA_LOSS", "lost": "UNAVAILABLE"}[fault]
+    assert outputs[-1].details["error_status"] == status
+
+
+async def test_a_source_that_is_gone_is_unavailable() -> None:
+    async with cluster() as running:
+        stream = running.decode.worker.open_stream()
+        nobody = WorkerRef(WorkerId("nobody"), "nobody", Generation(1))
+        stream.submit(request("r", [1, 2, 3], 8), Task.DECODE, nobody)
+        outputs = await collect(stream, bool)
+        await running.decode.wait_until_free()
+    assert outputs[0].details["error_status"] == "UNAVAILABLE"
+
+
+async def test_a_reader_for_an_unknown_request_or_another_life_is_refused() -> None:
+    async with cluster(config=WorkerConfig(arrival_seconds=0.01)) as running:
+        worker = running.prefill.worker
+        opening = PullOpen("r/1", 1, 1, DIGEST_HEX, "fake", ("memory",), "here")  # type: ignore[arg-type]
+        with pytest.raises(NotFound, match="r/1 is not here"):
+            await worker.open_pull(opening)
+        for change in (
+            {"source_generation": 2},
+            {"model_digest": "other"},
+            {"kv_layout": "other"},
+            {"transports": ("nixl",)},
+        ):
+            with pytest.raises((NotFound, Invalid)):
+                await worker.open_pull(PullOpen(**{**as_dict(opening), **change}))
+
+
+async def test_a_prompt_that_no_reader_comes_for_is_dropped() -> None:
+    async with cluster(config=WorkerConfig(hold_seconds=0.0)) as running:
+        stream = running.prefill.worker.open_stream()
+        stream.submit(request("r", list(range(20)), 8), Task.PREFILL, None)
+        outputs = await collect(stream, lambda outputs: len(outputs) == 2)
+        await running.prefill.wait_until_free()
+    assert outputs[1].error == "no decode worker came for the request"
+
+
+async def test_a_newer_placement_replaces_the_older_one() -> None:
+    async with cluster() as running:
+        stream = running.prefill.worker.open_stream()
+        stream.submit(request("r", list(range(200)), 8, epoch=1), Task.PREFILL, None)
+        stream.submit(request("r", list(range(200)), 8, epoch=2), Task.WHOLE, None)
+        stream.submit(request("r", list(range(200)), 8, epoch=2), Task.WHOLE, None)
+        outputs = await collect(
+            stream, lambda o: any(x.finish_reason is FinishReason.LENGTH for x in o)
+        )
+        await running.prefill.wait_until_free()
+    refused = [output for output in outputs if output.finish_reason is FinishReason.ERROR]
+    assert [output.details["error_status"] for output in refused] == ["INVALID_ARGUMENT"]
+    whole = [output for output in outputs if output.finish_reason is not FinishReason.ERROR]
+    assert {output.epoch for output in whole} == {2}
+    assert tokens_of(whole) == reference_answer(request("r", list(range(200)), 8))[0]
+
+
+async def test_a_draining_worker_takes_nothing_new() -> None:
+    async with cluster() as running:
+        running.decode.worker.start_drain()
+        stream = running.decode.worker.open_stream()
+        stream.submit(request("r", [1, 2, 3], 8), Task.WHOLE, None)
+        outputs = await collect(stream, bool)
+    assert outputs[0].details["error_status"] == "UNAVAILABLE"
+
+
+DIGEST_HEX = (b"m" * 16).hex()
+
+
+def as_dict(opening: PullOpen) -> dict[str, object]:
+    return {name: getattr(opening, name) for name in PullOpen.__dataclass_fields__}

@@ -1,0 +1,168 @@
+"""A prefill and a decode worker in one process: the production code of both over twins of the
+model, the transport and the network."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import xxhash
+
+from baton.clock import SystemClock
+from baton.core.handoff import CHECKSUM_XXH3, WorkerRef
+from baton.core.ids import BlockId, Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.request import RequestOutput, RequestSpec, SamplingParams
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.fake_runner import FakeRunner
+from baton.transport.base import Transport
+from baton.transport.memory import MemoryFabric, MemoryTransport
+from baton.transport.region import HostMemory
+from baton.worker.engine_thread import EngineThread
+from baton.worker.intake import Intake, IntakeConfig
+from baton.worker.kv_layout import KvLayout
+from baton.worker.memory_peers import MemoryPeers
+from baton.worker.prefix_store import NoStore
+from baton.worker.stream import OutputStream
+from baton.worker.worker import Worker, WorkerConfig
+
+T = TypeVar("T")
+BLOCK_TOKENS = 4
+CLOCK = SystemClock()
+DIGEST = b"m" * 16
+
+
+@dataclass
+class Node:
+    """One worker with its engine and memory."""
+
+    worker: Worker
+    engine: Engine
+    thread: EngineThread
+    ref: WorkerRef
+    crashes: list[BaseException] = field(default_factory=list)
+
+    async def wait_until_free(self) -> None:
+        """Until no block is pinned; the test's time-out bounds it."""
+        while True:
+            counts = await self.thread.call(lambda engine: engine.stats().pool)
+            if not (counts.referenced or counts.filling or counts.quarantined):
+                break
+            await asyncio.sleep(0.001)
+        await self.thread.call(Engine.check_integrity)
+        assert self.worker.idle
+
+
+class SharedRunner(FakeRunner):
+    """A fake whose memory other workers can read."""
+
+    def __init__(self, num_blocks: int) -> None:
+        super().__init__(num_blocks, BLOCK_TOKENS)
+        self.shared = HostMemory("fake", len(self.memory))
+        self.memory = self.shared.view  # type: ignore[assignment]
+
+    def checksums(self, block_ids: list[BlockId]) -> list[int]:
+        return [xxhash.xxh3_64_intdigest(self.export_block(block_id)) for block_id in block_ids]
+
+
+def make_node(
+    name: str, fabric: MemoryFabric, peers: MemoryPeers, num_blocks: int, config: WorkerConfig
+) -> Node:
+    runner = SharedRunner(num_blocks)
+    engine_config = EngineConfig(
+        block_tokens=BLOCK_TOKENS, max_model_tokens=256, max_step_tokens=16, chunk_tokens=8
+    )
+    engine = Engine(
+        runner,
+        engine_config,
+        model_digest=DIGEST,
+        kv_dtype="fake",
+        eos_token_ids=frozenset(),
+        clock=CLOCK,
+    )
+    memory = MemoryTransport(fabric, name, 1, CLOCK)
+    memory.register(runner.shared.region)
+    transports: dict[str, Transport] = {"memory": memory}  # type: ignore[dict-item]
+    layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
+    crashes: list[BaseException] = []
+    thread = EngineThread(engine, lambda result: worker.on_step(result), crashes.append)
+    intake = Intake(
+        thread, peers, transports, layout, DIGEST.hex(), "here", CLOCK,
+        IntakeConfig(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5),
+    )  # fmt: skip
+    worker = Worker(
+        WorkerId(name), Generation(1), config, thread, intake, NoStore(), layout, transports,
+        BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK,
+    )  # fmt: skip
+    peers.workers[name] = worker
+    ref = WorkerRef(WorkerId(name), name, Generation(1))
+    return Node(worker, engine, thread, ref, crashes)
+
+
+@dataclass
+class Cluster:
+    fabric: MemoryFabric
+    peers: MemoryPeers
+    prefill: Node
+    decode: Node
+
+
+@asynccontextmanager
+async def cluster(
+    prefill_blocks: int = 128,
+    decode_blocks: int = 128,
+    config: WorkerConfig | None = None,
+) -> AsyncIterator[Cluster]:
+    fabric, peers = MemoryFabric(), MemoryPeers()
+    config = config or WorkerConfig()
+    prefill = make_node("prefill", fabric, peers, prefill_blocks, config)
+    decode = make_node("decode", fabric, peers, decode_blocks, config)
+    running = [asyncio.create_task(node.worker.run()) for node in (prefill, decode)]
+    for node in (prefill, decode):
+        node.thread.start()
+    await asyncio.sleep(0)
+    try:
+        yield Cluster(fabric, peers, prefill, decode)
+        assert not prefill.crashes and not decode.crashes
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        for node in (prefill, decode):
+            await node.thread.stop()
+
+
+def request(
+    name: str, prompt: list[int], max_tokens: int, epoch: int = 1, **sampling: object
+) -> RequestSpec:
+    return RequestSpec(
+        RequestId(name),
+        Epoch(epoch),
+        tuple(TokenId(token) for token in prompt),
+        len(prompt),
+        SamplingParams(max_tokens=max_tokens, temperature=0.0, **sampling),  # type: ignore[arg-type]
+    )
+
+
+async def collect(
+    stream: OutputStream, enough: Callable[[list[RequestOutput]], bool]
+) -> list[RequestOutput]:
+    """Outputs until ``enough`` says so."""
+    outputs: list[RequestOutput] = []
+    while not enough(outputs):
+        outputs.extend(await stream.outputs())
+    return outputs
+
+
+def is_finished(outputs: list[RequestOutput]) -> bool:
+    return any(output.finish_reason for output in outputs)
+
+
+def tokens_of(outputs: list[RequestOutput]) -> tuple[TokenId, ...]:
+    """In the order of their index, which must have neither gap nor repetition."""
+    tokens: list[TokenId] = []
+    for output in sorted(outputs, key=lambda output: output.first_index):
+        assert output.first_index == len(tokens) or not output.token_ids
+        tokens.extend(output.token_ids)
+    return tuple(tokens)
