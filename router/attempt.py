@@ -51,7 +51,8 @@ class Attempt:
     def __init__(
         self, spec: RequestSpec, placement: Placement, links: Links, deadlines: Deadlines
     ) -> None:
-        alone = placement.prefill is None or spec.max_new_tokens == 1
+        two = placement.prefill is not None and placement.prefill.id != placement.decode.id
+        alone = not two or spec.max_new_tokens == 1
         self._spec = spec
         self._prefill = None if alone else placement.prefill
         self._decode = placement.decode

@@ -14,7 +14,7 @@ from baton.errors import BatonError, DeadlineExceeded, Unavailable
 from router.attempt import Attempt, AttemptFailed, Deadlines
 from router.key_chain import KeyChain, keys_of
 from router.links import Links
-from router.placement import Placement, Placer, PlaceQuery
+from router.placement import Placement, PlaceQuery, Placer
 from router.record import JourneyRecord
 
 log = structlog.get_logger(__name__)

@@ -217,10 +217,24 @@ class GrpcTransport:
             spans = _unpack(request, self._generation, self._region.size_bytes)
         except Invalid as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        for offset, size in spans:
-            for start in range(offset, offset + size, MESSAGE_BYTES):
-                length = min(MESSAGE_BYTES, offset + size - start)
-                yield ctypes.string_at(self._region.address + start, length)
+        yield from _messages(self._region.address, spans)
+
+
+def _messages(address: int, spans: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+    """The bytes of the spans in order, cut into full messages wherever that falls."""
+    parts: list[bytes] = []
+    room = MESSAGE_BYTES
+    for offset, size in spans:
+        end = offset + size
+        while offset < end:
+            length = min(room, end - offset)
+            parts.append(ctypes.string_at(address + offset, length))
+            offset, room = offset + length, room - length
+            if room == 0:
+                yield b"".join(parts)
+                parts, room = [], MESSAGE_BYTES
+    if parts:
+        yield b"".join(parts)
 
 
 class _Scatter:
@@ -235,13 +249,18 @@ class _Scatter:
         return sum(size for _, size in self._places)
 
     def write(self, message: bytes) -> None:
-        """A message never crosses a span's end. Raises Invalid for more bytes than asked."""
-        if not self._places or len(message) > self._places[-1][1]:
-            raise Invalid("the peer sent more bytes than were asked for")
-        target, size = self._places.pop()
-        ctypes.memmove(target, message, len(message))
-        if len(message) < size:
-            self._places.append((target + len(message), size - len(message)))
+        """Raises Invalid for more bytes than were asked for."""
+        source = ctypes.cast(ctypes.c_char_p(message), ctypes.c_void_p).value or 0
+        start = 0
+        while start < len(message):
+            if not self._places:
+                raise Invalid("the peer sent more bytes than were asked for")
+            target, size = self._places.pop()
+            length = min(size, len(message) - start)
+            ctypes.memmove(target, source + start, length)
+            if length < size:
+                self._places.append((target + length, size - length))
+            start += length
 
 
 def _has_secret(context: grpc.ServicerContext, secret: str) -> bool:

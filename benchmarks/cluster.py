@@ -1,0 +1,186 @@
+"""A 1 + 1 cluster against the engine alone: time to first token, hand-off, start-up, memory.
+
+    python -m benchmarks.cluster [--model DIR] [--rounds N]
+
+Both sides take turns in one run, with prompts that no cache has seen. Prints a table, and
+JSON as the last line.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+from baton.config import Settings
+
+from baton.checkpoint import load_model_config
+from baton.clock import SystemClock
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.runner import ModelRunner
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from tools.local_cluster import LocalCluster, local_cluster
+
+LENGTHS = (512, 4096)
+ANSWER_TOKENS = 16
+LIGHT_ROLES = ("router", "conductor", "kvstore")
+
+
+class Alone:
+    """``baton generate``'s engine in this process."""
+
+    def __init__(self, model: Path) -> None:
+        runner = ModelRunner.load(model, device="cpu", dtype="float32", pool_bytes=512 << 20)
+        config = EngineConfig(block_tokens=16, max_model_tokens=8192)
+        self._engine = Engine(
+            runner,
+            config,
+            model_digest=runner.model_digest,
+            kv_dtype=runner.kv_dtype,
+            eos_token_ids=frozenset(),
+            clock=SystemClock(),
+        )
+        self._count = 0
+
+    def times(self, prompt: list[int]) -> tuple[float, float]:
+        """Seconds to the first and to the second token."""
+        self._count += 1
+        spec = RequestSpec(
+            RequestId(str(self._count)),
+            Epoch(1),
+            tuple(TokenId(token) for token in prompt),
+            len(prompt),
+            SamplingParams(max_tokens=ANSWER_TOKENS, temperature=0.0, ignore_eos=True),
+        )
+        began, seen = SYSTEM_CLOCK(), []
+        self._engine.add(spec, Task.WHOLE)
+        while self._engine.has_work():
+            if self._engine.step().outputs:
+                seen.append(SYSTEM_CLOCK() - began)
+        return seen[0], seen[1]
+
+
+def cluster_times(cluster: LocalCluster, prompt: list[int]) -> tuple[float, float, dict[str, str]]:
+    """Seconds to the first and second token over HTTP, and what became of the request."""
+    body = {
+        "prompt": prompt,
+        "max_tokens": ANSWER_TOKENS,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    seen: list[float] = []
+    began = SYSTEM_CLOCK()
+    url = cluster.url + "/v1/completions"
+    with httpx.Client(timeout=300) as client, client.stream("POST", url, json=body) as answer:
+        request_id = answer.headers["x-baton-request-id"]
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line[6:])["choices"]
+                tokens = choices[0].get("token_ids") if choices else None
+                seen.extend([SYSTEM_CLOCK() - began] * len(tokens or []))
+    return seen[0], seen[1], cluster.get(f"/admin/requests/{request_id}")
+
+
+def time_to_first_token(
+    cluster: LocalCluster, alone: Alone, vocabulary: int, rounds: int
+) -> list[dict[str, float]]:
+    chance = np.random.default_rng(1)
+    rows = []
+    for length in LENGTHS:
+        ours, theirs, gaps, exposed, seconds, size = [], [], [], [], [], 0
+        for number in range(rounds + 1):
+            prompts = chance.integers(3, vocabulary, size=(2, length)).tolist()
+            reference = alone.times(prompts[0])
+            first, second, told = cluster_times(cluster, prompts[1])
+            if number:  # the first round warms up
+                ours.append(first)
+                theirs.append(reference[0])
+                gaps.append((second - first) - (reference[1] - reference[0]))
+                details = told["details"]
+                exposed.append(float(details["ship_exposed_seconds"]) / first)
+                seconds.append(float(details["ship_seconds"]))
+                size = int(details["bytes_shipped"])
+        rows.append(
+            {
+                "prompt_tokens": length,
+                "cluster_ttft_seconds": statistics.median(ours),
+                "alone_ttft_seconds": statistics.median(theirs),
+                "ratio": statistics.median(ours) / statistics.median(theirs),
+                "second_token_delay_seconds": statistics.median(gaps),
+                "exposed_share_of_ttft": statistics.median(exposed),
+                "shipped_bytes": size,
+                "ship_seconds": statistics.median(seconds),
+            }
+        )
+    return rows
+
+
+def memory_by_role(cluster: LocalCluster) -> dict[str, float]:
+    """Resident megabytes, and for the store the arena's touched pages among them."""
+    return {
+        entry["id"]: round(psutil.Process(entry["pid"]).memory_info().rss / 1e6, 1)
+        for entry in cluster.status()["processes"]
+    }
+
+
+def start_seconds(model: Path | None, rounds: int) -> list[float]:
+    times = []
+    for _ in range(rounds):
+        began = SYSTEM_CLOCK()
+        with local_cluster(model):
+            times.append(SYSTEM_CLOCK() - began)
+    return times
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", type=Path, default=None)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument("--transports", default="")
+    options = parser.parse_args(arguments)
+    machine = describe()
+    print(machine)
+    starts = start_seconds(options.model, options.starts)
+    model = options.model or Path(Settings().model)
+    alone = Alone(model)
+    settings = {"transports": options.transports} if options.transports else {}
+    with local_cluster(options.model, settings=settings) as cluster:
+        vocabulary = load_model_config(model).vocab_size
+        rows = time_to_first_token(cluster, alone, vocabulary, options.rounds)
+        memory = memory_by_role(cluster)
+    print("prompt   cluster TTFT   alone TTFT   ratio   exposed/TTFT   second token later by")
+    for row in rows:
+        print(
+            f"{row['prompt_tokens']:6} {row['cluster_ttft_seconds'] * 1e3:11.1f} ms "
+            f"{row['alone_ttft_seconds'] * 1e3:9.1f} ms {row['ratio']:7.3f} "
+            f"{row['exposed_share_of_ttft']:13.1%} "
+            f"{row['second_token_delay_seconds'] * 1e3:16.1f} ms"
+        )
+    print(f"up --detach to ready: {statistics.median(starts):.1f} s (median of {len(starts)})")
+    for name, megabytes in memory.items():
+        print(f"  {name:14} {megabytes:8.1f} MB resident")
+    print(
+        json.dumps(
+            {
+                "machine": machine,
+                "ttft": rows,
+                "start_seconds": starts,
+                "resident_megabytes": memory,
+                "seed": 1,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,39 @@
+"""What a benchmark prints beside its figures: machine, commit, and the ceilings of this run."""
+
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+SYSTEM_CLOCK = time.perf_counter
+
+
+def describe() -> dict[str, object]:
+    """Hardware and commit."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    git = ["git", "describe", "--always", "--dirty", "--abbrev=10"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": psutil.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 2**30),
+        "python": platform.python_version(),
+        "commit": commit,
+    }
+
+
+def median_seconds(action: Callable[[], object], rounds: int) -> float:
+    """Median of ``rounds`` timed calls, after one that warms up."""
+    action()
+    times = []
+    for _ in range(rounds):
+        began = SYSTEM_CLOCK()
+        action()
+        times.append(SYSTEM_CLOCK() - began)
+    return statistics.median(times)

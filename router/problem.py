@@ -1,0 +1,73 @@
+"""An error as an OpenAI client sees it."""
+
+from typing import Any
+
+import orjson
+
+from baton.errors import Invalid, Overloaded, mapping_of
+
+STATUS_CODES = {
+    401: "invalid_api_key",
+    404: "not_found",
+    429: "rate_limit_exceeded",
+    503: "service_unavailable",
+    504: "timeout",
+}
+
+REQUEST_ERROR = "invalid_request_error"
+
+
+class Problem(Exception):
+    """``headers`` are added to the response."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = REQUEST_ERROR,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = headers or {}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        error = {
+            "message": str(self),
+            "type": self.kind,
+            "param": self.param,
+            "code": self.code,
+        }
+        return {"error": error}
+
+    @property
+    def json(self) -> bytes:
+        return orjson.dumps(self.body)
+
+
+def problem_of(error: BaseException) -> Problem:
+    """Any error as a problem. What a bug says is not for clients."""
+    if isinstance(error, Problem):
+        return error
+    mapping = mapping_of(error)
+    if mapping.grpc_status == "INTERNAL":
+        return Problem(500, "internal error", kind=mapping.openai_type)
+    headers = {}
+    if isinstance(error, Overloaded):
+        headers["retry-after"] = str(max(1, round(error.retry_after_seconds)))
+    param, code = (error.param, error.code) if isinstance(error, Invalid) else (None, None)
+    return Problem(
+        mapping.http_status,
+        str(error) or type(error).__name__,
+        kind=mapping.openai_type,
+        param=param,
+        code=code or STATUS_CODES.get(mapping.http_status),
+        headers=headers,
+    )
