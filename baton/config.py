@@ -1,0 +1,254 @@
+"""Every setting of every program, by one name each.
+
+A command-line flag wins over the environment (``BATON_<NAME>``), that over a YAML file
+(``--config`` or ``BATON_CONFIG``), that over the default. A wrong value, and a name that isn't
+one, fail at start-up with what would be right. Nothing else reads the environment.
+"""
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from baton.errors import Invalid
+
+DEMO_MODEL = Path(__file__).parent / "models" / "demo"
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+PREFIX = "BATON_"
+NOT_SETTINGS = {"BATON_CONFIG", "BATON_HOME"}
+"""Variables that are read elsewhere: the file's path here, the home in :func:`home`."""
+
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def _size(value: Any) -> Any:
+    """Bytes from a number, or from a text like ``512MiB``."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+)\s*([KMG]?I?)B?", value.strip().upper())
+    if match is None:
+        raise ValueError("must be a number of bytes, like 536870912 or 512MiB")
+    return int(match[1]) * _SUFFIXES[match[2]]
+
+
+def _names(value: Any) -> Any:
+    """A list from a text with commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def _pairs(value: Any) -> Any:
+    """A mapping from a text like ``key=tenant,key2=tenant2``."""
+    if not isinstance(value, str):
+        return value
+    pairs = [part.partition("=") for part in _names(value)]
+    if not all(key and tenant for key, _, tenant in pairs):
+        raise ValueError("must look like key=tenant,key2=tenant2")
+    return {key: tenant for key, _, tenant in pairs}
+
+
+Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
+Count = Annotated[int, Field(gt=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Settings(BaseSettings):
+    """Frozen. Build it with :func:`load_settings`, which explains what is wrong."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, extra="forbid", frozen=True, protected_namespaces=()
+    )
+
+    # The cluster, and this process in it
+    cluster: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
+    id: str = Field("", max_length=128)
+    redis_url: str | None = None
+    cluster_secret: str | None = None
+    heartbeat_seconds: Seconds = 1.0
+    drain_seconds: Seconds = 30.0
+
+    # Where it listens. Port 0 means: any that is free
+    host: str = "127.0.0.1"
+    port: Port = 8000
+    grpc_host: str = "127.0.0.1"
+    grpc_port: Port = 0
+    advertise_address: str | None = None
+
+    # Pools of `baton up`
+    prefill: Count = 1
+    decode: Count = 1
+
+    # The model
+    model: str = str(DEMO_MODEL)
+    served_model_name: str | None = None
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    threads: Annotated[int, Field(ge=0)] = 0
+    """Of a worker's arithmetic; 0 means all cores."""
+
+    # The engine
+    block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
+    num_blocks: Count | None = None
+    pool_bytes: Size | None = None
+    max_step_tokens: Count = 512
+    chunk_tokens: Count | None = None
+    max_running: Count = 64
+    max_waiting: Count = 1024
+    max_model_tokens: Count | None = None
+
+    # KV movement and storage
+    transports: Names = ()
+    """Empty: all that can start, best first."""
+    store_bytes: Size = 256 * 2**20
+
+    # The router
+    api_keys: Pairs = Field(default_factory=dict)
+    admin_key: str | None = None
+    tenant_secret: str = "baton"
+    allow_open_http: bool = False
+    max_body_bytes: Size = 8 * 2**20
+    max_concurrent_requests: Count = 1024
+    place_seconds: Seconds = 5.0
+    first_token_seconds: Seconds = 120.0
+    next_token_seconds: Seconds = 60.0
+
+    # Logs
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_format: Literal["console", "json"] = "console"
+
+    @property
+    def model_name(self) -> str:
+        """What clients call the model."""
+        return self.served_model_name or Path(self.model).name
+
+    @property
+    def needs_redis_url(self) -> str:
+        """For a role that was started by itself. Raises Invalid when it is not set."""
+        if not self.redis_url:
+            raise Invalid("redis_url is not set: BATON_REDIS_URL=redis://HOST:PORT/0")
+        return self.redis_url
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment, then the file, which :func:`load_settings` has read."""
+        return init_settings, env_settings, _FileSource(settings_cls)
+
+
+class _FileSource(PydanticBaseSettingsSource):
+    """The YAML file that ``BATON_CONFIG`` names."""
+
+    def get_field_value(self, field: Any, field_name: str) -> tuple[Any, str, bool]:
+        return None, field_name, False
+
+    def __call__(self) -> dict[str, Any]:
+        return read_file(os.environ.get("BATON_CONFIG"))
+
+
+def load_settings(**flags: Any) -> Settings:
+    """Settings from all sources; a flag that is None was not given. Raises Invalid."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    _check_environment()
+    try:
+        settings = Settings(**given)
+    except ValidationError as error:
+        raise Invalid(_explain(error)) from error
+    check_exposure(settings)
+    return settings
+
+
+def read_file(path: str | None) -> dict[str, Any]:
+    """Raises Invalid for a file that can't be read, is no mapping, or has unknown keys."""
+    if not path:
+        return {}
+    try:
+        values = yaml.safe_load(Path(path).read_text(encoding="utf-8")) or {}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise Invalid(f"config file {path}: {error}") from error
+    if not isinstance(values, dict):
+        raise Invalid(f"config file {path}: must be a mapping of settings")
+    for name in values:
+        _check_name(str(name), f"config file {path}")
+    return values
+
+
+def home() -> Path:
+    """Where local clusters keep their state and logs: ``BATON_HOME``, or ``~/.baton``."""
+    return Path(os.environ.get("BATON_HOME") or Path.home() / ".baton")
+
+
+def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[str, str]:
+    """The environment of a program that is started with ``settings`` on top of ours."""
+    named = {PREFIX + name.upper(): value for name, value in settings.items()}
+    return {**os.environ, **named, **extra}
+
+
+def to_environment(settings: Settings) -> dict[str, str]:
+    """Every setting that differs from its default, as a child reads it."""
+    values = settings.model_dump(exclude_defaults=True)
+    return {name: _to_text(value) for name, value in values.items() if value is not None}
+
+
+def check_exposure(settings: Settings) -> None:
+    """What listens beyond this host needs a lock. Raises Invalid."""
+    if settings.grpc_host not in LOOPBACK and not settings.cluster_secret:
+        raise Invalid(
+            f"grpc_host is {settings.grpc_host!r}: listening beyond loopback needs "
+            "cluster_secret (BATON_CLUSTER_SECRET), the same for every program of the cluster"
+        )
+    if settings.host not in LOOPBACK and not (settings.api_keys or settings.allow_open_http):
+        raise Invalid(
+            f"host is {settings.host!r}: listening beyond loopback needs api_keys "
+            "(BATON_API_KEYS=key=tenant), or allow_open_http=true if that is what you want"
+        )
+
+
+def _to_text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}={tenant}" for key, tenant in value.items())
+    if isinstance(value, (tuple, list)):
+        return ",".join(str(part) for part in value)
+    return str(value)
+
+
+def _check_environment() -> None:
+    for variable in os.environ:
+        if variable.startswith(PREFIX) and variable not in NOT_SETTINGS:
+            _check_name(variable.removeprefix(PREFIX).lower(), f"environment variable {variable}")
+
+
+def _check_name(name: str, where: str) -> None:
+    if name not in Settings.model_fields:
+        close = difflib.get_close_matches(name, Settings.model_fields, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        raise Invalid(f"{where}: there is no setting {name!r}{hint}")
+
+
+def _explain(error: ValidationError) -> str:
+    """One line per wrong setting: its name, its value, and what would be right."""
+    lines = []
+    for problem in error.errors():
+        name = ".".join(str(part) for part in problem["loc"]) or "settings"
+        message = problem["msg"].removeprefix("Value error, ")
+        lines.append(f"{name} is {problem.get('input')!r}: {message[0].lower()}{message[1:]}")
+    return "; ".join(lines)

@@ -1,0 +1,69 @@
+"""What a program tells whoever started it: lines of JSON over a pipe.
+
+The supervisor passes the pipe's number as ``--status-fd``; without one, reports go nowhere.
+"""
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+MAX_LINE_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """``state`` is starting, serving, draining, stopped or failed. ``done`` of ``total``
+    bytes of ``what`` are loaded, while starting. ``address`` is set from serving on."""
+
+    state: str
+    what: str = ""
+    done: int = 0
+    total: int = 0
+    address: str = ""
+    message: str = ""
+
+
+class StatusPipe:
+    """The program's end. A supervisor that has gone is no reason to fail."""
+
+    def __init__(self, file_descriptor: int = -1) -> None:
+        self._file_descriptor = file_descriptor
+        self._last_percent = -1
+
+    def send(self, report: Report) -> None:
+        if self._file_descriptor < 0:
+            return
+        line = json.dumps(asdict(report))[:MAX_LINE_BYTES] + "\n"
+        try:
+            os.write(self._file_descriptor, line.encode())
+        except OSError:
+            self._file_descriptor = -1
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """At most one line per percent."""
+        percent = 100 * done // max(total, 1)
+        if percent != self._last_percent:
+            self._last_percent = percent
+            self.send(Report("starting", what, done, total))
+
+
+STATUS = StatusPipe()
+
+
+def report_progress(what: str, done: int, total: int) -> None:
+    """From anywhere in the process, also from a thread."""
+    STATUS.progress(what, done, total)
+
+
+def open_status(file_descriptor: int) -> None:
+    STATUS.__init__(file_descriptor)  # type: ignore[misc]
+
+
+def parse_report(line: str) -> Report | None:
+    """None for a line that is none."""
+    try:
+        raw: Any = json.loads(line)
+        return Report(**{name: raw[name] for name in Report.__dataclass_fields__})
+    except (ValueError, KeyError, TypeError):
+        return None

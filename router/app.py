@@ -1,0 +1,124 @@
+"""The routes. What is behind them knows nothing of FastAPI."""
+
+import orjson
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from baton.errors import BatonError
+from router.exchange import (
+    ChatExchange,
+    CompletionExchange,
+    DetokenizeExchange,
+    TokenizeExchange,
+)
+from router.problem import Problem, problem_of
+from router.service import Service
+
+
+def build_app(service: Service) -> FastAPI:
+    """Bodies are read and checked by :mod:`router.exchange`, so FastAPI's own schema of them
+    would say nothing; it is off."""
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
+    _add_answers(app, service)
+    _add_models(app, service)
+    _add_operations(app, service)
+    _add_error_forms(app)
+    return app
+
+
+def _add_answers(app: FastAPI, service: Service) -> None:
+    @app.post("/v1/chat/completions")
+    async def chat() -> Response:
+        return ChatExchange(service)
+
+    @app.post("/v1/completions")
+    async def completions() -> Response:
+        return CompletionExchange(service)
+
+    @app.post("/tokenize")
+    async def tokenize() -> Response:
+        return TokenizeExchange(service)
+
+    @app.post("/detokenize")
+    async def detokenize() -> Response:
+        return DetokenizeExchange(service)
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    created = service.clock.wall_nanoseconds() // 1_000_000_000
+
+    def describe() -> dict[str, object]:
+        return {
+            "id": service.config.model,
+            "object": "model",
+            "created": created,
+            "owned_by": "baton",
+            "max_model_len": service.cluster.max_model_tokens,
+        }
+
+    @app.get("/v1/models")
+    async def models(request: Request) -> Response:
+        service.doorkeeper.tenant_of(request.headers.get("authorization"))
+        return _json({"object": "list", "data": [describe()]})
+
+    @app.get("/v1/models/{name:path}")
+    async def model(request: Request, name: str) -> Response:
+        service.doorkeeper.tenant_of(request.headers.get("authorization"))
+        service.check_model(name)
+        return _json(describe())
+
+
+def _add_operations(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        return _json({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        if service.draining:
+            return _json({"ready": False, "reason": "draining"}, 503)
+        if not service.cluster.is_ready:
+            return _json({"ready": False, "reason": "no decode worker is ready"}, 503)
+        return _json({"ready": True})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.render(), media_type=service.metrics.content_type)
+
+    @app.get("/admin/requests/{request_id}")
+    async def explain(request: Request, request_id: str) -> Response:
+        host = request.client.host if request.client is not None else None
+        service.doorkeeper.check_admin(request.headers.get("authorization"), host)
+        explained = service.records.explain(request_id)
+        if explained is None:
+            raise Problem(404, f"no such request is remembered: {request_id}")
+        return _json(explained)
+
+
+def _add_error_forms(app: FastAPI) -> None:
+    async def on_problem(_request: Request, error: Exception) -> Response:
+        return _problem(problem_of(error))
+
+    async def on_http_error(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        what = f"{request.method} {request.url.path}"
+        message = {404: f"Unknown route: {what}", 405: f"Wrong method: {what}"}
+        text = message.get(error.status_code, error.detail)
+        headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        return _problem(Problem(error.status_code, text, headers=headers))
+
+    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(BatonError, on_problem)
+    app.add_exception_handler(HTTPException, on_http_error)
+    app.add_exception_handler(Exception, on_problem)
+
+
+def _problem(problem: Problem) -> Response:
+    return Response(
+        problem.json, problem.status, headers=problem.headers, media_type="application/json"
+    )
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(value), status, media_type="application/json")

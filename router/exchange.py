@@ -1,0 +1,236 @@
+"""One HTTP request that has a body: who asks, what for, the answer, the account."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+import structlog
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from baton.core.ids import TenantId
+from baton.errors import BatonError
+from router.choice import Choice, Delta
+from router.parse import parse
+from router.prepare import Preparer, Prompt, check_token_ids, tokens_of
+from router.problem import Problem, problem_of
+from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from router.service import Service, off_loop_if_large
+from router.wire import (
+    CLIENT_LEFT,
+    JSON_HEADERS,
+    STREAM_HEADERS,
+    ClientLeft,
+    Wire,
+    header,
+    read_body,
+    while_connected,
+)
+from router.wording import DONE, Answer, ChatWording, CompletionWording, Envelope, Usage, Wording
+
+log = structlog.get_logger(__name__)
+
+
+class Exchange(Response, ABC):
+    """Handed to Starlette as a response, so that it gets the raw channel: nothing stands between
+    the client's leaving and the workers."""
+
+    endpoint: str
+
+    def __init__(self, service: Service) -> None:
+        super().__init__()
+        self._service = service
+        self._known_headers: dict[str, str] = {}
+
+    @abstractmethod
+    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+        """Raises Problem or BatonError."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wire = Wire(send)
+        try:
+            await self._serve(scope, receive, wire)
+        except ClientLeft:
+            wire.status = CLIENT_LEFT
+        except (BatonError, Problem) as error:
+            await wire.fail(problem_of(error), self._known_headers)
+        except Exception as error:
+            log.exception("request_crashed", endpoint=self.endpoint)
+            await wire.fail(problem_of(error), self._known_headers)
+            raise
+        finally:
+            status = str(wire.status or CLIENT_LEFT)
+            self._service.metrics.requests.labels(self.endpoint, status).inc()
+
+    async def _serve(self, scope: Scope, receive: Receive, wire: Wire) -> None:
+        service, config = self._service, self._service.config
+        service.check_open()
+        tenant = service.doorkeeper.tenant_of(header(scope, b"authorization"))
+        with service.gate.enter():
+            data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
+            await while_connected(receive, self.answer(wire, data, tenant))
+
+
+class AnswerExchange(Exchange):
+    """Chats and completions."""
+
+    id_prefix: str
+
+    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+        service = self._service
+        arrived_at = service.clock.monotonic()
+        request_id = f"{self.id_prefix}-{service.new_id()}"
+        self._known_headers["x-baton-request-id"] = request_id
+        body = await off_loop_if_large(len(data), lambda: self._parse(data))
+        service.check_model(body.model)
+        preparer = service.preparer(tenant)
+        prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
+        with service.gate.enter(len(prompts) * body.choices - 1):
+            choices = service.choices(request_id, tenant, body, prompts, arrived_at)
+            answers = [
+                Answer(choice.index, prompt.token_ids, prompt.text)
+                for choice, prompt in zip(choices, _each(prompts, body.choices), strict=True)
+            ]
+            wording = self._wording(self._envelope(request_id, body), body)
+            if body.stream:
+                await self._stream(wire, choices, answers, wording, body)
+            else:
+                await self._whole(wire, choices, answers, wording, body)
+
+    @abstractmethod
+    def _parse(self, data: bytes) -> ChatBody | CompletionBody: ...
+
+    @abstractmethod
+    def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]: ...
+
+    @abstractmethod
+    def _wording(self, envelope: Envelope, body: ChatBody | CompletionBody) -> Wording: ...
+
+    async def _whole(
+        self,
+        wire: Wire,
+        choices: Sequence[Choice],
+        answers: Sequence[Answer],
+        wording: Wording,
+        body: ChatBody | CompletionBody,
+    ) -> None:
+        async def collect(delta: Delta) -> None:
+            answers[delta.index].add(delta)
+
+        await self._service.follow_all(choices, collect)
+        data = wording.whole(answers, usage_of(choices, body.choices))
+        await wire.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
+
+    async def _stream(
+        self,
+        wire: Wire,
+        choices: Sequence[Choice],
+        answers: Sequence[Answer],
+        wording: Wording,
+        body: ChatBody | CompletionBody,
+    ) -> None:
+        """The response begins with the first output: what fails earlier has its own status."""
+        unopened = {answer.index: answer for answer in answers}
+        one_at_a_time = asyncio.Lock()
+
+        async def send(delta: Delta) -> None:
+            async with one_at_a_time:
+                frames = wording.chunk(delta)
+                if delta.index in unopened:
+                    frames = wording.opening(unopened.pop(delta.index)) + frames
+                if not wire.started:
+                    headers = self._debug_headers(choices[delta.index])
+                    await wire.start(200, STREAM_HEADERS | headers)
+                await wire.write(frames)
+
+        await self._service.follow_all(choices, send)
+        usage = b""
+        if body.wants_usage_chunk:
+            usage = wording.usage_chunk(usage_of(choices, body.choices))
+        await wire.end(usage + DONE)
+
+    def _envelope(self, request_id: str, body: ChatBody | CompletionBody) -> Envelope:
+        return Envelope(
+            id=request_id,
+            created=self._service.clock.wall_nanoseconds() // 1_000_000_000,
+            model=self._service.config.model,
+            return_token_ids=bool(body.return_token_ids),
+            usage_chunk=body.wants_usage_chunk,
+        )
+
+    def _debug_headers(self, choice: Choice) -> dict[str, str]:
+        return self._known_headers | choice.record.headers()
+
+
+class ChatExchange(AnswerExchange):
+    endpoint = "chat"
+    id_prefix = "chatcmpl"
+
+    def _parse(self, data: bytes) -> ChatBody:
+        return parse(ChatBody, data)
+
+    def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]:
+        return preparer.chat(body)
+
+    def _wording(self, envelope: Envelope, body: ChatBody | CompletionBody) -> Wording:
+        with_logprobs = body.num_logprobs is not None
+        return ChatWording(envelope, self._service.tokenizer, with_logprobs=with_logprobs)
+
+
+class CompletionExchange(AnswerExchange):
+    endpoint = "completions"
+    id_prefix = "cmpl"
+
+    def _parse(self, data: bytes) -> CompletionBody:
+        return parse(CompletionBody, data)
+
+    def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]:
+        return preparer.completion(body)
+
+    def _wording(self, envelope: Envelope, body: ChatBody | CompletionBody) -> Wording:
+        with_logprobs = body.num_logprobs is not None
+        return CompletionWording(envelope, self._service.tokenizer, with_logprobs=with_logprobs)
+
+
+class TokenizeExchange(Exchange):
+    endpoint = "tokenize"
+
+    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+        service = self._service
+        body = await off_loop_if_large(len(data), lambda: parse(TokenizeBody, data))
+        service.check_model(body.model)
+        ids = await off_loop_if_large(len(data), lambda: tokens_of(body, service.tokenizer))
+        limit = service.cluster.max_model_tokens
+        answer = {"count": len(ids), "max_model_len": limit, "tokens": ids}
+        await wire.respond(200, JSON_HEADERS, orjson.dumps(answer))
+
+
+class DetokenizeExchange(Exchange):
+    endpoint = "detokenize"
+
+    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+        service = self._service
+        body = await off_loop_if_large(len(data), lambda: parse(DetokenizeBody, data))
+        service.check_model(body.model)
+        check_token_ids(body.tokens, service.config.vocab_size, "tokens")
+        tokens, decode = body.tokens, service.tokenizer.decode
+        text = await off_loop_if_large(len(data), lambda: decode(tokens, skip_special_tokens=False))
+        await wire.respond(200, JSON_HEADERS, orjson.dumps({"prompt": text}))
+
+
+def usage_of(choices: Sequence[Choice], per_prompt: int) -> Usage:
+    """A prompt counts once, however many answers it gets; what any of them had to compute of it
+    was not cached."""
+    records = [choice.record for choice in choices]
+    groups = [records[start : start + per_prompt] for start in range(0, len(records), per_prompt)]
+    return Usage(
+        prompt_tokens=sum(group[0].num_prompt_tokens for group in groups),
+        completion_tokens=sum(choice.num_tokens for choice in choices),
+        cached_tokens=sum(min(record.cached_tokens or 0 for record in group) for group in groups),
+    )
+
+
+def _each(prompts: Sequence[Prompt], times: int) -> list[Prompt]:
+    return [prompt for prompt in prompts for _ in range(times)]

@@ -1,0 +1,179 @@
+"""In-memory twins of workers and placers: the journey's tests and simulations run over them."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from baton.core.handoff import WorkerRef
+from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
+from baton.core.task import Task
+from baton.errors import Unavailable
+from router.inbox import Inbox
+from router.placement import Placement, PlaceQuery
+
+Answer = Callable[[Sequence[TokenId], RequestSpec], TokenId]
+"""The next token after all those before: a model without weights."""
+
+
+@dataclass(slots=True, eq=False)
+class TwinJob:
+    """One submission, and how far its answer has come."""
+
+    spec: RequestSpec
+    task: Task
+    source: WorkerRef | None
+    inbox: Inbox
+    tokens: list[TokenId]
+    ended: bool = False
+
+
+class TwinWorker:
+    """Answers by :meth:`step`, or by itself with ``automatic``: a token of each job every turn
+    of the event loop. ``eos`` ends an answer. ``kill`` breaks its link."""
+
+    def __init__(
+        self, name: str, answer: Answer, *, eos: int | None = None, automatic: bool = True
+    ) -> None:
+        self.ref = WorkerRef(WorkerId(name), f"{name}:1", Generation(1))
+        self.alive = True
+        self.jobs: list[TwinJob] = []
+        self.submitted: list[TwinJob] = []
+        self.cancelled: list[tuple[RequestId, Epoch]] = []
+        self.details: dict[str, str] = {}
+        self.cached_tokens = 0
+        self._answer = answer
+        self._eos = eos
+        self._automatic = automatic
+
+    # -- WorkerLink -----------------------------------------------------------------------
+
+    def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None, inbox: Inbox) -> None:
+        if not self.alive:
+            inbox.put(self.ref.id, Unavailable(f"lost worker {self.ref.id}: it is dead"))
+            return
+        job = TwinJob(spec, task, source, inbox, list(spec.token_ids))
+        if task is Task.DECODE:
+            # The first token reaches the client from the prefill worker.
+            job.tokens.append(self._answer(job.tokens, spec))
+        self.submitted.append(job)
+        self.jobs.append(job)
+        if self._automatic:
+            asyncio.get_running_loop().call_soon(self._turn, job)
+
+    def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
+        self.cancelled.append((request_id, epoch))
+        self.forget(request_id, epoch)
+
+    def forget(self, request_id: RequestId, epoch: Epoch) -> None:
+        for job in self.jobs:
+            if (job.spec.request_id, job.spec.epoch) == (request_id, epoch):
+                job.ended = True
+        self.jobs = [job for job in self.jobs if not job.ended]
+
+    # -- what a test does -------------------------------------------------------------------
+
+    def step(self) -> None:
+        """One token for every job."""
+        for job in list(self.jobs):
+            self._step(job)
+
+    def fail(self, status: str, message: str = "made to fail", **details: str) -> None:
+        """Ends every job with an error."""
+        for job in self.jobs:
+            job.ended = True
+            output = RequestOutput(
+                request_id=job.spec.request_id,
+                epoch=job.spec.epoch,
+                first_index=0,
+                token_ids=(),
+                finish_reason=FinishReason.ERROR,
+                error=message,
+                details={"error_status": status, **details},
+            )
+            job.inbox.put(self.ref.id, output)
+        self.jobs = []
+
+    def kill(self) -> None:
+        """As when the process dies: every job learns that the link broke."""
+        self.alive = False
+        for job in self.jobs:
+            job.ended = True
+            job.inbox.put(self.ref.id, Unavailable(f"lost worker {self.ref.id}: it was killed"))
+        self.jobs = []
+
+    def _turn(self, job: TwinJob) -> None:
+        if not job.ended:
+            self._step(job)
+            asyncio.get_running_loop().call_soon(self._turn, job)
+
+    def _step(self, job: TwinJob) -> None:
+        spec = job.spec
+        first = len(job.tokens) == len(spec.token_ids)
+        token = self._answer(job.tokens, spec)
+        index = len(job.tokens) - spec.num_prompt_tokens
+        job.tokens.append(token)
+        reason = self._reason(job, token)
+        output = RequestOutput(
+            request_id=spec.request_id,
+            epoch=spec.epoch,
+            first_index=index,
+            token_ids=(token,),
+            logprobs=_logprobs(spec, token),
+            finish_reason=reason,
+            cached_tokens=self.cached_tokens if first else 0,
+            details=dict(self.details),
+        )
+        if reason is not None or job.task is Task.PREFILL:
+            job.ended = True
+            self.jobs.remove(job)
+        job.inbox.put(self.ref.id, output)
+
+    def _reason(self, job: TwinJob, token: TokenId) -> FinishReason | None:
+        if token == self._eos and not job.spec.sampling.ignore_eos:
+            return FinishReason.STOP
+        if token in job.spec.sampling.stop_token_ids:
+            return FinishReason.STOP
+        if len(job.tokens) - job.spec.num_prompt_tokens >= job.spec.sampling.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+
+class MemoryLinks:
+    """Links to twins, by id."""
+
+    def __init__(self, *workers: TwinWorker) -> None:
+        self.workers = {worker.ref.id: worker for worker in workers}
+
+    def link(self, worker: WorkerRef) -> TwinWorker:
+        return self.workers[worker.id]
+
+    def is_alive(self, worker: WorkerRef) -> bool:
+        known = self.workers[worker.id]
+        return known.alive and known.ref == worker
+
+
+class MemoryPlacer:
+    """The first worker of each pool that is not excluded; dead ones too, as a registry has them
+    for a while. Remembers what it was asked."""
+
+    def __init__(self, prefill: Sequence[TwinWorker], decode: Sequence[TwinWorker]) -> None:
+        self.prefill = list(prefill)
+        self.decode = list(decode)
+        self.queries: list[PlaceQuery] = []
+
+    async def place(self, query: PlaceQuery) -> Placement:
+        self.queries.append(query)
+        prefill = [w.ref for w in self.prefill if w.ref.id not in query.excluded]
+        decode = [w.ref for w in self.decode if w.ref.id not in query.excluded]
+        if not decode:
+            raise Unavailable("no decode worker is ready")
+        return Placement(prefill[0] if prefill else None, decode[0], "memory")
+
+
+def _logprobs(spec: RequestSpec, token: TokenId) -> tuple[TokenLogprob, ...]:
+    if spec.sampling.logprobs is None:
+        return ()
+    others = [TokenId((token + step) % 256) for step in range(spec.sampling.logprobs)]
+    top = tuple((other, -0.5 - step) for step, other in enumerate(others))
+    return (TokenLogprob(token, -0.5, top),)

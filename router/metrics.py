@@ -1,0 +1,101 @@
+"""The router's metrics, in a registry of their own. No request ids in labels."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from router.record import JourneyRecord
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+GAP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+
+class Metrics:
+    """One per router program; :meth:`render` is what ``/metrics`` answers."""
+
+    content_type = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self) -> None:
+        registry = self._registry = CollectorRegistry()
+        self.requests = Counter(
+            "baton_requests_total",
+            "HTTP requests for answers, by endpoint and status (499: the client left).",
+            ["endpoint", "status"],
+            registry=registry,
+        )
+        self.running = Gauge(
+            "baton_running_requests", "Answers that are under way.", registry=registry
+        )
+        self.request_seconds = Histogram(
+            "baton_request_seconds",
+            "From a request's arrival to the end of its answer.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.placement_seconds = Histogram(
+            "baton_placement_seconds",
+            "From a request's arrival to its placement.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.first_token_seconds = Histogram(
+            "baton_first_token_seconds",
+            "From a request's arrival to its first token.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.token_gap_seconds = Histogram(
+            "baton_token_gap_seconds",
+            "Mean time between the tokens of an answer.",
+            buckets=GAP_SECONDS,
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "baton_prompt_tokens_total", "Tokens of prompts.", registry=registry
+        )
+        self.cached_tokens = Counter(
+            "baton_cached_tokens_total",
+            "Tokens of prompts that were not computed.",
+            registry=registry,
+        )
+        self.completion_tokens = Counter(
+            "baton_completion_tokens_total", "Tokens of answers.", registry=registry
+        )
+        self.shipped_bytes = Counter(
+            "baton_shipped_bytes_total",
+            "KV that went from prefill to decode workers, by transport.",
+            ["transport"],
+            registry=registry,
+        )
+        self.failovers = Counter(
+            "baton_failovers_total",
+            "Placements that failed and were made again.",
+            registry=registry,
+        )
+        self.answers = Counter(
+            "baton_answers_total", "Answers, by how they ended.", ["reason"], registry=registry
+        )
+
+    def note_answer(self, record: JourneyRecord) -> None:
+        """Once per answer, at its end."""
+        self.answers.labels(record.finish_reason).inc()
+        self.prompt_tokens.inc(record.num_prompt_tokens)
+        self.cached_tokens.inc(record.cached_tokens or 0)
+        self.completion_tokens.inc(record.num_tokens)
+        self.failovers.inc(max(len(record.placements) - 1, 0))
+        if record.bytes_shipped:
+            self.shipped_bytes.labels(record.transport).inc(record.bytes_shipped)
+        self._note_seconds(record)
+
+    def render(self) -> bytes:
+        return generate_latest(self._registry)
+
+    def _note_seconds(self, record: JourneyRecord) -> None:
+        if record.total_seconds is not None:
+            self.request_seconds.observe(record.total_seconds)
+        if record.queue_seconds is not None:
+            self.placement_seconds.observe(record.queue_seconds)
+        if record.ttft_seconds is None:
+            return
+        self.first_token_seconds.observe(record.ttft_seconds)
+        if record.total_seconds is not None and record.num_tokens > 1:
+            decoding = record.total_seconds - record.ttft_seconds
+            self.token_gap_seconds.observe(decoding / (record.num_tokens - 1))

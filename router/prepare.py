@@ -1,0 +1,170 @@
+"""From a body to token ids and sampling parameters. Pure, and slow for long prompts."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from baton.core.ids import BlockKey, TokenId
+from baton.core.request import SamplingParams
+from baton.text.tokenizer import Tokenizer
+from router.key_chain import KeyChain
+from router.problem import Problem
+from router.schema import ChatBody, CompletionBody, Generation, Message, TokenizeBody
+
+DEFAULT_COMPLETION_TOKENS = 16
+"""OpenAI's default for completions; a chat may use the rest of the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``text`` is what ``echo`` repeats; empty unless asked for. ``sampling.seed`` is the first
+    answer's; those after count up from it."""
+
+    token_ids: tuple[TokenId, ...]
+    keys: tuple[BlockKey, ...]
+    sampling: SamplingParams
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``context`` is the most tokens of prompt and answer together."""
+
+    context: int
+    vocab_size: int
+
+
+class Preparer:
+    """Everything about one request that takes the processor. ``chain`` may be None, when there
+    are no workers; ``seed`` is used when the client gives none."""
+
+    def __init__(
+        self, tokenizer: Tokenizer, limits: Limits, chain: KeyChain | None, seed: int
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._chain = chain
+        self._seed = seed
+
+    def chat(self, body: ChatBody) -> list[Prompt]:
+        """Raises Problem or Invalid, naming what is wrong."""
+        text = self._tokenizer.apply_chat_template(
+            *chat_arguments(body.messages, None if body.tool_choice == "none" else body.tools),
+            add_generation_prompt=body.add_generation_prompt is not False,
+        )
+        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        wanted = body.max_completion_tokens or body.max_tokens
+        return [self._prompt(body, ids, "messages", wanted or self._limits.context - len(ids))]
+
+    def completion(self, body: CompletionBody) -> list[Prompt]:
+        """Raises Problem or Invalid, naming what is wrong."""
+        wanted = body.max_tokens or DEFAULT_COMPLETION_TOKENS
+        prompts = []
+        for given in body.prompt:
+            ids = self._tokenizer.encode(given) if isinstance(given, str) else given
+            prompt = self._prompt(body, ids, "prompt", wanted)
+            if body.echo:
+                text = given if isinstance(given, str) else self._tokenizer.decode(given)
+                prompt = replace(prompt, text=text)
+            prompts.append(prompt)
+        return prompts
+
+    def _prompt(self, body: Generation, ids: Sequence[int], param: str, max_tokens: int) -> Prompt:
+        check_token_ids(ids, self._limits.vocab_size, param)
+        self._check_length(len(ids), param, max_tokens)
+        token_ids = cast(tuple[TokenId, ...], tuple(ids))
+        keys = self._chain.keys(token_ids) if self._chain is not None else ()
+        return Prompt(token_ids, keys, self._sampling(body, max_tokens))
+
+    def _check_length(self, num_tokens: int, param: str, max_tokens: int) -> None:
+        context = self._limits.context
+        if num_tokens == 0:
+            raise Problem(400, f"{param} has no tokens", param=param, code="invalid_value")
+        if num_tokens >= context:
+            message = (
+                f"{param} has {num_tokens} tokens, and the model's context is {context} tokens, "
+                "the answer included"
+            )
+            raise Problem(400, message, param=param, code="context_length_exceeded")
+        if num_tokens + max_tokens > context:
+            message = (
+                f"{param} has {num_tokens} tokens, and with max_tokens {max_tokens} that is more "
+                f"than the model's context of {context} tokens"
+            )
+            raise Problem(400, message, param="max_tokens", code="context_length_exceeded")
+
+    def _sampling(self, body: Generation, max_tokens: int) -> SamplingParams:
+        vocab_size = self._limits.vocab_size
+        stop_token_ids = body.stop_token_ids or []
+        check_token_ids(stop_token_ids, vocab_size, "stop_token_ids")
+        return SamplingParams(
+            max_tokens=max_tokens,
+            temperature=1.0 if body.temperature is None else body.temperature,
+            top_k=max(body.top_k or 0, 0),
+            top_p=1.0 if body.top_p is None else body.top_p,
+            min_p=body.min_p or 0.0,
+            repetition_penalty=body.repetition_penalty or 1.0,
+            presence_penalty=body.presence_penalty or 0.0,
+            frequency_penalty=body.frequency_penalty or 0.0,
+            logit_bias=_biases(body.logit_bias or {}, vocab_size),
+            seed=(self._seed if body.seed is None else body.seed) % 2**64,
+            logprobs=body.num_logprobs,
+            stop_token_ids=cast(tuple[TokenId, ...], tuple(stop_token_ids)),
+            ignore_eos=bool(body.ignore_eos),
+        )
+
+
+def tokens_of(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
+    """What ``/tokenize`` answers: the ids that the same body would be a prompt with."""
+    if body.messages is None:
+        special = body.add_special_tokens is not False
+        return tokenizer.encode(body.prompt or "", add_special_tokens=special)
+    text = tokenizer.apply_chat_template(
+        *chat_arguments(body.messages, body.tools),
+        add_generation_prompt=body.add_generation_prompt is not False,
+    )
+    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+
+
+def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    """Raises Problem (400)."""
+    if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
+        message = f"{param}: token ids are between 0 and {vocab_size - 1}"
+        raise Problem(400, message, param=param, code="invalid_value")
+
+
+def chat_arguments(
+    messages: Sequence[Message], tools: list[dict[str, Any]] | None
+) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
+    """Messages and tools, as templates expect them."""
+    return [_message(message) for message in messages], tools or None
+
+
+def _message(message: Message) -> Mapping[str, Any]:
+    fields = message.model_dump(exclude_none=True, exclude={"refusal"})
+    if message.tool_calls is not None:
+        fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return fields
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates want the arguments as an object; OpenAI sends them as JSON."""
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _biases(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[TokenId, float], ...]:
+    biases = []
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 10 and int(key) < vocab_size):
+            message = f"logit_bias: {key!r} is not a token id between 0 and {vocab_size - 1}"
+            raise Problem(400, message, param="logit_bias", code="invalid_value")
+        biases.append((TokenId(int(key)), bias))
+    return tuple(sorted(biases))

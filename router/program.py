@@ -1,0 +1,198 @@
+"""The router as a program: joins the cluster, listens, serves, drains."""
+
+import asyncio
+import os
+import socket
+
+import structlog
+import uvicorn
+
+from baton.checkpoint import ModelConfig, load_model_config, resolve_model
+from baton.clock import Clock, SystemClock
+from baton.config import Settings
+from baton.core.ids import Generation, WorkerId
+from baton.core.member import Load, Member
+from baton.core.states import Role, WorkerState
+from baton.errors import Unavailable
+from baton.registry.heartbeat import Heartbeat
+from baton.registry.redis import RedisRegistry
+from baton.runtime.serve import Program
+from baton.text.tokenizer import Tokenizer
+from router.app import build_app
+from router.attempt import Deadlines
+from router.auth import Doorkeeper
+from router.cluster import Cluster
+from router.conductors import ConductorPlacer
+from router.journey import Guide, JourneyConfig
+from router.links import GrpcLinks
+from router.placement import FirstThatAnswers
+from router.ring import RingPlacer
+from router.service import Service, ServiceConfig
+
+log = structlog.get_logger(__name__)
+
+BACKLOG = 2048
+KEEP_ALIVE_SECONDS = 75
+DRAIN_POLL_SECONDS = 0.05
+
+
+class RouterProgram:
+    """One router process, as ``baton.runtime.serve`` runs it."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._generation = Generation(self._clock.wall_nanoseconds())
+        self._id = WorkerId(settings.id or f"router-{os.getpid()}")
+        self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
+        self._links = GrpcLinks(settings.cluster_secret)
+        self._conductors: ConductorPlacer | None = None
+        self._server: uvicorn.Server | None = None
+        self._socket: socket.socket | None = None
+        self._listening = False
+        self._state = WorkerState.JOINING
+
+    # -- Program ------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when connections are taken. Raises Invalid, Unavailable."""
+        settings = self._settings
+        await self._registry.ping()
+        model_dir = await asyncio.to_thread(resolve_model, settings.model)
+        model = load_model_config(model_dir)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)
+        self._cluster = self._build_cluster(model)
+        await self._cluster.refresh()
+        self._service = self._build_service(tokenizer, model)
+        self._socket = _listen(settings.host, settings.port)
+        self._server = _build_server(self._service)
+        self._heartbeat = Heartbeat(
+            self._registry, self._member, self._clock, settings.heartbeat_seconds
+        )
+
+    async def run(self) -> None:
+        """Serves until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._links.run())
+            tasks.create_task(self._cluster.run())
+            tasks.create_task(self._serve_http())
+            tasks.create_task(self._heartbeat.run())
+
+    async def drain(self) -> None:
+        """Refuses new requests, and returns when none is left."""
+        self._service.draining = True
+        self._state = WorkerState.DRAINING
+        self._heartbeat.hurry()
+        while self._service.gate.inside:
+            await self._clock.sleep(DRAIN_POLL_SECONDS)
+
+    async def stop(self) -> None:
+        if self._server is not None and self._listening:
+            await self._server.shutdown(sockets=[])
+        if self._socket is not None:
+            self._socket.close()
+        if self._conductors is not None:
+            await self._conductors.close()
+        await self._registry.close()
+
+    @property
+    def address(self) -> str:
+        """host:port of the HTTP server, from ``start`` on."""
+        if self._socket is None:
+            return ""
+        host = self._settings.advertise_address or self._settings.host
+        return f"{host}:{self._socket.getsockname()[1]}"
+
+    # -- parts ----------------------------------------------------------------------------
+
+    def _build_cluster(self, model: ModelConfig) -> Cluster:
+        limit = model.max_position_embeddings
+        return Cluster(
+            self._registry, self._clock, min(self._settings.max_model_tokens or limit, limit)
+        )
+
+    def _build_service(self, tokenizer: Tokenizer, model: ModelConfig) -> Service:
+        settings = self._settings
+        self._conductors = ConductorPlacer(self._cluster, self._clock, settings.cluster_secret)
+        placer = FirstThatAnswers([self._conductors, RingPlacer(self._cluster)])
+        config = ServiceConfig(
+            model=settings.model_name,
+            vocab_size=model.vocab_size,
+            aliases=frozenset({settings.model}),
+            max_body_bytes=settings.max_body_bytes,
+            max_concurrent_requests=settings.max_concurrent_requests,
+            tenant_secret=settings.tenant_secret,
+        )
+        return Service(
+            config=config,
+            tokenizer=tokenizer,
+            cluster=self._cluster,
+            guide=Guide(placer, self._links, self._clock, _journey_config(settings)),
+            doorkeeper=Doorkeeper(settings.api_keys, settings.admin_key),
+            clock=self._clock,
+        )
+
+    async def _serve_http(self) -> None:
+        assert self._server is not None and self._socket is not None
+        await self._server.startup(sockets=[self._socket])
+        self._listening = True
+        self._state = WorkerState.READY
+        self._heartbeat.hurry()
+        await self._server.main_loop()
+
+    def _member(self) -> Member:
+        return Member(
+            id=self._id,
+            role=Role.ROUTER,
+            address=self.address,
+            generation=self._generation,
+            state=self._state,
+            pid=os.getpid(),
+            model=self._settings.model,
+            load=Load(running=self._service.gate.inside),
+        )
+
+
+def build(settings: Settings) -> Program:
+    return RouterProgram(settings)
+
+
+def _journey_config(settings: Settings) -> JourneyConfig:
+    deadlines = Deadlines(
+        first_token=settings.first_token_seconds,
+        handoff=settings.first_token_seconds,
+        token_gap=settings.next_token_seconds,
+    )
+    return JourneyConfig(placement_seconds=settings.place_seconds, deadlines=deadlines)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Connections wait in the backlog until the server takes them. Raises Unavailable."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise Unavailable(f"can't listen on {host}:{port}: {error.strerror or error}") from error
+
+
+def _build_server(service: Service) -> uvicorn.Server:
+    """Runs in our event loop, leaves signals to us, and trusts no forwarding headers: the admin
+    API judges clients by their address."""
+    config = uvicorn.Config(
+        build_app(service),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        loop="none",
+        access_log=False,
+        log_config=None,
+        proxy_headers=False,
+        server_header=False,
+        backlog=BACKLOG,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=1,
+    )
+    config.load()
+    server = uvicorn.Server(config)
+    server.lifespan = config.lifespan_class(config)
+    return server

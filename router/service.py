@@ -1,0 +1,170 @@
+"""What the router does with a request, without HTTP: prepare, send on its journeys, account."""
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from baton.clock import Clock
+from baton.core.ids import Epoch, RequestId, TenantId
+from baton.core.request import RequestSpec
+from baton.errors import BatonError, Unavailable
+from baton.text.tokenizer import Tokenizer
+from router.auth import Doorkeeper, tenant_salt
+from router.choice import Choice, Emit
+from router.cluster import Cluster
+from router.gate import Gate
+from router.journey import Guide, Journey
+from router.metrics import Metrics
+from router.prepare import Limits, Preparer, Prompt
+from router.problem import Problem
+from router.record import JourneyRecord, Records
+from router.schema import ChatBody, CompletionBody
+
+LARGE_BODY_BYTES = 32 * 1024
+"""Beyond, parsing and tokenising take milliseconds, and move to a thread."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceConfig:
+    """``aliases`` are other names that a client may use for ``model``."""
+
+    model: str
+    vocab_size: int
+    aliases: frozenset[str] = frozenset()
+    max_body_bytes: int = 8 * 1024 * 1024
+    max_concurrent_requests: int = 1024
+    body_seconds: float = 60.0
+    tenant_secret: str | None = None
+
+
+def _random_id() -> str:
+    return uuid.uuid4().hex
+
+
+def _random_seed() -> int:
+    return secrets.randbits(63)
+
+
+@dataclass(slots=True)
+class Service:
+    """The router's parts, wired. Randomness and time come in."""
+
+    config: ServiceConfig
+    tokenizer: Tokenizer
+    cluster: Cluster
+    guide: Guide
+    doorkeeper: Doorkeeper
+    clock: Clock
+    new_id: Callable[[], str] = _random_id
+    new_seed: Callable[[], int] = _random_seed
+    metrics: Metrics = field(default_factory=Metrics)
+    records: Records = field(default_factory=Records)
+    gate: Gate = field(init=False)
+    draining: bool = False
+
+    def __post_init__(self) -> None:
+        self.gate = Gate(self.config.max_concurrent_requests)
+
+    def check_open(self) -> None:
+        """Raises Unavailable while draining."""
+        if self.draining:
+            raise Unavailable("this router is draining")
+
+    def check_model(self, name: str | None) -> None:
+        """A body without a model means the one that there is. Raises Problem (404)."""
+        if name is not None and name != self.config.model and name not in self.config.aliases:
+            message = f"The model {name!r} does not exist"
+            raise Problem(404, message, param="model", code="model_not_found")
+
+    def preparer(self, tenant: TenantId) -> Preparer:
+        salt = tenant_salt(self.config.tenant_secret, tenant)
+        limits = Limits(self.cluster.max_model_tokens, self.config.vocab_size)
+        return Preparer(self.tokenizer, limits, self.cluster.key_chain(salt), self.new_seed())
+
+    def choices(
+        self,
+        request_id: str,
+        tenant: TenantId,
+        body: ChatBody | CompletionBody,
+        prompts: Sequence[Prompt],
+        arrived_at: float,
+    ) -> list[Choice]:
+        """``n`` answers for each prompt, in the order of their indexes."""
+        salt = tenant_salt(self.config.tenant_secret, tenant)
+        chain = self.cluster.key_chain(salt)
+        total = len(prompts) * body.choices
+        every_token = bool(body.return_token_ids) or body.num_logprobs is not None
+        choices: list[Choice] = []
+        for prompt in prompts:
+            for number in range(body.choices):
+                name = request_id if total == 1 else f"{request_id}-{len(choices)}"
+                record = JourneyRecord(RequestId(name), arrived_at, len(prompt.token_ids))
+                spec = _spec(prompt, name, number, salt)
+                model = self.config.model
+                journey = Journey(self.guide, spec, tenant, model, chain, prompt.keys, record)
+                choices.append(
+                    Choice(
+                        len(choices), journey, self.tokenizer, body.stop, every_token=every_token
+                    )
+                )
+        self.records.add(request_id, [choice.record for choice in choices])
+        return choices
+
+    async def follow_all(self, choices: Sequence[Choice], emit: Emit) -> None:
+        """Runs all to their ends. The first that fails ends the others, and raises."""
+        if len(choices) == 1:
+            await self._follow(choices[0], emit)
+            return
+        failure: BatonError | None = None
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for choice in choices:
+                    tasks.create_task(self._follow(choice, emit))
+        except* BatonError as group:
+            failure = _first(group)
+        if failure is not None:
+            raise failure
+
+    async def _follow(self, choice: Choice, emit: Emit) -> None:
+        """Exactly one terminal state is written down: complete, error or cancelled."""
+        record = choice.record
+        self.metrics.running.inc()
+        try:
+            record.note_end(await choice.run(emit), self.clock.monotonic())
+        except BatonError as error:
+            record.note_end("error", self.clock.monotonic(), str(error))
+            raise
+        except asyncio.CancelledError:
+            record.note_end("cancelled", self.clock.monotonic())
+            raise
+        finally:
+            record.note_end("error", self.clock.monotonic(), "internal error")
+            self.metrics.running.dec()
+            self.metrics.note_answer(record)
+
+
+async def off_loop_if_large(size_bytes: int, call: Callable[[], Result]) -> Result:
+    """Runs ``call`` here, or in a thread when it would hold up everybody else."""
+    return await asyncio.to_thread(call) if size_bytes > LARGE_BODY_BYTES else call()
+
+
+def _spec(prompt: Prompt, name: str, number: int, salt: bytes) -> RequestSpec:
+    sampling = replace(prompt.sampling, seed=(prompt.sampling.seed + number) % 2**64)
+    return RequestSpec(
+        request_id=RequestId(name),
+        epoch=Epoch(1),
+        token_ids=prompt.token_ids,
+        num_prompt_tokens=len(prompt.token_ids),
+        sampling=sampling,
+        tenant_salt=salt,
+    )
+
+
+def _first(group: BaseExceptionGroup[BatonError]) -> BatonError:
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

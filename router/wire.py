@@ -1,0 +1,131 @@
+"""Raw ASGI: a bounded body in, a response out, and a client that may leave at any time."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from router.problem import Problem
+
+JSON_HEADERS = {"content-type": "application/json"}
+STREAM_HEADERS = {
+    "content-type": "text/event-stream; charset=utf-8",
+    "cache-control": "no-cache",
+    # Proxies would collect what is meant to arrive token by token.
+    "x-accel-buffering": "no",
+}
+CLIENT_LEFT = 499
+
+
+class ClientLeft(Exception):
+    """Nobody is there to answer."""
+
+
+class Wire:
+    """One response. ``status`` is 0 until it has begun."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+
+    @property
+    def started(self) -> bool:
+        return self.status != 0
+
+    async def start(self, status: int, headers: Mapping[str, str]) -> None:
+        self.status = status
+        encoded = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        message = {"type": "http.response.start", "status": status, "headers": encoded}
+        await self._send(message)
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end(self, data: bytes = b"") -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def respond(self, status: int, headers: Mapping[str, str], data: bytes) -> None:
+        await self.start(status, {**headers, "content-length": str(len(data))})
+        await self.end(data)
+
+    async def fail(self, problem: Problem, headers: Mapping[str, str]) -> None:
+        """The response, or the last event of a stream that has begun."""
+        if self.started:
+            await self.end(b"data: " + problem.json + b"\n\n")
+        else:
+            together = {**JSON_HEADERS, **headers, **problem.headers}
+            await self.respond(problem.status, together, problem.json)
+
+
+def header(scope: Scope, name: bytes) -> str | None:
+    for key, value in scope["headers"]:
+        if key == name:
+            return str(value, "latin-1")
+    return None
+
+
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
+    """Raises Problem (408, 413, 415) or ClientLeft. Never holds more than ``max_bytes`` and what
+    the server hands over at once."""
+    _check_headers(scope, max_bytes)
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > max_bytes:
+                    raise _too_large(max_bytes)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise Problem(408, f"the body did not arrive within {seconds:g} s") from error
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Runs ``work``, and cancels it at once when the client leaves (raises ClientLeft then).
+
+    The body has been read before: what ``receive`` has left to say is that the client is gone.
+    """
+    left = False
+
+    async def watch(task: asyncio.Task[None]) -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    failure: Exception | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            worker = tasks.create_task(work)
+            watcher = tasks.create_task(watch(worker))
+            worker.add_done_callback(lambda _: watcher.cancel())
+    except* Exception as group:
+        failure = group.exceptions[0]
+    if failure is not None:
+        raise failure
+    if left and worker.cancelled():
+        raise ClientLeft
+
+
+def _check_headers(scope: Scope, max_bytes: int) -> None:
+    kind = header(scope, b"content-type")
+    if kind is not None and kind.split(";")[0].strip().lower() != "application/json":
+        raise Problem(415, f"content-type is {kind!r}, and must be application/json")
+    encoding = header(scope, b"content-encoding")
+    if encoding is not None and encoding.strip().lower() != "identity":
+        raise Problem(415, f"content-encoding {encoding!r} is not supported")
+    length = header(scope, b"content-length")
+    if length is not None and length.isdecimal() and int(length) > max_bytes:
+        raise _too_large(max_bytes)
+
+
+def _too_large(max_bytes: int) -> Problem:
+    return Problem(413, f"the body is larger than {max_bytes} bytes", code="body_too_large")

@@ -1,0 +1,235 @@
+"""OpenAI's JSON for chats and completions, whole and in chunks.
+
+A chunk is a prepared beginning and end around the little that changes; only that is encoded.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from baton.core.ids import TokenId
+from baton.text.tokenizer import Tokenizer
+from router.choice import Delta, TokenEntry
+
+LOWEST_LOGPROB = -9999.0
+"""JSON has no infinity; OpenAI writes this number for what can't be."""
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What all chunks of a response share."""
+
+    id: str
+    created: int
+    model: str
+    return_token_ids: bool
+    usage_chunk: bool
+
+
+@dataclass(slots=True)
+class Answer:
+    """One choice. The prompt's are what is repeated to the client: ``prompt_text`` for echo,
+    ``prompt_token_ids`` for return_token_ids."""
+
+    index: int
+    prompt_token_ids: Sequence[TokenId]
+    prompt_text: str = ""
+    pieces: list[str] = field(default_factory=list)
+    token_ids: list[TokenId] = field(default_factory=list)
+    entries: list[TokenEntry] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, delta: Delta) -> None:
+        self.pieces.append(delta.text)
+        self.token_ids.extend(delta.token_ids)
+        self.entries.extend(delta.entries)
+        self.finish_reason = delta.finish_reason
+
+
+class Wording(ABC):
+    """``with_logprobs`` says whether the client asked for them."""
+
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, envelope: Envelope, tokenizer: Tokenizer, *, with_logprobs: bool) -> None:
+        self._envelope = envelope
+        self._tokenizer = tokenizer
+        self._with_logprobs = with_logprobs
+        head = orjson.dumps(self._head(self.chunk_object))
+        self._begin = b"data: " + head[:-1] + b',"choices":['
+        self._end = b'],"usage":null}\n\n' if envelope.usage_chunk else b"]}\n\n"
+
+    @abstractmethod
+    def opening(self, answer: Answer) -> bytes:
+        """The chunk that begins a choice; may be empty."""
+
+    @abstractmethod
+    def chunk(self, delta: Delta) -> bytes: ...
+
+    @abstractmethod
+    def _choice(self, answer: Answer) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]: ...
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        head = self._head(self.chunk_object)
+        return b"data: " + orjson.dumps({**head, "choices": [], "usage": usage.json}) + b"\n\n"
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        head = self._head(self.whole_object)
+        choices = [self._choice(answer) for answer in answers]
+        return orjson.dumps({**head, "choices": choices, "usage": usage.json})
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        envelope = self._envelope
+        return {
+            "id": envelope.id,
+            "object": kind,
+            "created": envelope.created,
+            "model": envelope.model,
+        }
+
+    def _frame(self, choice: dict[str, Any]) -> bytes:
+        return self._begin + orjson.dumps(choice) + self._end
+
+    def _delta_logprobs(self, delta: Delta) -> dict[str, Any] | None:
+        return self._logprobs(delta.entries) if self._with_logprobs else None
+
+    def _with_ids(self, choice: dict[str, Any], answer: Answer) -> dict[str, Any]:
+        if self._envelope.return_token_ids:
+            choice["prompt_token_ids"] = answer.prompt_token_ids
+            choice["token_ids"] = answer.token_ids
+        return choice
+
+
+class ChatWording(Wording):
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def opening(self, answer: Answer) -> bytes:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": answer.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._frame(self._with_ids(choice, answer))
+
+    def chunk(self, delta: Delta) -> bytes:
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            "delta": {"content": delta.text} if delta.text else {},
+            "logprobs": self._delta_logprobs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+        if self._envelope.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return self._frame(choice)
+
+    def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
+        if not self._envelope.return_token_ids:
+            return super().whole(answers, usage)
+        ids = orjson.dumps(answers[0].prompt_token_ids)
+        return super().whole(answers, usage)[:-1] + b',"prompt_token_ids":' + ids + b"}"
+
+    def _choice(self, answer: Answer) -> dict[str, Any]:
+        message = {"role": "assistant", "content": "".join(answer.pieces), "refusal": None}
+        choice = {
+            "index": answer.index,
+            "message": message,
+            "logprobs": self._logprobs(answer.entries) if self._with_logprobs else None,
+            "finish_reason": answer.finish_reason,
+        }
+        return self._with_ids(choice, answer)
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
+        content = []
+        for entry in entries:
+            chosen = self._token(entry.logprob.token_id, entry.logprob.logprob)
+            top = [self._token(token_id, logprob) for token_id, logprob in entry.logprob.top]
+            content.append({**chosen, "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: TokenId, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {
+            "token": data.decode(errors="replace"),
+            "logprob": max(logprob, LOWEST_LOGPROB),
+            "bytes": list(data),
+        }
+
+
+class CompletionWording(Wording):
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def opening(self, answer: Answer) -> bytes:
+        if not answer.prompt_text and not self._envelope.return_token_ids:
+            return b""
+        choice = {
+            "index": answer.index,
+            "text": answer.prompt_text,
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        return self._frame(self._with_ids(choice, answer))
+
+    def chunk(self, delta: Delta) -> bytes:
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": self._delta_logprobs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+        if self._envelope.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return self._frame(choice)
+
+    def _choice(self, answer: Answer) -> dict[str, Any]:
+        choice = {
+            "index": answer.index,
+            "text": answer.prompt_text + "".join(answer.pieces),
+            "logprobs": self._logprobs(answer.entries) if self._with_logprobs else None,
+            "finish_reason": answer.finish_reason,
+        }
+        return self._with_ids(choice, answer)
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
+        tops = []
+        for entry in entries:
+            token = entry.logprob
+            pairs = [*token.top, (token.token_id, token.logprob)]
+            tops.append({self._spell(id_): max(value, LOWEST_LOGPROB) for id_, value in pairs})
+        return {
+            "tokens": [self._spell(entry.logprob.token_id) for entry in entries],
+            "token_logprobs": [max(entry.logprob.logprob, LOWEST_LOGPROB) for entry in entries],
+            "top_logprobs": tops,
+            "text_offset": [entry.offset for entry in entries],
+        }
+
+    def _spell(self, token_id: TokenId) -> str:
+        """Tokens that are not whole characters are spelt by their bytes, as OpenAI does."""
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

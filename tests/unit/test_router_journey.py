@@ -1,0 +1,352 @@
+"""Journeys over twins: order, failover, cancellation, deadlines."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.clock import SystemClock
+from baton.core.ids import Epoch, Generation, RequestId, TenantId, TokenId
+from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.errors import BatonError, Corrupt, DeadlineExceeded, Invalid, Overloaded, Unavailable
+from router.attempt import Deadlines
+from router.inbox import Inbox
+from router.journey import Guide, Journey, JourneyConfig
+from router.key_chain import KeyChain
+from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
+from router.merge import Merge
+from router.record import JourneyRecord
+
+FAST = JourneyConfig(
+    placement_seconds=0.5,
+    replacement_seconds=0.05,
+    retry_pause_seconds=0.001,
+    deadlines=Deadlines(first_token=0.05, handoff=0.05, token_gap=0.05),
+)
+PROMPT = tuple(TokenId(token) for token in (5, 6, 7))
+
+
+def answer(tokens: Sequence[TokenId], spec: RequestSpec) -> TokenId:
+    """Depends on every token before, so that one lost or repeated changes all that follow."""
+    return TokenId((sum(tokens) * 31 + len(tokens) * 7) % 251)
+
+
+def expected(count: int) -> list[int]:
+    tokens = list(PROMPT)
+    for _ in range(count):
+        tokens.append(answer(tokens, SPEC))
+    return list(tokens[len(PROMPT) :])
+
+
+SPEC = RequestSpec(RequestId("r"), Epoch(1), PROMPT, 3, SamplingParams(max_tokens=12))
+
+
+class Scene:
+    """Two prefill and two decode workers, and one journey over them."""
+
+    def __init__(self, *, automatic: bool = True, **changes: Any) -> None:
+        names = ("p0", "p1", "d0", "d1")
+        self.workers = {n: TwinWorker(n, answer, automatic=automatic) for n in names}
+        self.p0, self.p1, self.d0, self.d1 = self.workers.values()
+        self.placer = MemoryPlacer([self.p0, self.p1], [self.d0, self.d1])
+        self.links = MemoryLinks(*self.workers.values())
+        self.record = JourneyRecord(RequestId("r"), 0.0, len(PROMPT))
+        self.spec = replace(SPEC, sampling=replace(SPEC.sampling, **changes))
+        self.received: list[RequestOutput] = []
+
+    def journey(self, config: JourneyConfig = FAST) -> Journey:
+        guide = Guide(self.placer, self.links, SystemClock(), config)
+        chain = KeyChain(b"root", 2)  # type: ignore[arg-type]
+        keys = chain.keys(self.spec.token_ids)
+        return Journey(guide, self.spec, TenantId("t"), "m", chain, keys, self.record)
+
+    async def collect(self, config: JourneyConfig = FAST) -> list[int]:
+        async for output in self.journey(config).outputs():
+            self.received.append(output)
+        return self.tokens
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for output in self.received for token in output.token_ids]
+
+    async def until(self, count: int) -> None:
+        while len(self.tokens) < count:
+            await asyncio.sleep(0)
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_prefill_and_decode_make_one_answer() -> None:
+    scene = Scene()
+    assert await scene.collect() == expected(12)
+    assert [o.finish_reason for o in scene.received] == [None] * 11 + [FinishReason.LENGTH]
+    assert [job.task for job in scene.p0.submitted] == [Task.PREFILL]
+    assert [job.task for job in scene.d0.submitted] == [Task.DECODE]
+    assert scene.d0.submitted[0].source == scene.p0.ref
+    assert scene.p0.cancelled == scene.d0.cancelled == []
+    assert scene.record.prefill == scene.p0.ref and scene.record.decode == scene.d0.ref
+
+
+async def test_one_token_needs_no_hand_off() -> None:
+    scene = Scene(max_tokens=1)
+    assert await scene.collect() == expected(1)
+    assert [job.task for job in scene.d0.submitted] == [Task.WHOLE]
+    assert scene.p0.submitted == []
+
+
+async def test_without_a_prefill_worker_the_decode_worker_does_it_all() -> None:
+    scene = Scene()
+    scene.placer.prefill = []
+    assert await scene.collect() == expected(12)
+    assert [job.task for job in scene.d0.submitted] == [Task.WHOLE]
+
+
+async def test_decode_tokens_wait_for_the_first_one() -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    for _ in range(5):
+        scene.d0.step()
+    await settle()
+    assert scene.tokens == []
+    scene.p0.step()
+    await scene.until(6)
+    assert scene.tokens == expected(6)
+    for _ in range(6):
+        scene.d0.step()
+    assert await task == expected(12)
+
+
+async def test_an_answer_that_ends_with_the_first_token_frees_the_decode_worker() -> None:
+    scene = Scene(automatic=False, stop_token_ids=(expected(1)[0],))
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.step()
+    assert await task == expected(1)
+    assert scene.d0.cancelled == [("r", 1)]
+
+
+@pytest.mark.parametrize("emitted", [0, 1, 2, 7])
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+async def test_a_killed_worker_loses_and_repeats_nothing(emitted: int, victim: str) -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    if emitted:
+        scene.p0.step()
+    for _ in range(emitted - 1):
+        scene.d0.step()
+    await scene.until(emitted)
+    scene.workers[victim].kill()
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    second = [w for w in scene.placer.queries if w.epoch == 2]
+    if victim == "p0" and emitted:
+        assert second == []  # it had done its part
+    else:
+        assert second[0].excluded == {victim}
+        assert second[0].num_tokens == 3 + emitted
+        assert len(second[0].block_keys) == (3 + emitted) // 2
+    assert [o.first_index for o in scene.received] == list(range(12))
+
+
+@pytest.mark.parametrize("status", ["UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "NOT_FOUND"])
+async def test_retryable_statuses_go_elsewhere(status: str) -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.d0.fail(status)
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    # Either may have failed during a hand-off, and both links are well.
+    assert scene.placer.queries[1].excluded == {"p0", "d0"}
+    assert scene.p0.cancelled == scene.d0.cancelled == [("r", 1)]
+
+
+async def test_the_last_worker_gets_another_chance() -> None:
+    """An error that may be the other's fault excludes nobody when nobody else is there."""
+    scene = Scene(automatic=False)
+    scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.d0.fail("UNAVAILABLE")
+    while not task.done():
+        scene.p0.step()
+        scene.d0.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    assert [p.epoch for p in scene.record.placements] == [1, 2]
+
+
+async def test_a_dead_last_worker_may_be_reborn() -> None:
+    scene = Scene(automatic=False)
+    scene.placer.prefill, scene.placer.decode = [], [scene.d0]
+    task = asyncio.create_task(scene.collect(replace(FAST, replacement_seconds=2.0)))
+    await settle()
+    scene.d0.step()
+    await scene.until(1)
+    scene.d0.kill()
+    await asyncio.sleep(0.05)
+    assert not task.done()
+    reborn = TwinWorker("d0", answer)
+    reborn.ref = replace(reborn.ref, generation=Generation(2))
+    scene.links.workers[reborn.ref.id] = reborn
+    scene.placer.decode = [reborn]
+    assert await task == expected(12)
+
+
+async def test_gives_up_after_its_retries() -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.fail("UNAVAILABLE", "out of order")
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="failed on 4 placements, at last: out of order"):
+        await task
+    assert [p.epoch for p in scene.record.placements] == [1, 2, 3, 4]
+    assert all(p.error == "out of order" for p in scene.record.placements)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"), [("INVALID_ARGUMENT", Invalid), ("INTERNAL", BatonError)]
+)
+async def test_fatal_statuses_end_it(status: str, kind: type[BatonError]) -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.fail(status, "no")
+    with pytest.raises(kind, match="no"):
+        await task
+    assert scene.d0.cancelled == [("r", 1)]
+
+
+async def test_overload_is_told_at_first_and_retried_later() -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.fail("RESOURCE_EXHAUSTED", "full", retry_after_seconds="2.5")
+    with pytest.raises(Overloaded) as caught:
+        await task
+    assert caught.value.retry_after_seconds == 2.5
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.step()
+    await scene.until(1)
+    scene.d0.fail("RESOURCE_EXHAUSTED", "full")
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "what"), [(0, "first token"), (1, "hand-off"), (3, "next token")]
+)
+async def test_every_phase_has_a_deadline(steps: int, what: str) -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
+    await settle()
+    if steps:
+        scene.p0.step()
+    for _ in range(steps - 1):
+        scene.d0.step()
+    with pytest.raises(DeadlineExceeded, match=f"the {what} did not come in time"):
+        await task
+    assert ("r", 1) in scene.d0.cancelled
+
+
+@pytest.mark.parametrize("emitted", [0, 1, 4])
+async def test_cancelling_frees_both_workers(emitted: int) -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    if emitted:
+        scene.p0.step()
+    for _ in range(emitted - 1):
+        scene.d0.step()
+    await scene.until(emitted)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert scene.p0.cancelled == scene.d0.cancelled == [("r", 1)]
+    assert scene.p0.jobs == scene.d0.jobs == []
+
+
+async def test_no_worker_at_all() -> None:
+    scene = Scene()
+    scene.placer.decode = []
+    with pytest.raises(Unavailable, match="no decode worker is ready"):
+        await scene.collect()
+
+
+async def test_a_placer_that_does_not_answer() -> None:
+    scene = Scene()
+
+    class Silent(MemoryPlacer):
+        async def place(self, query: object) -> Any:
+            await asyncio.sleep(60)
+
+    scene.placer = Silent([], [])
+    with pytest.raises(DeadlineExceeded, match="no placement within"):
+        await scene.collect(replace(FAST, placement_seconds=0.01))
+
+
+async def test_a_full_inbox_says_so() -> None:
+    inbox = Inbox(max_unread=2)
+    for _ in range(3):
+        inbox.put(TwinWorker("w", answer).ref.id, Unavailable("x"))
+    with pytest.raises(Overloaded, match="reads too slowly"):
+        await inbox.take()
+
+
+def out(first: int, *tokens: int, epoch: int = 1, end: bool = False) -> RequestOutput:
+    reason = FinishReason.LENGTH if end else None
+    ids = tuple(TokenId(token) for token in tokens)
+    return RequestOutput(RequestId("r"), Epoch(epoch), first, ids, finish_reason=reason)
+
+
+def merged(outputs: list[RequestOutput], *, base: int = 0, handed_over: bool = True) -> list[int]:
+    merge = Merge(Epoch(1), base, handed_over=handed_over)
+    return [t for output in outputs for o in merge.add(output) for t in o.token_ids]
+
+
+def test_merge_orders_trims_and_drops() -> None:
+    assert merged([out(1, 11), out(2, 12, 13), out(0, 10), out(4, 14)]) == [10, 11, 12, 13, 14]
+    assert merged([out(0, 10), out(0, 10, 11), out(1, 11, 12)]) == [10, 11, 12]
+    assert merged([out(0, 10, epoch=2), out(0, 20)]) == [20]
+    assert merged([out(5, 15), out(6, 16)], base=5) == [15, 16]
+
+
+def test_merge_passes_an_end_without_tokens() -> None:
+    merge = Merge(Epoch(1), 0, handed_over=False)
+    assert len(list(merge.add(out(0, 10)))) == 1
+    assert [o.finish_reason for o in merge.add(out(1, end=True))] == [FinishReason.LENGTH]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "handed_over"),
+    [
+        ([out(1, 11)], False),
+        ([out(2, 12)], True),
+        ([out(1, 11), out(3, 13)], True),
+        ([out(0, 10), out(2, 12)], True),
+    ],
+)
+def test_merge_notices_gaps(outputs: list[RequestOutput], handed_over: bool) -> None:
+    with pytest.raises(Corrupt, match="missing"):
+        merged(outputs, handed_over=handed_over)
