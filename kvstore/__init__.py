@@ -1,0 +1,1 @@
+"""The KV store node: see ARCHITECTURE.md, "A block's journey"."""

@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, Overloaded, mapping_of
+from baton.errors import BatonError, Overloaded, Unavailable, mapping_of
 from baton.rpc.channel import MAX_MESSAGE_BYTES, RETRY_AFTER_KEY, SECRET_KEY
 
 SERVER_OPTIONS = (
@@ -26,6 +26,16 @@ def build_server(secret: str | None = None) -> grpc.aio.Server:
     """A server without services yet. With ``secret``, calls without it get UNAUTHENTICATED."""
     interceptors = [_SecretGate(secret)] if secret else []
     return grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+
+
+async def listen(server: grpc.aio.Server, host: str, port: int) -> int:
+    """Binds and starts; returns the port. Raises Unavailable when it can't be bound."""
+    try:
+        bound = server.add_insecure_port(f"{host}:{port}")
+    except RuntimeError as error:
+        raise Unavailable(f"can't listen on {host}:{port}: is the port in use?") from error
+    await server.start()
+    return int(bound)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:

@@ -17,11 +17,12 @@ from baton.engine.checksum import block_checksums, checksum_algorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
-from baton.errors import Unavailable
+from baton.kv.redis_index import RedisKvIndex
 from baton.kv.store_client import StoreClient
 from baton.registry.heartbeat import Heartbeat
+from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
-from baton.rpc.server import build_server
+from baton.rpc.server import build_server, listen
 from baton.rpc.worker_client import GrpcPullPeers
 from baton.rpc.worker_service import add_worker_service
 from baton.runtime.status import report_progress
@@ -45,7 +46,10 @@ class WorkerProgram:
         self._clock = clock or SystemClock()
         self._generation = Generation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"{role.value}-{os.getpid()}")
-        self._registry = RedisRegistry(settings.redis_url, settings.cluster)
+        url = settings.needs_redis_url
+        self._registry = RedisRegistry(url, settings.cluster)
+        self._membership = Membership(self._registry, self._clock)
+        self._index = RedisKvIndex(url, settings.cluster)
         self._peers = GrpcPullPeers(settings.cluster_secret)
         self._server: grpc.aio.Server | None = None
         self._crashed: asyncio.Future[None] | None = None
@@ -80,6 +84,7 @@ class WorkerProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._worker.run())
             tasks.create_task(self._store.run())
+            tasks.create_task(self._membership.run())
             tasks.create_task(self._heartbeat.run())
             await self._crashed
 
@@ -94,8 +99,10 @@ class WorkerProgram:
             await self._server.stop(grace=1.0)
             await self._thread.stop()
             for transport in self._transports.values():
-                transport.close()
+                await asyncio.to_thread(transport.close)
+            await self._client.close()
         await self._peers.close()
+        await self._index.close()
         await self._registry.close()
 
     @property
@@ -162,7 +169,13 @@ class WorkerProgram:
             self._clock,
             IntakeConfig(),
         )
-        client = StoreClient(self._registry, self._settings.cluster_secret, host)
+        client = self._client = StoreClient(
+            self._membership,
+            self._index,
+            tuple(self._transports),
+            self._settings.cluster_secret,
+            host,
+        )
         self._store = StorePrefixes(
             self._thread,
             client,
@@ -199,12 +212,7 @@ class WorkerProgram:
         settings = self._settings
         server = build_server(settings.cluster_secret)
         add_worker_service(server, self._worker)
-        wanted = f"{settings.grpc_host}:{settings.grpc_port}"
-        try:
-            port = server.add_insecure_port(wanted)
-        except RuntimeError as error:
-            raise Unavailable(f"can't listen on {wanted}: is the port in use?") from error
-        await server.start()
+        port = await listen(server, settings.grpc_host, settings.grpc_port)
         self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
         return server
 

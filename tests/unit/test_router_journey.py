@@ -56,6 +56,7 @@ class Scene:
         self.record = JourneyRecord(RequestId("r"), 0.0, len(PROMPT))
         self.spec = replace(SPEC, sampling=replace(SPEC.sampling, **changes))
         self.received: list[RequestOutput] = []
+        self._news = asyncio.Event()
 
     def journey(self, config: JourneyConfig = FAST) -> Journey:
         guide = Guide(self.placer, self.links, SystemClock(), config)
@@ -66,6 +67,7 @@ class Scene:
     async def collect(self, config: JourneyConfig = FAST) -> list[int]:
         async for output in self.journey(config).outputs():
             self.received.append(output)
+            self._news.set()
         return self.tokens
 
     @property
@@ -74,7 +76,8 @@ class Scene:
 
     async def until(self, count: int) -> None:
         while len(self.tokens) < count:
-            await asyncio.sleep(0)
+            self._news.clear()
+            await self._news.wait()
 
 
 async def settle() -> None:

@@ -1,0 +1,61 @@
+"""Which store nodes hold which blocks. Only a hint: the holder has the last word."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from baton.core.ids import BlockKey, Generation, WorkerId
+
+MAX_EVENTS = 10_000
+"""Of each node's stream; a reader that is further behind resyncs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """One life of one store node; what its earlier lives held is gone."""
+
+    node: WorkerId
+    generation: Generation
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixHit:
+    """The first ``num_blocks`` keys are held by each of ``holders``."""
+
+    num_blocks: int
+    holders: tuple[Holder, ...]
+
+
+class KvIndex(Protocol):
+    """Methods raise Unavailable when the index can't be reached in time."""
+
+    async def add(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
+        """``holder`` has sealed these. Replaces an entry of its earlier lives."""
+        ...
+
+    async def remove(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
+        """``holder`` has evicted these. An entry of another life stays."""
+        ...
+
+    async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
+        """By bisection, since a node that holds a block holds, as a rule, all before it."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+HoldersOf = Callable[[BlockKey], Awaitable[tuple[Holder, ...]]]
+
+
+async def bisect_prefix(keys: Sequence[BlockKey], holders_of: HoldersOf) -> PrefixHit:
+    """Invariant: keys[:low] are held by ``best``, keys[high] by nobody."""
+    low, high = 0, len(keys)
+    best: tuple[Holder, ...] = ()
+    while low < high:
+        middle = (low + high) // 2
+        holders = await holders_of(keys[middle])
+        if holders:
+            low, best = middle + 1, holders
+        else:
+            high = middle
+    return PrefixHit(low, best)

@@ -1,0 +1,774 @@
+"""The HTTP side over twins: answers, streams, every kind of wrong request, clients that leave."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tokenizers
+import uvicorn
+from tokenizers import decoders, models, pre_tokenizers
+
+from baton.clock import SystemClock
+from baton.core.ids import Generation, TokenId, WorkerId
+from baton.core.member import Member
+from baton.core.request import RequestSpec
+from baton.core.states import Role, WorkerState
+from baton.text.tokenizer import Tokenizer
+from router.app import build_app
+from router.auth import Doorkeeper
+from router.cluster import Cluster
+from router.journey import Guide, JourneyConfig
+from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
+from router.program import _build_server
+from router.service import Service, ServiceConfig
+
+CONTEXT = 64
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+EOS = 257
+VOCAB = 300  # more than the tokenizer has, as models do
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Token ids 0 to 255 are the bytes; 256 and 257 are ChatML's."""
+    folder: Path = tmp_path_factory.mktemp("tokenizer")
+    characters = _byte_characters()
+    made = tokenizers.Tokenizer(models.BPE({c: b for b, c in enumerate(characters)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+    made.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": CHATML, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.load(folder)
+
+
+def _byte_characters() -> list[str]:
+    from baton.text.detokenizer import byte_level_alphabet
+
+    by_byte = {byte: character for character, byte in byte_level_alphabet().items()}
+    return [by_byte[byte] for byte in range(256)]
+
+
+def saying(text: str) -> Callable[[Sequence[TokenId], RequestSpec], TokenId]:
+    """A model that says ``text``, byte by byte, and then EOS."""
+    tokens = [*text.encode(), EOS]
+
+    def answer(known: Sequence[TokenId], spec: RequestSpec) -> TokenId:
+        position = len(known) - spec.num_prompt_tokens
+        return TokenId(tokens[min(position, len(tokens) - 1)])
+
+    return answer
+
+
+class StaticMembers:
+    def __init__(self, members: list[Member]) -> None:
+        self.list = members
+
+    async def members(self) -> list[Member]:
+        return self.list
+
+
+def member(name: str, role: Role, **fields: Any) -> Member:
+    return Member(
+        WorkerId(name), role, f"{name}:1", Generation(1), WorkerState.READY,
+        model_digest="ab", block_tokens=4, kv_dtype="f32", max_model_tokens=CONTEXT, **fields,
+    )  # fmt: skip
+
+
+class House:
+    """A router over one prefill and one decode twin."""
+
+    def __init__(self, tokenizer: Tokenizer, text: str, automatic: bool, **settings: Any) -> None:
+        keys = settings.pop("api_keys", {})
+        admin_key = settings.pop("admin_key", None)
+        answer = saying(text)
+        self.prefill = TwinWorker("p0", answer, eos=EOS, automatic=automatic)
+        self.decode = TwinWorker("d0", answer, eos=EOS, automatic=automatic)
+        self.decode.details = {"transport": "shm", "bytes_shipped": "10"}
+        self.placer = MemoryPlacer([self.prefill], [self.decode])
+        self.members = StaticMembers([member("p0", Role.PREFILL), member("d0", Role.DECODE)])
+        clock = SystemClock()
+        cluster = Cluster(self.members, clock, 4096)
+        links = MemoryLinks(self.prefill, self.decode)
+        config = JourneyConfig(replacement_seconds=0.05, retry_pause_seconds=0.001)
+        ids = iter(range(10**6))
+        self.service = Service(
+            config=ServiceConfig(
+                model="demo", vocab_size=VOCAB, aliases=frozenset({"/models/demo"}), **settings
+            ),
+            tokenizer=tokenizer,
+            cluster=cluster,
+            guide=Guide(self.placer, links, clock, config),
+            doorkeeper=Doorkeeper(keys, admin_key),
+            clock=clock,
+            new_id=lambda: f"{next(ids):x}",
+            new_seed=lambda: 77,
+        )
+
+    async def client(self) -> httpx.AsyncClient:
+        await self.service.cluster.refresh()
+        transport = httpx.ASGITransport(build_app(self.service))
+        return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+@asynccontextmanager
+async def open_house(
+    tokenizer: Tokenizer, text: str = "Hello, wörld!", automatic: bool = True, **settings: Any
+) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
+    house = House(tokenizer, text, automatic, **settings)
+    async with await house.client() as client:
+        yield house, client
+    assert house.service.gate.inside == 0
+    assert house.prefill.jobs == house.decode.jobs == []
+
+
+CHAT = "/v1/chat/completions"
+COMPLETE = "/v1/completions"
+
+
+def chat(text: str = "Hi", **fields: Any) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": text}], **fields}
+
+
+def events(response: httpx.Response) -> list[Any]:
+    blocks = response.text.split("\n\n")
+    assert blocks[-1] == ""
+    assert all(block.startswith("data: ") for block in blocks[:-1])
+    return [
+        block[6:] if block == "data: [DONE]" else json.loads(block[6:]) for block in blocks[:-1]
+    ]
+
+
+# -- answers --------------------------------------------------------------------------------
+
+
+async def test_chat(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        house.prefill.cached_tokens = 4
+        response = await client.post(CHAT, json=chat())
+    body = response.json()
+    prompt = len("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n") - 3 * 11
+    assert body.pop("created") > 1_700_000_000
+    assert body == {
+        "id": "chatcmpl-0",
+        "object": "chat.completion",
+        "model": "demo",
+        "choices": [
+            {
+                "index": 0,
+                "message": {"role": "assistant", "content": "Hello, wörld!", "refusal": None},
+                "logprobs": None,
+                "finish_reason": "stop",
+            }
+        ],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": 15,
+            "total_tokens": prompt + 15,
+            "prompt_tokens_details": {"cached_tokens": 4},
+        },
+    }
+    headers = {k: v for k, v in response.headers.items() if k.startswith("x-baton")}
+    assert headers == {
+        "x-baton-request-id": "chatcmpl-0",
+        "x-baton-prefill": "p0",
+        "x-baton-decode": "d0",
+        "x-baton-transport": "shm",
+        "x-baton-bytes-shipped": "140",
+    }
+
+
+async def test_completion_with_token_ids(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        body = {"prompt": [1, 2, 3], "max_tokens": 5, "return_token_ids": True}
+        response = await client.post(COMPLETE, json=body)
+    answer = response.json()
+    assert answer["object"] == "text_completion"
+    assert answer["choices"] == [
+        {
+            "index": 0, "text": "Hello", "logprobs": None, "finish_reason": "length",
+            "prompt_token_ids": [1, 2, 3], "token_ids": list(b"Hello"),
+        }
+    ]  # fmt: skip
+
+
+async def test_defaults_of_max_tokens(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, "x" * 200) as (_, client):
+        completion = (await client.post(COMPLETE, json={"prompt": "ab"})).json()
+        talk = (await client.post(CHAT, json=chat())).json()
+    assert completion["usage"]["completion_tokens"] == 16
+    assert talk["usage"]["total_tokens"] == CONTEXT
+
+
+async def test_chat_stream(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        fields = {"stream": True, "stream_options": {"include_usage": True}}
+        response = await client.post(CHAT, json=chat(**fields))
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["x-baton-request-id"] == "chatcmpl-0"
+    assert response.headers["x-baton-prefill"] == "p0"
+    *chunks, usage, done = events(response)
+    assert done == "[DONE]"
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 15
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    texts = [chunk["choices"][0]["delta"].get("content", "") for chunk in chunks]
+    assert "".join(texts) == "Hello, wörld!" and "ö" in texts
+    reasons = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert reasons == [None] * (len(chunks) - 1) + ["stop"]
+    assert {chunk["id"] for chunk in chunks} == {"chatcmpl-0"}
+
+
+async def test_completion_stream_with_token_ids(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, "aöb") as (_, client):
+        body = {"prompt": "xy", "stream": True, "return_token_ids": True, "echo": True}
+        first, *rest, done = events(await client.post(COMPLETE, json=body))
+    assert done == "[DONE]"
+    assert first["choices"][0]["text"] == "xy"
+    assert first["choices"][0]["prompt_token_ids"] == list(b"xy")
+    got = [(c["choices"][0]["text"], c["choices"][0]["token_ids"]) for c in rest]
+    assert got == [("a", [97]), ("", [0xC3]), ("ö", [0xB6]), ("b", [98]), ("", [EOS])]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("stop", "text"),
+    [("wör", "Hello, "), (["zzz", "lo, w"], "Hel"), (["nowhere", "!x"], "Hello, wörld!")],
+)
+async def test_stop_strings(tokenizer: Tokenizer, stop: Any, text: str, stream: bool) -> None:
+    async with open_house(tokenizer) as (house, client):
+        response = await client.post(COMPLETE, json={"prompt": "x", "stop": stop, "stream": stream})
+        if text != "Hello, wörld!":
+            assert house.decode.cancelled == [("cmpl-0", 1)]
+    choices = (
+        [e["choices"][0] for e in events(response)[:-1]] if stream else response.json()["choices"]
+    )
+    assert "".join(choice["text"] for choice in choices) == text
+    assert choices[-1]["finish_reason"] == "stop"
+
+
+async def test_n_and_several_prompts(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        body = {"prompt": ["a", "bcd"], "n": 2, "seed": 2**64 - 1, "max_tokens": 3, "best_of": 2}
+        answer = (await client.post(COMPLETE, json=body)).json()
+        stream = events(await client.post(COMPLETE, json=body | {"stream": True}))
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert answer["usage"]["prompt_tokens"] == 4
+    assert answer["usage"]["completion_tokens"] == 12
+    seeds = [job.spec.sampling.seed for job in house.prefill.submitted[:4]]
+    assert seeds == [2**64 - 1, 0, 2**64 - 1, 0]
+    names = [job.spec.request_id for job in house.prefill.submitted[:4]]
+    assert names == ["cmpl-0-0", "cmpl-0-1", "cmpl-0-2", "cmpl-0-3"]
+    texts = [""] * 4
+    for event in stream[:-1]:
+        texts[event["choices"][0]["index"]] += event["choices"][0]["text"]
+    assert texts == ["Hel"] * 4
+
+
+async def test_chat_logprobs(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, "ö") as (_, client):
+        fields = {"logprobs": True, "top_logprobs": 2}
+        answer = (await client.post(CHAT, json=chat(**fields))).json()
+        streamed = events(await client.post(CHAT, json=chat(**fields, stream=True)))
+    content = answer["choices"][0]["logprobs"]["content"]
+    assert [entry["bytes"] for entry in content] == [[0xC3], [0xB6], list(b"<|im_end|>")]
+    assert content[0]["logprob"] == -0.5
+    assert [top["bytes"] for top in content[0]["top_logprobs"]] == [[0xC3], [0xC4]]
+    chunks = [e["choices"][0]["logprobs"] for e in streamed[1:-1]]
+    assert [entry for chunk in chunks for entry in chunk["content"]] == content
+
+
+async def test_completion_logprobs(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, "aöb") as (_, client):
+        body = {"prompt": "x", "logprobs": 2, "max_tokens": 4}
+        answer = (await client.post(COMPLETE, json=body)).json()
+    assert answer["choices"][0]["logprobs"] == {
+        "tokens": ["a", "bytes:\\xc3", "bytes:\\xb6", "b"],
+        "token_logprobs": [-0.5] * 4,
+        "top_logprobs": [
+            {"a": -0.5, "b": -1.5},
+            {"bytes:\\xc3": -0.5, "bytes:\\xc4": -1.5},
+            {"bytes:\\xb6": -0.5, "bytes:\\xb7": -1.5},
+            {"b": -0.5, "c": -1.5},
+        ],
+        "text_offset": [0, 1, 1, 2],
+    }
+
+
+async def test_parameters_reach_the_workers(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        fields = {
+            "temperature": 0, "top_p": 0.5, "top_k": -1, "min_p": 0.1, "seed": -1,
+            "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 2.0,
+            "logit_bias": {"7": 100, "3": -1.5}, "stop_token_ids": [9], "ignore_eos": True,
+            "max_completion_tokens": 3, "user": "u", "stop": None, "tools": None,
+            "tool_choice": "auto", "response_format": {"type": "text"}, "logprobs": None,
+        }  # fmt: skip
+        assert (await client.post(CHAT, json=chat(**fields))).status_code == 200
+        await client.post(COMPLETE, json={"prompt": "x"})
+    sampling = house.prefill.submitted[0].spec.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k) == (0.0, 0.5, 0)
+    assert (sampling.min_p, sampling.repetition_penalty) == (0.1, 1.5)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-1.0, 2.0)
+    assert sampling.logit_bias == ((3, -1.5), (7, 100.0))
+    assert (sampling.seed, sampling.max_tokens, sampling.ignore_eos) == (2**64 - 1, 3, True)
+    assert sampling.stop_token_ids == (9,)
+    assert house.prefill.submitted[1].spec.sampling.seed == 77
+
+
+async def test_message_forms(tokenizer: Tokenizer) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "tool", "content": "t", "tool_call_id": "c"},
+    ]
+    async with open_house(tokenizer) as (_, client):
+        body = {"messages": messages, "add_generation_prompt": False}
+        ids = (await client.post("/tokenize", json=body)).json()["tokens"]
+        text = (await client.post("/detokenize", json={"tokens": ids})).json()["prompt"]
+    turns = [("system", "d"), ("user", "ab"), ("assistant", ""), ("tool", "t")]
+    assert text == "".join(f"<|im_start|>{r}\n{c}<|im_end|>\n" for r, c in turns)
+
+
+# -- wrong requests -------------------------------------------------------------------------
+
+USER = [{"role": "user", "content": "Hi"}]
+
+WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
+    ({"messages": []}, "messages"),
+    ({"messages": None}, "messages"),
+    ({"messages": "Hi"}, "messages"),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role"),
+    ({"messages": [{"role": "user"}]}, "messages[0]"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
+    ({"messages": [*USER, {"role": "user", "content": [5]}]}, "messages[1].content"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+        "messages[0].content",
+    ),
+    ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
+    ({"temprature": 1}, "temprature"),
+    ({"functions": []}, "functions"),
+    ({"prompt": "x"}, "prompt"),
+    ({"temperature": "1"}, "temperature"),
+    ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": float("inf")}, "temperature"),
+    ({"temperature": -0.1}, "temperature"),
+    ({"temperature": 2.1}, "temperature"),
+    ({"temperature": True}, "temperature"),
+    ({"top_p": 0}, "top_p"),
+    ({"top_p": 1.1}, "top_p"),
+    ({"top_k": -2}, "top_k"),
+    ({"top_k": 1.5}, "top_k"),
+    ({"min_p": 2}, "min_p"),
+    ({"repetition_penalty": 0}, "repetition_penalty"),
+    ({"presence_penalty": 3}, "presence_penalty"),
+    ({"frequency_penalty": -3}, "frequency_penalty"),
+    ({"n": 0}, "n"),
+    ({"n": 17}, "n"),
+    ({"n": "2"}, "n"),
+    ({"max_tokens": 0}, "max_tokens"),
+    ({"max_tokens": -1}, "max_tokens"),
+    ({"max_tokens": 1.5}, "max_tokens"),
+    ({"max_tokens": True}, "max_tokens"),
+    ({"max_tokens": CONTEXT}, "max_tokens"),
+    ({"max_completion_tokens": 10**12}, "max_tokens"),
+    ({"max_completion_tokens": 0}, "max_completion_tokens"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
+    ({"stop": 5}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ["x" * 2000]}, "stop"),
+    ({"seed": 1.5}, "seed"),
+    ({"seed": 2**64}, "seed"),
+    ({"logprobs": 5}, "logprobs"),
+    ({"top_logprobs": 2}, "top_logprobs"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ({"logit_bias": {"x": 1}}, "logit_bias"),
+    ({"logit_bias": {str(VOCAB): 1}}, "logit_bias"),
+    ({"logit_bias": {"-1": 1}}, "logit_bias"),
+    ({"logit_bias": {"1": 101}}, "logit_bias.1"),
+    ({"logit_bias": [1]}, "logit_bias"),
+    ({"stop_token_ids": [VOCAB]}, "stop_token_ids"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids"),
+    ({"stop_token_ids": ["1"]}, "stop_token_ids[0]"),
+    ({"stream": "yes"}, "stream"),
+    ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ({"stream": True, "stream_options": {"usage": True}}, "stream_options.usage"),
+    ({"tools": [{"type": "x"}]}, "tools[0]"),
+    ({"tools": {}}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
+    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"user": 5}, "user"),
+    ({"model": 5}, "model"),
+    ({"ignore_eos": 1}, "ignore_eos"),
+    ({"messages": [{"role": "user", "content": "x" * 100}]}, "messages"),
+]  # fmt: skip
+
+WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
+    ({"prompt": None}, "prompt"),
+    ({"prompt": ""}, "prompt"),
+    ({"prompt": []}, "prompt"),
+    ({"prompt": [""]}, "prompt"),
+    ({"prompt": [[]]}, "prompt"),
+    ({"prompt": ["a", ""]}, "prompt"),
+    ({"prompt": ["a", 5]}, "prompt"),
+    ({"prompt": [[1], "a"]}, "prompt"),
+    ({"prompt": [1.5]}, "prompt"),
+    ({"prompt": [True]}, "prompt"),
+    ({"prompt": {"a": 1}}, "prompt"),
+    ({"prompt": [-1]}, "prompt"),
+    ({"prompt": [VOCAB]}, "prompt"),
+    ({"prompt": [10**30]}, "prompt"),
+    ({"prompt": ["x"] * 129}, "prompt"),
+    ({"prompt": "x" * CONTEXT}, "prompt"),
+    ({"prompt": "x" * (CONTEXT - 3), "max_tokens": 4}, "max_tokens"),
+    ({"max_tokens": 0, "echo": True}, "max_tokens"),
+    ({"n": 2, "best_of": 3}, "best_of"),
+    ({"best_of": 2}, "best_of"),
+    ({"logprobs": 21}, "logprobs"),
+    ({"logprobs": True}, "logprobs"),
+    ({"echo": True, "logprobs": 1}, "echo"),
+    ({"suffix": "x"}, "suffix"),
+    ({"messages": USER}, "messages"),
+    ({"max_completion_tokens": 4}, "max_completion_tokens"),
+]
+
+
+def wrong_error(response: httpx.Response, status: int = 400) -> dict[str, Any]:
+    assert response.status_code == status, response.text
+    body = response.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    assert body["error"]["message"]
+    return dict(body["error"])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_wrong_chats(tokenizer: Tokenizer, stream: bool) -> None:
+    async with open_house(tokenizer) as (house, client):
+        for fields, param in WRONG_CHATS:
+            body = json.dumps({**chat(), "stream": stream, **fields})
+            if "stream_options" in fields and stream and "stream" not in fields:
+                continue
+            response = await client.post(CHAT, content=body)
+            error = wrong_error(response)
+            assert error["param"] == param, fields
+            assert error["type"] == "invalid_request_error"
+            if "Hi" not in body or param == "max_tokens":
+                assert error["code"] is not None
+        assert house.placer.queries == []
+
+
+async def test_wrong_completions(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        for fields, param in WRONG_COMPLETIONS:
+            response = await client.post(COMPLETE, json={"prompt": "x", **fields})
+            assert wrong_error(response)["param"] == param, fields
+        assert house.placer.queries == []
+
+
+async def test_codes_that_clients_look_at(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        long = await client.post(COMPLETE, json={"prompt": "x" * 100})
+        missing = await client.post(CHAT, json={"model": "demo"})
+        unknown = await client.post(CHAT, json=chat(nonsense=1))
+        model = await client.post(CHAT, json={**chat(), "model": "gpt-9"})
+        alias = await client.post(CHAT, json={**chat(), "model": "/models/demo"})
+    assert wrong_error(long)["code"] == "context_length_exceeded"
+    assert wrong_error(missing)["message"] == "Missing required parameter: messages"
+    assert wrong_error(unknown)["code"] == "unknown_parameter"
+    assert wrong_error(model, 404)["code"] == "model_not_found"
+    assert alias.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"{", b"nonsense", b"[]", b"5", b"null", b'"text"', b"\xff\xfe",
+        b'{"prompt": "\xff"}', b'{"prompt": "\\ud800"}', b'{"prompt": ' + b"[" * 10_000,
+    ],
+)  # fmt: skip
+async def test_bodies_that_are_no_json_object(tokenizer: Tokenizer, content: bytes) -> None:
+    async with open_house(tokenizer) as (_, client):
+        for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+            assert wrong_error(await client.post(path, content=content))["code"] == "invalid_json"
+
+
+async def test_wrong_content_route_and_method(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        form = await client.post(CHAT, data={"prompt": "x"})
+        packed = await client.post(CHAT, content=b"{}", headers={"content-encoding": "gzip"})
+        nowhere = await client.post("/v1/embeddings", json={})
+        method = await client.get(CHAT)
+        delete = await client.delete("/v1/models")
+        model = await client.get("/v1/models/gpt-9")
+    assert "application/json" in wrong_error(form, 415)["message"]
+    wrong_error(packed, 415)
+    assert "/v1/embeddings" in wrong_error(nowhere, 404)["message"]
+    assert wrong_error(method, 405) and method.headers["allow"] == "POST"
+    wrong_error(delete, 405)
+    assert wrong_error(model, 404)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
+async def test_wrong_tokenize_bodies(tokenizer: Tokenizer, path: str) -> None:
+    async with open_house(tokenizer) as (_, client):
+        for body in ({}, {"prompt": 5}, {"tokens": "x"}, {"tokens": [VOCAB]}, {"x": 1}):
+            wrong_error(await client.post(path, json=body))
+        wrong_error(await client.post("/tokenize", json={"prompt": "a", "messages": USER}))
+
+
+# -- who may, and how much ------------------------------------------------------------------
+
+
+async def test_api_keys_and_tenants(tokenizer: Tokenizer) -> None:
+    keys = {"sk-a": "alice", "sk-b": "bob"}
+    async with open_house(tokenizer, api_keys=keys, tenant_secret="s") as (house, client):
+        for header in (None, "Bearer sk-x", "Basic sk-a", "Bearer ", "sk-a"):
+            headers = {"authorization": header} if header else {}
+            response = await client.post(CHAT, json=chat(), headers=headers)
+            assert wrong_error(response, 401)["code"] == "invalid_api_key"
+            wrong_error(await client.get("/v1/models", headers=headers), 401)
+        for key in keys:
+            headers = {"authorization": f"Bearer {key}"}
+            assert (await client.post(CHAT, json=chat(), headers=headers)).status_code == 200
+    tenants = [query.tenant for query in house.placer.queries]
+    assert tenants == ["alice", "bob"]
+    one, other = (job.spec.tenant_salt for job in house.prefill.submitted)
+    assert len(one) == len(other) == 16 and one != other
+    assert house.placer.queries[0].block_keys[0] != house.placer.queries[1].block_keys[0]
+
+
+async def test_too_many_at_once(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, automatic=False, max_concurrent_requests=2) as (house, client):
+        one = asyncio.create_task(client.post(CHAT, json=chat()))
+        two = asyncio.create_task(client.post(CHAT, json=chat()))
+        await eventually(lambda: len(house.decode.jobs) == 2)
+        response = await client.post(CHAT, json=chat())
+        assert wrong_error(response, 429)["type"] == "rate_limit_error"
+        assert int(response.headers["retry-after"]) >= 1
+        await run_until(house, one, two)
+        three = await client.post(CHAT, json=chat(n=3))
+        wrong_error(three, 429)
+
+
+async def test_overloaded_worker(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, automatic=False) as (house, client):
+        asked = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
+        await eventually(lambda: bool(house.prefill.jobs))
+        house.prefill.fail("RESOURCE_EXHAUSTED", "full", retry_after_seconds="7")
+        response = await asked
+    wrong_error(response, 429)
+    assert response.headers["retry-after"] == "7"
+
+
+async def test_a_failure_before_the_first_token_has_its_status(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        house.placer.decode = []
+        assert wrong_error(await client.post(CHAT, json=chat(stream=True)), 503)
+
+
+async def test_a_failure_in_mid_stream_is_the_last_event(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, automatic=False) as (house, client):
+        asked = asyncio.create_task(client.post(COMPLETE, json={"prompt": "x", "stream": True}))
+        await eventually(lambda: bool(house.decode.jobs))
+        house.prefill.step()
+        house.decode.step()
+        await eventually(lambda: house.service.records.explain("cmpl-0")["completion_tokens"] == 2)
+        house.decode.fail("INVALID_ARGUMENT", "went wrong")
+        *chunks, last = events(await asked)
+        explained = (await client.get("/admin/requests/cmpl-0")).json()
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "He"
+    assert last["error"]["message"] == "went wrong"
+    assert explained["finish_reason"] == "error" and explained["error"] == "went wrong"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_failover_is_invisible(tokenizer: Tokenizer, stream: bool) -> None:
+    async with open_house(tokenizer, automatic=False) as (house, client):
+        spare = TwinWorker("d1", saying("Hello, wörld!"), eos=EOS, automatic=False)
+        house.placer.decode.append(spare)
+        house.service.guide.links.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
+        asked = asyncio.create_task(client.post(COMPLETE, json={"prompt": "x", "stream": stream}))
+        await eventually(lambda: bool(house.decode.jobs))
+        house.prefill.step()
+        for _ in range(8):
+            house.decode.step()
+        await eventually(lambda: house.service.records.explain("cmpl-0")["completion_tokens"] == 9)
+        house.decode.kill()
+        while not asked.done():
+            house.prefill.step()
+            spare.step()
+            await asyncio.sleep(0)
+        response = await asked
+        explained = (await client.get("/admin/requests/cmpl-0")).json()
+    parts = (
+        [e["choices"][0] for e in events(response)[:-1]] if stream else response.json()["choices"]
+    )
+    assert "".join(part["text"] for part in parts) == "Hello, wörld!"
+    assert explained["decode"]["id"] == "d1"
+    assert [p["decode"]["id"] for p in explained["placements"]] == ["d0", "d1"]
+    assert spare.submitted[0].spec.num_prompt_tokens == 1
+    assert bytes(spare.submitted[0].spec.token_ids) == "xHello, wö".encode()[:10]
+
+
+# -- operations -----------------------------------------------------------------------------
+
+
+async def test_models_health_ready_metrics(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        models = (await client.get("/v1/models")).json()
+        one = (await client.get("/v1/models/demo")).json()
+        assert models == {"object": "list", "data": [one]}
+        assert one["id"] == "demo" and one["max_model_len"] == CONTEXT
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).status_code == 200
+        await client.post(CHAT, json=chat())
+        text = (await client.get("/metrics")).text
+        assert 'baton_requests_total{endpoint="chat",status="200"} 1.0' in text
+        assert "baton_completion_tokens_total 15.0" in text
+        assert 'baton_shipped_bytes_total{transport="shm"} 140.0' in text
+        house.members.list = [member("p0", Role.PREFILL)]
+        await house.service.cluster.refresh()
+        assert (await client.get("/ready")).status_code == 503
+        house.service.draining = True
+        wrong_error(await client.post(CHAT, json=chat()), 503)
+
+
+async def test_explain(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        await client.post(CHAT, json=chat(n=2))
+        explained = (await client.get("/admin/requests/chatcmpl-0")).json()
+        wrong_error(await client.get("/admin/requests/other"), 404)
+    assert explained["prefill"] == {"id": "p0", "address": "p0:1", "generation": 1}
+    assert explained["transport"] == "shm" and explained["bytes_shipped"] == 140
+    assert explained["finish_reason"] == "stop"
+    assert 0 <= explained["queue_seconds"] <= explained["ttft_seconds"]
+    assert explained["ttft_seconds"] <= explained["total_seconds"]
+    assert [choice["request_id"] for choice in explained["choices"]] == [
+        "chatcmpl-0-0", "chatcmpl-0-1",
+    ]  # fmt: skip
+
+
+async def test_admin_key(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, admin_key="root") as (_, client):
+        await client.post(CHAT, json=chat())
+        path = "/admin/requests/chatcmpl-0"
+        wrong_error(await client.get(path), 401)
+        wrong_error(await client.get(path, headers={"authorization": "Bearer x"}), 401)
+        answer = await client.get(path, headers={"authorization": "Bearer root"})
+        assert answer.status_code == 200
+    async with open_house(tokenizer) as (house, _):
+        far = httpx.ASGITransport(build_app(house.service), client=("10.0.0.1", 5))
+        async with httpx.AsyncClient(transport=far, base_url="http://test") as client:
+            wrong_error(await client.get(path), 403)
+
+
+# -- over a real socket ---------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def listening(house: House) -> AsyncIterator[str]:
+    await house.service.cluster.refresh()
+    server: uvicorn.Server = _build_server(house.service)
+    listener = socket.create_server(("127.0.0.1", 0))
+    await server.startup(sockets=[listener])
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        await server.shutdown(sockets=[listener])
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def run_until(house: House, *tasks: "asyncio.Task[Any]") -> None:
+    while not all(task.done() for task in tasks):
+        house.prefill.step()
+        house.decode.step()
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("steps", [0, 1, 4])
+async def test_a_client_that_leaves_frees_both_workers(
+    tokenizer: Tokenizer, stream: bool, steps: int
+) -> None:
+    house = House(tokenizer, "Hello, wörld!", automatic=False)
+    async with listening(house) as url, httpx.AsyncClient() as client:
+        asked = asyncio.create_task(client.post(url + CHAT, json=chat(stream=stream)))
+        await eventually(lambda: bool(house.decode.jobs))
+        if steps:
+            house.prefill.step()
+        for _ in range(steps - 1):
+            house.decode.step()
+        await asyncio.sleep(0.01)
+        asked.cancel()
+        await asyncio.wait([asked])
+        await eventually(lambda: house.service.gate.inside == 0)
+        assert house.prefill.cancelled == house.decode.cancelled == [("chatcmpl-0", 1)]
+        assert house.service.records.explain("chatcmpl-0")["finish_reason"] == "cancelled"  # type: ignore[index]
+        text = house.service.metrics.render().decode()
+        status = "200" if stream and steps else "499"
+        assert 'baton_answers_total{reason="cancelled"} 1.0' in text
+        assert f'endpoint="chat",status="{status}"' in text or 'status="499"' in text
+
+
+async def post_raw(url: str, head: str, chunks: list[bytes]) -> bytes:
+    """Sends bytes as they are, and reads until the first response is there."""
+    host, port = url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(f"POST {CHAT} HTTP/1.1\r\nhost: x\r\n{head}\r\n\r\n".encode())
+        for chunk in chunks:
+            writer.write(chunk)
+            await writer.drain()
+        async with asyncio.timeout(5):
+            return await reader.readuntil(b"}}")
+    finally:
+        writer.close()
+
+
+async def test_bodies_that_are_too_large(tokenizer: Tokenizer) -> None:
+    house = House(tokenizer, "x", automatic=True, max_body_bytes=100_000)
+    piece = b"10000\r\n" + b"x" * 0x10000 + b"\r\n"
+    async with listening(house) as url:
+        said = await post_raw(url, "content-length: 100001", [])
+        assert said.startswith(b"HTTP/1.1 413")
+        unsaid = await post_raw(url, "transfer-encoding: chunked", [piece] * 4)
+        assert unsaid.startswith(b"HTTP/1.1 413")
+        lying = await post_raw(url, "content-length: 2", [b"{}" + b"x" * 1000])
+        assert lying.startswith(b"HTTP/1.1 400")
+    assert house.service.gate.inside == 0
+
+
+async def test_a_body_that_never_comes(tokenizer: Tokenizer) -> None:
+    house = House(tokenizer, "x", automatic=True, body_seconds=0.05)
+    async with listening(house) as url:
+        response = await post_raw(url, "content-length: 10", [b"{"])
+        assert response.startswith(b"HTTP/1.1 408")
+
+
+async def test_a_large_prompt_is_prepared_in_a_thread(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        response = await client.post(COMPLETE, json={"prompt": "x" * 200_000})
+        assert wrong_error(response)["code"] == "context_length_exceeded"
+        whole = await client.post("/tokenize", json={"prompt": "x" * 200_000})
+        assert whole.json()["count"] == 200_000
