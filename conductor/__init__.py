@@ -1,0 +1,1 @@
+"""The conductor: see ARCHITECTURE.md, "A request's journey"."""

@@ -9,7 +9,7 @@ from baton.core.handoff import BlockRef
 from baton.core.ids import BlockKey
 from baton.core.store import LeasedBlocks
 from baton.errors import Invalid, Overloaded
-from kvstore.slabs import Slabs
+from kvstore.slabs import Slabs, default_slab_bytes
 
 MAX_LEASES = 65_536
 MAX_LEASE_SECONDS = 60.0
@@ -61,7 +61,7 @@ class Shelf:
 
     def __init__(self, arena_bytes: int, slab_bytes: int | None = None) -> None:
         self.arena_bytes = arena_bytes
-        self._slabs = Slabs(arena_bytes, slab_bytes) if slab_bytes else Slabs(arena_bytes)
+        self._slabs = Slabs(arena_bytes, slab_bytes or default_slab_bytes(arena_bytes))
         self._slots: dict[BlockKey, Slot] = {}
         self._idle: OrderedDict[BlockKey, Slot] = OrderedDict()  # least recently used first
         self._leases: OrderedDict[str, _Lease] = OrderedDict()

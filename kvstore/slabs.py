@@ -2,17 +2,22 @@
 
 from collections.abc import Iterable
 
-SLAB_BYTES = 4 * 1024 * 1024
+LEAST_SLAB_BYTES = 4 * 1024 * 1024
+MOST_SLAB_BYTES = 64 * 1024 * 1024
+SLABS_PER_ARENA = 64
+
+
+def default_slab_bytes(arena_bytes: int) -> int:
+    """Enough slabs for several sizes, and slabs that hold the blocks of large models."""
+    share = arena_bytes // SLABS_PER_ARENA
+    return min(max(share, LEAST_SLAB_BYTES), MOST_SLAB_BYTES, arena_bytes)
 
 
 class Slabs:
-    """A slab belongs to one slot size, or to none. A slot is its offset in the arena.
+    """A slab belongs to one slot size, or to none. A slot is its offset in the arena. What is
+    larger than a slab can't be had."""
 
-    A block larger than a slab takes a run of its own only if the arena's slabs are made that
-    large: ``slab_bytes`` is rounded up to the first size that is asked for.
-    """
-
-    def __init__(self, arena_bytes: int, slab_bytes: int = SLAB_BYTES) -> None:
+    def __init__(self, arena_bytes: int, slab_bytes: int) -> None:
         self._arena_bytes = arena_bytes
         self._slab_bytes = slab_bytes
         self._unassigned = list(range(arena_bytes // slab_bytes - 1, -1, -1))

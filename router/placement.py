@@ -60,7 +60,7 @@ class FirstThatAnswers:
             try:
                 return await placer.place(query)
             except Unavailable as error:
-                log.info("placer_unavailable", placer=type(placer).__name__, error=str(error))
+                log.debug("placer_unavailable", placer=type(placer).__name__, error=str(error))
                 failure = error
         assert failure is not None
         raise failure

@@ -74,9 +74,7 @@ class KvStoreService(pb_grpc.KvStoreServicer):
 
         return await answer(context, call)  # type: ignore[no-any-return]
 
-    async def Release(
-        self, request: pb.ReleaseRequest, context: Context
-    ) -> pb.ReleaseResponse:
+    async def Release(self, request: pb.ReleaseRequest, context: Context) -> pb.ReleaseResponse:
         self._core.release(request.lease_id)
         return pb.ReleaseResponse()
 

@@ -1,0 +1,71 @@
+"""A conductor's gRPC service: decode, call the core, encode."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import grpc.aio
+
+from baton.core.block_key import KEY_BYTES
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey
+from baton.errors import Invalid
+from baton.rpc.convert import ref_to_proto
+from baton.rpc.server import answer
+from baton.rpc.v1 import conductor_pb2 as pb
+from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
+
+Context = grpc.aio.ServicerContext[Any, Any]
+MAX_KEYS = 65_536
+
+
+class ConductorCore(Protocol):
+    def place(
+        self,
+        *,
+        request_id: str,
+        num_tokens: int,
+        max_new_tokens: int,
+        keys: tuple[BlockKey, ...],
+        excluded: frozenset[str],
+    ) -> tuple[WorkerRef | None, WorkerRef, str]:
+        """Prefill worker, decode worker, reason."""
+        ...
+
+    def describe(self) -> tuple[Sequence[str], str]:
+        """Members as JSON, and the ring as text."""
+        ...
+
+
+class ConductorService(pb_grpc.ConductorServicer):
+    def __init__(self, core: ConductorCore) -> None:
+        self._core = core
+
+    async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.Placement:
+        async def call() -> pb.Placement:
+            prefill, decode, reason = self._core.place(
+                request_id=request.request_id,
+                num_tokens=request.num_tokens,
+                max_new_tokens=request.max_new_tokens,
+                keys=_keys(request.block_keys),
+                excluded=frozenset(request.excluded_worker_ids),
+            )
+            first = ref_to_proto(prefill) if prefill is not None else None
+            return pb.Placement(prefill=first, decode=ref_to_proto(decode), reason=reason)
+
+        return await answer(context, call)  # type: ignore[no-any-return]
+
+    async def Describe(
+        self, request: pb.DescribeRequest, context: Context
+    ) -> pb.DescribeResponse:
+        members, ring = self._core.describe()
+        return pb.DescribeResponse(members_json=members, ring=ring)
+
+
+def add_conductor_service(server: grpc.aio.Server, core: ConductorCore) -> None:
+    pb_grpc.add_ConductorServicer_to_server(ConductorService(core), server)
+
+
+def _keys(raw: Sequence[bytes]) -> tuple[BlockKey, ...]:
+    if len(raw) > MAX_KEYS or any(len(key) != KEY_BYTES for key in raw):
+        raise Invalid(f"block_keys are at most {MAX_KEYS} of {KEY_BYTES} bytes each")
+    return tuple(BlockKey(key) for key in raw)

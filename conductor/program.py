@@ -1,0 +1,115 @@
+"""The conductor as a program."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+
+import grpc.aio
+
+from baton.clock import Clock, SystemClock
+from baton.config import Settings
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey, Generation, RequestId, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.registry.codec import member_to_json
+from baton.registry.heartbeat import Heartbeat
+from baton.registry.membership import Membership
+from baton.registry.redis import RedisRegistry
+from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.server import build_server, listen
+from baton.runtime.serve import Program
+from conductor.conductor import Conductor
+from conductor.policy.placement import PlacementConfig
+from conductor.policy.snapshot import Query
+
+
+class Door:
+    """Implements :class:`baton.rpc.conductor_service.ConductorCore`."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+
+    def place(
+        self,
+        *,
+        request_id: str,
+        num_tokens: int,
+        max_new_tokens: int,
+        keys: tuple[BlockKey, ...],
+        excluded: frozenset[str],
+    ) -> tuple[WorkerRef | None, WorkerRef, str]:
+        names = frozenset(WorkerId(name) for name in excluded)
+        query = Query(RequestId(request_id), num_tokens, max_new_tokens, keys, names)
+        decision = self._conductor.place(query)
+        prefill = _ref(decision.prefill) if decision.prefill is not None else None
+        return prefill, _ref(decision.decode), decision.reason
+
+    def describe(self) -> tuple[Sequence[str], str]:
+        members = self._conductor.members
+        workers = [m.id for m in members if m.role in (Role.PREFILL, Role.DECODE)]
+        return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
+
+
+class ConductorProgram:
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._generation = Generation(self._clock.wall_nanoseconds())
+        self._id = WorkerId(settings.id or f"conductor-{os.getpid()}")
+        self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
+        self._membership = Membership(self._registry, self._clock)
+        self._server: grpc.aio.Server | None = None
+        self._state = WorkerState.READY
+        self._address = ""
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    async def start(self) -> None:
+        """Raises Unavailable."""
+        settings = self._settings
+        await self._registry.ping()
+        await self._membership.refresh()
+        conductor = Conductor(self._membership, self._clock, PlacementConfig())
+        self._server = build_server(settings.cluster_secret)
+        add_conductor_service(self._server, Door(conductor))
+        port = await listen(self._server, settings.grpc_host, settings.grpc_port)
+        self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
+        self._heartbeat = Heartbeat(
+            self._registry, self._member, self._clock, settings.heartbeat_seconds
+        )
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._membership.run())
+            tasks.create_task(self._heartbeat.run())
+
+    async def drain(self) -> None:
+        """A placement takes microseconds; routers learn that they should ask another."""
+        self._state = WorkerState.DRAINING
+        self._heartbeat.hurry()
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(grace=1.0)
+        await self._registry.close()
+
+    def _member(self) -> Member:
+        return Member(
+            id=self._id,
+            role=Role.CONDUCTOR,
+            address=self._address,
+            generation=self._generation,
+            state=self._state,
+            pid=os.getpid(),
+        )
+
+
+def build(settings: Settings) -> Program:
+    return ConductorProgram(settings)
+
+
+def _ref(member: Member) -> WorkerRef:
+    return WorkerRef(member.id, member.address, member.generation)

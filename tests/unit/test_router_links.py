@@ -1,0 +1,332 @@
+"""Links and conductors over real gRPC, with made-up workers behind it; the ring."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from baton.clock import ManualClock, SystemClock
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, TokenId, WorkerId
+from baton.core.member import Load, Member
+from baton.core.request import RequestOutput, RequestSpec, SamplingParams
+from baton.core.states import Role, WorkerState
+from baton.core.task import Task
+from baton.errors import Overloaded, Unavailable
+from baton.rpc.server import abort, build_server
+from baton.rpc.v1 import common_pb2, conductor_pb2, conductor_pb2_grpc
+from baton.rpc.worker_service import add_worker_service
+from baton.worker.stream import OutputStream
+from router.cluster import Cluster
+from router.conductors import ConductorPlacer
+from router.inbox import Inbox
+from router.links import GrpcLinks
+from router.placement import FirstThatAnswers, Placement, PlaceQuery
+from router.ring import RingPlacer
+
+SPEC = RequestSpec(
+    RequestId("r"), Epoch(1), (TokenId(1), TokenId(2)), 2, SamplingParams(max_tokens=4)
+)
+
+
+class FakeCore:
+    """Remembers what came; answers what the test puts into its streams."""
+
+    def __init__(self) -> None:
+        self.streams: list[OutputStream] = []
+        self.submitted: list[tuple[RequestSpec, Task, WorkerRef | None]] = []
+        self.cancelled: list[tuple[str, int]] = []
+        self.closed = 0
+        self.news = asyncio.Event()
+
+    def open_stream(self) -> OutputStream:
+        stream = OutputStream(self._submit, self._cancel, self._on_close)
+        self.streams.append(stream)
+        return stream
+
+    def _submit(
+        self, stream: OutputStream, spec: RequestSpec, task: Task, source: WorkerRef | None
+    ) -> None:
+        self.submitted.append((spec, task, source))
+        self.news.set()
+
+    def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
+        self.cancelled.append((request_id, epoch))
+        self.news.set()
+
+    def _on_close(self, stream: OutputStream) -> None:
+        self.closed += 1
+        self.news.set()
+
+    async def wait(self, condition: Any) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                self.news.clear()
+                await self.news.wait()
+
+
+@asynccontextmanager
+async def worker(secret: str | None = None) -> AsyncIterator[tuple[FakeCore, WorkerRef, Any]]:
+    core, server = FakeCore(), build_server(secret)
+    add_worker_service(server, core)  # type: ignore[arg-type]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield core, WorkerRef(WorkerId("w"), f"127.0.0.1:{port}", Generation(1)), server
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def open_links(secret: str | None = None) -> AsyncIterator[GrpcLinks]:
+    links = GrpcLinks(secret)
+    running = asyncio.create_task(links.run())
+    await asyncio.sleep(0)
+    try:
+        yield links
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+def output(request_id: str, *tokens: int, epoch: int = 1) -> RequestOutput:
+    ids = tuple(TokenId(token) for token in tokens)
+    return RequestOutput(RequestId(request_id), Epoch(epoch), 0, ids)
+
+
+async def test_one_stream_carries_all_requests() -> None:
+    async with worker("s") as (core, ref, _), open_links("s") as links:
+        link, one, two = links.link(ref), Inbox(), Inbox()
+        source = WorkerRef(WorkerId("p"), "p:1", Generation(7))
+        link.submit(SPEC, Task.DECODE, source, one)
+        other = replace(SPEC, request_id=RequestId("q"))
+        links.link(ref).submit(other, Task.WHOLE, None, two)
+        await core.wait(lambda: len(core.submitted) == 2)
+        assert core.submitted == [(SPEC, Task.DECODE, source), (other, Task.WHOLE, None)]
+        assert len(core.streams) == 1
+        for each in (output("q", 5), output("r", 9, epoch=2), output("x", 1), output("r", 6)):
+            core.streams[0].put(each)
+        assert await one.take() == [("w", output("r", 6))]
+        assert await two.take() == [("w", output("q", 5))]
+        link.cancel(RequestId("r"), Epoch(1))
+        await core.wait(lambda: core.cancelled)
+        assert core.cancelled == [("r", 1)]
+        core.streams[0].put(output("r", 7))
+        core.streams[0].put(output("q", 8))
+        assert await two.take() == [("w", output("q", 8))]
+        assert one.is_empty
+
+
+async def test_a_broken_link_tells_everybody_and_a_new_one_connects() -> None:
+    async with worker() as (core, ref, server), open_links() as links:
+        inboxes = [Inbox(), Inbox()]
+        for number, inbox in enumerate(inboxes):
+            spec = replace(SPEC, request_id=RequestId(str(number)))
+            links.link(ref).submit(spec, Task.WHOLE, None, inbox)
+        await core.wait(lambda: len(core.submitted) == 2)
+        assert links.is_alive(ref)
+        dead = links.link(ref)
+        await server.stop(None)
+        for inbox in inboxes:
+            [(worker_id, error)] = await inbox.take()
+            assert worker_id == "w"
+            assert isinstance(error, Unavailable)
+        assert not links.is_alive(ref)
+        late = Inbox()
+        dead.submit(SPEC, Task.WHOLE, None, late)
+        assert isinstance((await late.take())[0][1], Unavailable)
+    async with worker() as (core, ref, _), open_links() as links:
+        links.link(ref).submit(SPEC, Task.WHOLE, None, Inbox())
+        await core.wait(lambda: core.submitted)
+
+
+async def test_nobody_listens_there() -> None:
+    async with open_links() as links:
+        ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Generation(1)), Inbox()
+        links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
+        async with asyncio.timeout(4):
+            [(_, error)] = await inbox.take()
+    assert isinstance(error, Unavailable)
+    assert "does not accept connections" in str(error)
+
+
+async def test_a_wrong_secret_breaks_the_link() -> None:
+    async with worker("right") as (core, ref, _), open_links("wrong") as links:
+        inbox = Inbox()
+        links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
+        [(_, error)] = await inbox.take()
+        assert isinstance(error, Unavailable) and "secret" in str(error)
+        assert core.streams == []
+
+
+async def test_closing_the_links_frees_the_worker() -> None:
+    async with worker() as (core, ref, _):
+        async with open_links() as links:
+            links.link(ref).submit(SPEC, Task.WHOLE, None, Inbox())
+            await core.wait(lambda: core.submitted)
+        await core.wait(lambda: core.closed)
+
+
+# -- placement ------------------------------------------------------------------------------
+
+
+class StaticMembers:
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.list = list(members)
+
+    async def members(self) -> list[Member]:
+        return self.list
+
+
+def member(name: str, role: Role, address: str = "", **fields: Any) -> Member:
+    return Member(
+        WorkerId(name), role, address or f"{name}:1", Generation(1), WorkerState.READY, **fields
+    )
+
+
+async def cluster_of(*members: Member) -> Cluster:
+    cluster = Cluster(StaticMembers(members), SystemClock(), 100)
+    await cluster.refresh()
+    return cluster
+
+
+def query(request: str = "r", keys: int = 0, prefix: bytes = b"k", *excluded: str) -> PlaceQuery:
+    names = tuple(BlockKey(prefix + bytes([number])) for number in range(keys))
+    ids = frozenset(WorkerId(name) for name in excluded)
+    return PlaceQuery(RequestId(request), Epoch(1), TenantId("t"), 40, 8, names, ids, "m")
+
+
+class FakeConductor(conductor_pb2_grpc.ConductorServicer):
+    def __init__(self) -> None:
+        self.asked: list[conductor_pb2.PlaceRequest] = []
+        self.failure: Exception | None = None
+        self.delay_seconds = 0.0
+
+    async def Place(self, request: Any, context: Any) -> Any:
+        self.asked.append(request)
+        await asyncio.sleep(self.delay_seconds)
+        if self.failure is not None:
+            await abort(context, self.failure)
+        ref = common_pb2.WorkerRef
+        return conductor_pb2.Placement(
+            prefill=ref(id="p", address="p:1", generation=3),
+            decode=ref(id="d", address="d:1", generation=4),
+            reason="because",
+        )
+
+
+@asynccontextmanager
+async def conductor() -> AsyncIterator[tuple[FakeConductor, ConductorPlacer, ManualClock]]:
+    fake, server, clock = FakeConductor(), grpc.aio.server(), ManualClock()
+    conductor_pb2_grpc.add_ConductorServicer_to_server(fake, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    cluster = await cluster_of(
+        member("c", Role.CONDUCTOR, f"127.0.0.1:{port}"), member("d0", Role.DECODE)
+    )
+    placer = ConductorPlacer(cluster, clock, None)
+    try:
+        yield fake, placer, clock
+    finally:
+        await placer.close()
+        await server.stop(None)
+
+
+async def test_a_conductor_places() -> None:
+    async with conductor() as (fake, placer, _):
+        placement = await placer.place(query("r", 2, b"k", "x"))
+    prefill = WorkerRef(WorkerId("p"), "p:1", Generation(3))
+    decode = WorkerRef(WorkerId("d"), "d:1", Generation(4))
+    assert placement == Placement(prefill, decode, "because")
+    [asked] = fake.asked
+    assert (asked.request_id, asked.epoch, asked.tenant, asked.model) == ("r", 1, "t", "m")
+    assert (asked.num_tokens, asked.max_new_tokens) == (40, 8)
+    assert list(asked.block_keys) == [b"k\x00", b"k\x01"]
+    assert list(asked.excluded_worker_ids) == ["x"]
+
+
+async def test_an_overloaded_conductor_is_believed() -> None:
+    async with conductor() as (fake, placer, _):
+        fake.failure = Overloaded("full", retry_after_seconds=3)
+        with pytest.raises(Overloaded) as caught:
+            await FirstThatAnswers([placer, placer]).place(query())
+    assert caught.value.retry_after_seconds == 3
+    assert len(fake.asked) == 1
+
+
+async def test_a_silent_conductor_is_left_alone_for_a_while(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.conductors.CALL_SECONDS", 0.05)
+    async with conductor() as (fake, placer, clock):
+        fake.delay_seconds = 5
+        both = FirstThatAnswers([placer, RingPlacer(await cluster_of(member("d", Role.DECODE)))])
+        for _ in range(2):
+            assert (await both.place(query())).reason.startswith("ring")
+        assert len(fake.asked) == 1
+        clock.advance(3)
+        fake.delay_seconds = 0
+        assert (await both.place(query())).reason == "because"
+
+
+async def test_no_conductor() -> None:
+    placer = ConductorPlacer(await cluster_of(), SystemClock(), None)
+    with pytest.raises(Unavailable, match="no conductor is ready"):
+        await placer.place(query())
+
+
+async def test_the_ring_keeps_prefixes_together_and_spreads_the_rest() -> None:
+    names = [f"p{n}" for n in range(4)]
+    members = [*(member(n, Role.PREFILL) for n in names), member("d0", Role.DECODE)]
+    ring = RingPlacer(await cluster_of(*members))
+    again = RingPlacer(await cluster_of(*reversed(members)))
+    by_prefix = set()
+    for number in range(64):
+        first = await ring.place(query("a", 9, bytes([number])))
+        assert first == await again.place(query("b", 20, bytes([number])))
+        assert first.prefill is not None
+        by_prefix.add(first.prefill.id)
+        moved = await ring.place(query("a", 9, bytes([number]), first.prefill.id))
+        assert moved.prefill is not None and moved.prefill.id != first.prefill.id
+    assert by_prefix == set(names)
+
+
+async def test_the_ring_does_not_overload_one() -> None:
+    idle = [member("p0", Role.PREFILL), member("p1", Role.PREFILL), member("d0", Role.DECODE)]
+    favourite = (await RingPlacer(await cluster_of(*idle)).place(query("r", 8))).prefill
+    assert favourite is not None
+    busy = [replace(m, load=Load(running=50)) if m.id == favourite.id else m for m in idle]
+    other = (await RingPlacer(await cluster_of(*busy)).place(query("r", 8))).prefill
+    assert other is not None and other.id != favourite.id
+
+
+async def test_the_ring_with_a_pool_missing() -> None:
+    alone = RingPlacer(await cluster_of(member("d0", Role.DECODE)))
+    assert (await alone.place(query())).prefill is None
+    prefill_only = RingPlacer(await cluster_of(member("p0", Role.PREFILL)))
+    placement = await prefill_only.place(query())
+    assert (placement.prefill, placement.decode.id) == (None, "p0")
+    with pytest.raises(Unavailable, match="no worker is ready"):
+        await alone.place(query("r", 0, b"k", "d0"))
+
+
+async def test_a_cluster_outlives_its_registry() -> None:
+    class Members(StaticMembers):
+        broken = False
+
+        async def members(self) -> list[Member]:
+            if self.broken:
+                raise Unavailable("redis is gone")
+            return self.list
+
+    registry = Members([member("d0", Role.DECODE, max_model_tokens=50)])
+    cluster = Cluster(registry, SystemClock(), 100)
+    assert (cluster.is_ready, cluster.max_model_tokens) == (False, 100)
+    await cluster.refresh()
+    registry.broken = True
+    await cluster.refresh()
+    assert (cluster.is_ready, cluster.max_model_tokens) == (True, 50)

@@ -1,0 +1,101 @@
+"""The router as a program: start, serve over real sockets, drain, stop; and its secrets."""
+
+import asyncio
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+
+from baton.clock import SystemClock
+from baton.config import Settings
+from baton.core.ids import TenantId
+from baton.core.member import Member
+from baton.core.request import FinishReason
+from baton.core.states import Role, WorkerState
+from baton.core.task import Task
+from baton.errors import Unavailable
+from baton.registry.memory import MemoryRegistry
+from baton.runtime.serve import Lifecycle, ProgramState
+from router.auth import tenant_salt
+from router.program import RouterProgram
+from tests.unit.test_router_http import write_tokenizer
+from tests.unit.test_router_links import member, output, worker
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8,
+    "num_attention_heads": 1, "num_hidden_layers": 1, "vocab_size": 300, "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 64, "eos_token_id": 257, "rope_theta": 10000.0,
+}  # fmt: skip
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    (write_tokenizer(tmp_path) / "config.json").write_text(json.dumps(CONFIG))
+    return Settings(model=str(tmp_path), redis_url="redis://127.0.0.1:9/0", port=0, id="router-7")
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
+    twin = MemoryRegistry(SystemClock())
+    monkeypatch.setattr("router.program.RedisRegistry", lambda _url, _cluster: twin)
+    return twin
+
+
+async def router_in(registry: MemoryRegistry) -> Member | None:
+    return next((m for m in await registry.members() if m.role is Role.ROUTER), None)
+
+
+async def test_a_router_lives_and_drains(settings: Settings, registry: MemoryRegistry) -> None:
+    async with worker() as (core, ref, _), httpx.AsyncClient() as client:
+        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        program = RouterProgram(settings)
+        lifecycle = Lifecycle(program, 5)
+        living = asyncio.create_task(lifecycle.run())
+        async with asyncio.timeout(5):
+            while (me := await router_in(registry)) is None or me.state is not WorkerState.READY:
+                await asyncio.sleep(0.01)
+        assert (me.id, me.address) == ("router-7", program.address)
+        url = f"http://{program.address}"
+        assert (await client.get(url + "/ready")).status_code == 200
+        body = {"prompt": "hello", "max_tokens": 2}
+        asked = asyncio.create_task(client.post(url + "/v1/completions", json=body))
+        await core.wait(lambda: core.submitted)
+        [(spec, task, _source)] = core.submitted
+        assert (task, bytes(spec.token_ids)) == (Task.WHOLE, b"hello")
+        lifecycle.ask_to_stop()
+        await asyncio.sleep(0.05)
+        assert (await client.get(url + "/ready")).status_code == 503
+        refused = await client.post(url + "/v1/completions", json=body)
+        assert refused.status_code == 503
+        done = output(spec.request_id, 104, 105)
+        core.streams[0].put(
+            type(done)(
+                done.request_id, done.epoch, 0, done.token_ids, finish_reason=FinishReason.LENGTH
+            )
+        )
+        answer = (await asked).json()
+        assert answer["choices"][0]["text"] == "hi"
+        assert answer["model"] == Path(settings.model).name
+        await living
+    assert lifecycle.state is ProgramState.STOPPED
+    assert await router_in(registry) is None
+
+
+async def test_a_port_that_is_taken(settings: Settings, registry: MemoryRegistry) -> None:
+    first = RouterProgram(settings)
+    await first.start()
+    port = int(first.address.rpartition(":")[2])
+    second = RouterProgram(settings.model_copy(update={"port": port}))
+    with pytest.raises(Unavailable, match=f"can't listen on 127.0.0.1:{port}"):
+        await second.start()
+    await second.stop()
+    await first.stop()
+
+
+def test_salts_keep_tenants_apart() -> None:
+    """A committed vector: another salt would make every cached block unfindable."""
+    salt = tenant_salt("secret", TenantId("alice"))
+    assert salt.hex() == "ef017cbe9757c80cb5b7a26aba8848a4"
+    assert salt != tenant_salt("secret", TenantId("bob"))
+    assert salt != tenant_salt("other", TenantId("alice"))
