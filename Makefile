@@ -1,74 +1,69 @@
-# Two commands on a fresh machine: `make up` and `make test`. Both set themselves up.
+# Baton: `make up` and `make test` do all their own set-up on a machine with Python 3.11+ and make.
+#
+# A machine without a GPU can spare itself gigabytes of CUDA: name PyTorch's index of CPU wheels,
+#   make up TORCH_INDEX=<the address of that index>
+# unless pip already knows where to find a CPU build.
 
-SHELL := /bin/bash
-.SHELLFLAGS := -euo pipefail -c
-.DEFAULT_GOAL := help
-
-# The Python that .venv is made with: the first of these that is there and new enough.
-PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
-	"$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo "$$p"; exit; }; \
-	done; true)
-
-# Where torch comes from; empty means pip's usual index, whose build needs no GPU but is large.
-# Without a GPU, set it to the address of PyTorch's index of CPU wheels: far less to download.
+PYTHON ?= python3
 TORCH_INDEX ?=
-
 ARGS ?=
-BIN := .venv/bin
-STAMP := .venv/.stamp
-TORCH_VERSION := $(shell sed -n 's/^torch==//p' constraints.txt)
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TORCH := $(shell sed -n 's/^torch==/torch==/p' constraints.txt)
 PROTOS := $(wildcard proto/baton/rpc/v1/*.proto)
-PROTOC = $(BIN)/python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) \
-	--grpc_python_out=$(1) $(PROTOS)
-HAS_TORCH = $(BIN)/python -c 'import importlib.metadata as m, sys; \
-	sys.exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null
+PROTOC := -m grpc_tools.protoc -I proto
 
-.PHONY: help setup up down test check proto bench clean
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-help: ## What can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
-	@echo "  ARGS=… go to baton up, pytest or the benchmark; PYTHON and TORCH_INDEX to setup"
+.PHONY: help setup up down test check proto bench exact clean
 
-setup: $(STAMP) ## .venv with everything in it; does nothing when that is there
+help:  ## This list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## .venv with everything, pinned; does nothing when it is up to date
 
 $(STAMP): pyproject.toml constraints.txt
-	@if [ -z "$(PYTHON)" ]; then echo "Python 3.11 or newer is needed: make PYTHON=…" >&2; exit 1; fi
-	@[ -x $(BIN)/python ] || { echo "making .venv with $(PYTHON)"; $(PYTHON) -m venv .venv; }
-	@$(HAS_TORCH) || { echo "installing torch $(TORCH_VERSION)"; \
-		$(BIN)/python -m pip install --disable-pip-version-check \
-		$(if $(TORCH_INDEX),--index-url "$(TORCH_INDEX)") torch==$(TORCH_VERSION); }
-	@echo "installing the packages of constraints.txt: some minutes the first time"
-	@$(BIN)/python -m pip install --disable-pip-version-check --quiet \
-		-c constraints.txt -e '.[dev]'
-	@touch $(STAMP)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or newer is needed; name one: make PYTHON=python3.12 …"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@# torch first and by itself, so that the build that suits this machine is the only one pulled
+	$(BIN)/python -c 'import torch' 2>/dev/null \
+	  || $(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
 
-up: setup ## A whole cluster with the demo model; Ctrl-C drains and stops it
+up: setup  ## A cluster with the demo model at http://127.0.0.1:8000; Ctrl-C stops it (ARGS=…)
 	@$(BIN)/baton up $(ARGS)
 
-down: setup ## Drain and stop it
-	@$(BIN)/baton down $(ARGS)
+down: setup  ## Stop it from elsewhere
+	@$(BIN)/baton down
 
-test: setup ## Everything that CI runs, but for `make check`
-	@$(BIN)/python -m pytest $(ARGS)
+test: setup  ## All tests
+	$(BIN)/python -m pytest -q $(ARGS)
 
-check: setup ## Lint, format, types, walls between the rooms, stubs in sync
-	$(BIN)/ruff check
-	$(BIN)/ruff format --check
+check: setup  ## Lint, types, the walls between rooms, stubs in sync
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	@new=$$(mktemp -d); trap 'rm -rf "$$new"' EXIT; \
-	$(call PROTOC,"$$new"); \
-	diff -r --exclude=__init__.py --exclude=__pycache__ "$$new/baton/rpc/v1" baton/rpc/v1 \
-		|| { echo "the stubs are not those of proto/: make proto" >&2; exit 1; }
-	@echo "stubs are in sync"
+	@folder=$$(mktemp -d) && trap 'rm -rf $$folder' EXIT \
+	  && $(BIN)/python $(PROTOC) --python_out=$$folder --pyi_out=$$folder \
+	       --grpc_python_out=$$folder $(PROTOS) \
+	  && for file in $$(cd $$folder && find . -type f); do \
+	       diff -q $$folder/$$file $$file || { echo "stubs are stale: make proto"; exit 1; }; \
+	     done && echo "stubs are in sync"
 
-proto: setup ## Regenerate baton/rpc/v1 from proto/
-	$(call PROTOC,.)
+proto: setup  ## Regenerate the stubs
+	$(BIN)/python $(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
 
-bench: setup ## KV transports, then a cluster against the engine alone
-	$(BIN)/python -m benchmarks.transport $(ARGS)
-	$(BIN)/python -m benchmarks.cluster $(ARGS)
+bench: setup  ## The benchmarks, one after the other
+	$(BIN)/python -m benchmarks.transport
+	$(BIN)/python -m benchmarks.cluster
 
-clean: ## Remove what tools leave behind; .venv stays
-	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis *.egg-info
-	find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+exact: setup  ## Token equality, the full matrix (about an hour)
+	$(BIN)/python -m tools.exactness $(ARGS)
+
+clean:  ## Remove what make made
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

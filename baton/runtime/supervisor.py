@@ -48,13 +48,18 @@ class Supervisor:
         self.children: dict[str, Child] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
+        self._all_started = False
         self._was_ready = False
         self._failure = ""
         self._numbers = dict.fromkeys(POOLS, 0)
 
     @property
     def ready(self) -> bool:
-        return bool(self.children) and all(child.serving for child in self.children.values())
+        """Every role was started, and serves."""
+        return self._all_started and self._all_serve()
+
+    def _all_serve(self) -> bool:
+        return all(child.serving for child in self.children.values())
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
         """Starts everything, and serves until ``stop``. Raises Invalid or Unavailable when the
@@ -118,7 +123,7 @@ class Supervisor:
     async def _start_all(self, stop: asyncio.Event) -> None:
         if self._embedded_port:
             self._start(self._redis())
-            await self._until(lambda: self.ready, stop)
+            await self._until(self._all_serve, stop)
         if stop.is_set() or self._failure:
             return
         for role in (Role.KVSTORE, Role.CONDUCTOR):
@@ -134,6 +139,7 @@ class Supervisor:
                 {"host": self._settings.host, "port": str(self._settings.port)},
             )
         )
+        self._all_started = True
         await self._until(lambda: self.ready, stop)
 
     async def _stop_all(self, stop_now: asyncio.Event) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -46,15 +47,21 @@ async def router_in(registry: MemoryRegistry) -> Member | None:
     return next((m for m in await registry.members() if m.role is Role.ROUTER), None)
 
 
+async def until_ready(registry: MemoryRegistry) -> None:
+    async with asyncio.timeout(5):
+        while (me := await router_in(registry)) is None or me.state is not WorkerState.READY:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
 async def test_a_router_lives_and_drains(settings: Settings, registry: MemoryRegistry) -> None:
     async with worker() as (core, ref, _), httpx.AsyncClient() as client:
         await registry.announce(member("w", Role.DECODE, ref.address), 60)
         program = RouterProgram(settings)
         lifecycle = Lifecycle(program, 5)
         living = asyncio.create_task(lifecycle.run())
-        async with asyncio.timeout(5):
-            while (me := await router_in(registry)) is None or me.state is not WorkerState.READY:
-                await asyncio.sleep(0.01)
+        await until_ready(registry)
+        me = await router_in(registry)
+        assert me is not None
         assert (me.id, me.address) == ("router-7", program.address)
         url = f"http://{program.address}"
         assert (await client.get(url + "/ready")).status_code == 200
@@ -68,12 +75,8 @@ async def test_a_router_lives_and_drains(settings: Settings, registry: MemoryReg
         assert (await client.get(url + "/ready")).status_code == 503
         refused = await client.post(url + "/v1/completions", json=body)
         assert refused.status_code == 503
-        done = output(spec.request_id, 104, 105)
-        core.streams[0].put(
-            type(done)(
-                done.request_id, done.epoch, 0, done.token_ids, finish_reason=FinishReason.LENGTH
-            )
-        )
+        end = replace(output(spec.request_id, 104, 105), finish_reason=FinishReason.LENGTH)
+        core.streams[0].put(end)
         answer = (await asked).json()
         assert answer["choices"][0]["text"] == "hi"
         assert answer["model"] == Path(settings.model).name
