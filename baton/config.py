@@ -6,6 +6,7 @@ one, fail at start-up with what would be right. Nothing else reads the environme
 """
 
 import difflib
+import json
 import os
 import re
 from pathlib import Path
@@ -25,8 +26,11 @@ from baton.errors import Invalid
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 PREFIX = "BATON_"
-NOT_SETTINGS = {"BATON_CONFIG", "BATON_HOME"}
-"""Variables that are read elsewhere: the file's path here, the home in :func:`home`."""
+CONFIG_VARIABLE, HOME_VARIABLE = "BATON_CONFIG", "BATON_HOME"
+SECRETS = {"cluster_secret", "api_keys", "admin_key", "tenant_secret", "redis_url"}
+"""Never shown in an error."""
+
+TRANSPORTS = ("shm", "nixl", "grpc")
 
 _SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
 
@@ -48,10 +52,27 @@ def _names(value: Any) -> Any:
     return value
 
 
+def _transports(value: Any) -> Any:
+    """Names, or ``auto`` for none in particular."""
+    names = _names(value)
+    if names in (("auto",), ["auto"]):
+        return ()
+    if isinstance(names, (tuple, list)):
+        for name in names:
+            if name not in TRANSPORTS:
+                raise ValueError(f"must be auto, or some of {','.join(TRANSPORTS)}")
+    return names
+
+
 def _pairs(value: Any) -> Any:
-    """A mapping from a text like ``key=tenant,key2=tenant2``."""
+    """A mapping from JSON, or from a text like ``key=tenant,key2=tenant2``."""
     if not isinstance(value, str):
         return value
+    if value.lstrip().startswith("{"):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"must be a JSON object or key=tenant,…: {error}") from error
     pairs = [part.partition("=") for part in _names(value)]
     if not all(key and tenant for key, _, tenant in pairs):
         raise ValueError("must look like key=tenant,key2=tenant2")
@@ -59,7 +80,7 @@ def _pairs(value: Any) -> Any:
 
 
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
-Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
+Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 Count = Annotated[int, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -111,8 +132,8 @@ class Settings(BaseSettings):
     max_model_tokens: Count | None = None
 
     # KV movement and storage
-    transports: Names = ()
-    """Empty: all that can start, best first."""
+    transports: Transports = ()
+    """Empty (or ``auto``): all that can start, best first."""
     store_bytes: Size = 256 * 2**20
 
     # The router
@@ -162,12 +183,16 @@ class _FileSource(PydanticBaseSettingsSource):
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        return read_file(os.environ.get("BATON_CONFIG"))
+        return read_file(os.environ.get(CONFIG_VARIABLE))
 
 
-def load_settings(**flags: Any) -> Settings:
+def load_settings(config: Path | None = None, **flags: Any) -> Settings:
     """Settings from all sources; a flag that is None was not given. Raises Invalid."""
+    if config is not None:
+        os.environ[CONFIG_VARIABLE] = str(config)
     given = {name: value for name, value in flags.items() if value is not None}
+    for name in given:
+        _check_name(name, "command line")
     _check_environment()
     try:
         settings = Settings(**given)
@@ -194,19 +219,41 @@ def read_file(path: str | None) -> dict[str, Any]:
 
 def home() -> Path:
     """Where local clusters keep their state and logs: ``BATON_HOME``, or ``~/.baton``."""
-    return Path(os.environ.get("BATON_HOME") or Path.home() / ".baton")
+    return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".baton")
 
 
 def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[str, str]:
-    """The environment of a program that is started with ``settings`` on top of ours."""
+    """The environment of a program that gets ``settings`` and, of what we got ourselves, only
+    what is no setting."""
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(PREFIX) or name == HOME_VARIABLE
+    }
     named = {PREFIX + name.upper(): value for name, value in settings.items()}
-    return {**os.environ, **named, **extra}
+    return {**inherited, **named, **extra}
 
 
 def to_environment(settings: Settings) -> dict[str, str]:
-    """Every setting that differs from its default, as a child reads it."""
-    values = settings.model_dump(exclude_defaults=True)
-    return {name: _to_text(value) for name, value in values.items() if value is not None}
+    """Every setting, as a child reads it, for :func:`child_environment`."""
+    values = settings.model_dump(exclude_none=True)
+    return {name: _to_text(value) for name, value in values.items()}
+
+
+def prepare_threads(threads: int) -> None:
+    """For arithmetic libraries that this process imports later; what is set already stays."""
+    for name, value in thread_environment(threads).items():
+        os.environ.setdefault(name, value)
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Workers share the cores: who waits must not spin. 0 means all cores."""
+    return {
+        "OMP_NUM_THREADS": str(threads or os.cpu_count() or 1),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "GOMP_SPINCOUNT": "0",
+        "KMP_BLOCKTIME": "0",
+    }
 
 
 def check_exposure(settings: Settings) -> None:
@@ -225,7 +272,7 @@ def check_exposure(settings: Settings) -> None:
 
 def _to_text(value: Any) -> str:
     if isinstance(value, dict):
-        return ",".join(f"{key}={tenant}" for key, tenant in value.items())
+        return json.dumps(value)
     if isinstance(value, (tuple, list)):
         return ",".join(str(part) for part in value)
     return str(value)
@@ -233,7 +280,7 @@ def _to_text(value: Any) -> str:
 
 def _check_environment() -> None:
     for variable in os.environ:
-        if variable.startswith(PREFIX) and variable not in NOT_SETTINGS:
+        if variable.startswith(PREFIX) and variable not in (CONFIG_VARIABLE, HOME_VARIABLE):
             _check_name(variable.removeprefix(PREFIX).lower(), f"environment variable {variable}")
 
 
@@ -248,7 +295,10 @@ def _explain(error: ValidationError) -> str:
     """One line per wrong setting: its name, its value, and what would be right."""
     lines = []
     for problem in error.errors():
-        name = ".".join(str(part) for part in problem["loc"]) or "settings"
+        parts = [str(part) for part in problem["loc"]] or ["settings"]
+        is_secret = parts[0] in SECRETS
+        name = parts[0] if is_secret else ".".join(parts)
+        shown = "wrong" if is_secret else repr(problem.get("input"))
         message = problem["msg"].removeprefix("Value error, ")
-        lines.append(f"{name} is {problem.get('input')!r}: {message[0].lower()}{message[1:]}")
+        lines.append(f"{name} is {shown}: {message[0].lower()}{message[1:]}")
     return "; ".join(lines)

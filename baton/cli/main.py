@@ -36,6 +36,12 @@ def settings_of(pairs: list[str] | None) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, _, value in parts}
 
 
+def merged(flags: dict[str, Any], pairs: list[str] | None) -> dict[str, Any]:
+    """A setting's own flag wins over its ``--set``."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    return {**settings_of(pairs), **given}
+
+
 @app.command()
 def up(
     model: Annotated[str | None, typer.Option(help="A directory, or a hub id.")] = None,
@@ -58,19 +64,18 @@ def up(
 
     if on != "local":
         raise Invalid(f"--on {on}: this release runs workers as local processes only (--on local)")
-    settings = load_settings(
-        model=model,
-        prefill=prefill,
-        decode=decode,
-        host=host,
-        port=port,
-        redis_url=redis,
-        device=device,
-        dtype=dtype,
-        transports=transports,
-        **settings_of(set_),
-    )
-    run_up(settings, name, detach)
+    flags = {
+        "model": model,
+        "prefill": prefill,
+        "decode": decode,
+        "host": host,
+        "port": port,
+        "redis_url": redis,
+        "device": device,
+        "dtype": dtype,
+        "transports": transports,
+    }
+    run_up(load_settings(**merged(flags, set_)), name, detach)
 
 
 @app.command()
@@ -159,7 +164,8 @@ def generate(
     sampling = SamplingParams(
         max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
     )
-    settings = load_settings(model=model, device=device, dtype=dtype, **settings_of(set_))
+    flags = {"model": model, "device": device, "dtype": dtype}
+    settings = load_settings(**merged(flags, set_))
     run_generate(settings, prompt or [], sampling, as_json)
 
 

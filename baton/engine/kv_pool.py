@@ -73,7 +73,13 @@ class KvPool:
             available = torch.cuda.mem_get_info(device)[0]
         else:
             available = psutil.virtual_memory().available - HEADROOM_BYTES
-        if self.num_blocks < 1 or self.size_bytes > available:
+        if self.num_blocks < 1:
+            raise Invalid(
+                f"the KV pool has no room for one block of {self.block_bytes:,} bytes: raise "
+                "pool_bytes or num_blocks",
+                param="pool_bytes",
+            )
+        if self.size_bytes > available:
             raise Invalid(
                 f"the KV pool needs {self.size_bytes:,} bytes ({self.num_blocks} blocks of "
                 f"{self.block_bytes:,}), and {max(available, 0):,} are available on {device}: "

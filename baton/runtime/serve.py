@@ -3,7 +3,9 @@
 import asyncio
 import contextlib
 import ctypes
+import os
 import signal
+import sys
 from enum import StrEnum
 from typing import Protocol
 
@@ -15,6 +17,13 @@ from baton.runtime.status import STATUS, Report
 log = structlog.get_logger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+
+STOP_SECONDS = 10.0
+"""For a program to let go of everything, once it has drained."""
+
+CRASH_DRAIN_SECONDS = 1.0
+"""For what a crash has left working. The rest can't end, and its clients wait for a failover."""
 
 
 class Program(Protocol):
@@ -52,7 +61,7 @@ TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
     ProgramState.STARTING: frozenset(
         {ProgramState.SERVING, ProgramState.FAILED, ProgramState.STOPPED}
     ),
-    ProgramState.SERVING: frozenset({ProgramState.DRAINING, ProgramState.FAILED}),
+    ProgramState.SERVING: frozenset({ProgramState.DRAINING}),
     ProgramState.DRAINING: frozenset({ProgramState.STOPPED, ProgramState.FAILED}),
     ProgramState.STOPPED: frozenset(),
     ProgramState.FAILED: frozenset(),
@@ -64,6 +73,7 @@ class Lifecycle:
 
     def __init__(self, program: Program, drain_seconds: float) -> None:
         self.state = ProgramState.STARTING
+        self.has_served = False
         self._program = program
         self._drain_seconds = drain_seconds
         self._asked = asyncio.Event()
@@ -83,8 +93,15 @@ class Lifecycle:
             self._move(ProgramState.FAILED, message=str(error) or type(error).__name__)
             raise
         finally:
-            await self._program.stop()
+            await self._stop()
         self._move(ProgramState.STOPPED)
+
+    async def _stop(self) -> None:
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._program.stop()
+        except TimeoutError:
+            log.warning("stop_took_too_long", seconds=STOP_SECONDS)
 
     async def _start(self) -> bool:
         """False when it was asked to stop meanwhile."""
@@ -105,33 +122,31 @@ class Lifecycle:
         running: asyncio.Future[object] = asyncio.ensure_future(self._program.run())
         asked: asyncio.Future[object] = asyncio.ensure_future(self._asked.wait())
         try:
+            self.has_served = True
             self._move(ProgramState.SERVING, address=self._program.address)
             await asyncio.wait([running, asked], return_when=asyncio.FIRST_COMPLETED)
-            crash = running.exception() if running.done() else None
-            if crash is None:
-                self._move(ProgramState.DRAINING)
+            self._move(ProgramState.DRAINING)
             await self._drain(running)
-            if crash is not None:
-                raise crash
+            if running.done():
+                running.result()
         finally:
             for task in (running, asked):
                 task.cancel()
             await asyncio.wait([running, asked])
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
-        """For ``drain_seconds`` at most, or until asked again, or the program has ended."""
-        if running.done():
-            return
+        """For ``drain_seconds`` at most, or until asked again, or the program crashes."""
         draining: asyncio.Future[object] = asyncio.ensure_future(self._program.drain())
         twice: asyncio.Future[object] = asyncio.ensure_future(self._asked_twice.wait())
-        await asyncio.wait(
-            [draining, twice, running],
-            timeout=self._drain_seconds,
-            return_when=asyncio.FIRST_COMPLETED,
-        )
+        enders, seconds = {draining, twice, running}, self._drain_seconds
+        if running.done():
+            enders, seconds = {draining, twice}, min(seconds, CRASH_DRAIN_SECONDS)
+        await asyncio.wait(enders, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in (draining, twice):
             task.cancel()
         await asyncio.wait([draining, twice])
+        if not draining.cancelled() and draining.exception() is not None:
+            log.warning("drain_failed", error=repr(draining.exception()))
 
     def _move(self, state: ProgramState, *, address: str = "", message: str = "") -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} → {state}"
@@ -145,23 +160,34 @@ def serve(program: Program, drain_seconds: float) -> None:
     for what the world does, anything else for a bug."""
     import uvloop
 
+    lifecycle = Lifecycle(program, drain_seconds)
+
     async def main() -> None:
-        lifecycle = Lifecycle(program, drain_seconds)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifecycle.ask_to_stop)
         await lifecycle.run()
+        if not lifecycle.has_served:
+            # A thread may be loading weights still, and can't be told to stop.
+            sys.stderr.flush()
+            os._exit(0)
 
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(main())
-    except* BatonError as group:
-        raise _first(group) from group
+    except BaseExceptionGroup as group:
+        error = only_error(group)
+        if error is None:
+            raise
+        raise error from group
 
 
-def _first(group: BaseExceptionGroup[BatonError]) -> BatonError:
-    """The first error in a group of groups."""
-    error: BaseException = group
+def only_error(group: BaseExceptionGroup[BaseException]) -> BatonError | None:
+    """The first error of ours, if nothing else is in the group: a bug is never hidden."""
+    ours, bugs = group.split(BatonError)
+    if ours is None or bugs is not None:
+        return None
+    error: BaseException = ours
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     assert isinstance(error, BatonError)
@@ -169,6 +195,7 @@ def _first(group: BaseExceptionGroup[BatonError]) -> BatonError:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process when the one that started it ends, however that ends."""
-    with contextlib.suppress(OSError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """The kernel kills this process when the thread that started it ends, however that ends.
+    For between fork and exec: it imports nothing and takes no lock."""
+    with contextlib.suppress(AttributeError):
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -5,10 +5,12 @@ The supervisor passes the pipe's number as ``--status-fd``; without one, reports
 
 import json
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 MAX_LINE_BYTES = 16 * 1024
+MAX_MESSAGE_LENGTH = 1024
+"""In characters; escaped for JSON, one of them takes 12 bytes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,8 @@ class StatusPipe:
     def send(self, report: Report) -> None:
         if self._file_descriptor < 0:
             return
-        line = json.dumps(asdict(report))[:MAX_LINE_BYTES] + "\n"
+        short = replace(report, message=report.message[:MAX_MESSAGE_LENGTH])
+        line = json.dumps(asdict(short)) + "\n"
         try:
             os.write(self._file_descriptor, line.encode())
         except OSError:
