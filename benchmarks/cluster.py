@@ -15,10 +15,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import psutil
-from baton.config import Settings
 
 from baton.checkpoint import load_model_config
 from baton.clock import SystemClock
+from baton.config import Settings
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task

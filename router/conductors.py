@@ -7,10 +7,8 @@ import grpc.aio
 from baton.clock import Clock
 from baton.core.states import Role
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
-from baton.rpc.channel import open_channel, translated
-from baton.rpc.convert import ref_from_proto
-from baton.rpc.v1 import conductor_pb2 as pb
-from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
+from baton.rpc.channel import open_channel
+from baton.rpc.conductor_client import ask_placement
 from router.cluster import Cluster
 from router.placement import Placement, PlaceQuery
 
@@ -66,10 +64,19 @@ class ConductorPlacer:
         return failed_at is not None and self._clock.monotonic() < failed_at + COOLDOWN_SECONDS
 
     async def _ask(self, address: str, query: PlaceQuery) -> Placement:
-        stub = pb_grpc.ConductorStub(await self._channel(address))
-        with translated():
-            answer = await stub.Place(_to_proto(query), timeout=CALL_SECONDS)
-        return _from_proto(answer)
+        prefill, decode, reason = await ask_placement(
+            await self._channel(address),
+            request_id=query.request_id,
+            epoch=query.epoch,
+            tenant=query.tenant,
+            num_tokens=query.num_tokens,
+            max_new_tokens=query.max_new_tokens,
+            block_keys=query.block_keys,
+            excluded=query.excluded,
+            model=query.model,
+            timeout_seconds=CALL_SECONDS,
+        )
+        return Placement(prefill, decode, reason)
 
     async def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels and len(self._channels) >= MAX_CHANNELS:
@@ -77,24 +84,3 @@ class ConductorPlacer:
         if address not in self._channels:
             self._channels[address] = self._connect(address, self._secret)
         return self._channels[address]
-
-
-def _to_proto(query: PlaceQuery) -> pb.PlaceRequest:
-    return pb.PlaceRequest(
-        request_id=query.request_id,
-        epoch=query.epoch,
-        tenant=query.tenant,
-        num_tokens=query.num_tokens,
-        max_new_tokens=query.max_new_tokens,
-        block_keys=query.block_keys,
-        excluded_worker_ids=sorted(query.excluded),
-        model=query.model,
-    )
-
-
-def _from_proto(answer: pb.Placement) -> Placement:
-    """Raises Unavailable for an answer without a worker."""
-    if not answer.decode.address:
-        raise Unavailable("a conductor answered without a decode worker")
-    prefill = ref_from_proto(answer.prefill) if answer.HasField("prefill") else None
-    return Placement(prefill, ref_from_proto(answer.decode), answer.reason)

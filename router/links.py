@@ -10,13 +10,11 @@ import structlog
 
 from baton.core.handoff import WorkerRef
 from baton.core.ids import Epoch, RequestId
-from baton.core.request import RequestSpec
+from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import BatonError, Unavailable
-from baton.rpc.channel import open_channel, translated
-from baton.rpc.convert import output_from_proto, ref_to_proto, spec_to_proto
-from baton.rpc.v1 import worker_pb2 as pb
-from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
+from baton.rpc.channel import open_channel
+from baton.rpc.router_stream import RouterMessage, cancel_message, converse, submit_message
 from router.inbox import Inbox
 
 log = structlog.get_logger(__name__)
@@ -25,8 +23,6 @@ CONNECT_SECONDS = 5.0
 
 MAX_UNSENT = 16_384
 """Messages. A worker that reads nothing for so long is as good as gone."""
-
-_TASKS = {Task.PREFILL: pb.TASK_PREFILL, Task.DECODE: pb.TASK_DECODE, Task.WHOLE: pb.TASK_WHOLE}
 
 
 class WorkerLink(Protocol):
@@ -64,7 +60,7 @@ class GrpcWorkerLink:
         self._worker = worker
         self._secret = secret
         self._inboxes: dict[tuple[str, int], Inbox] = {}
-        self._unsent: asyncio.Queue[pb.RouterMessage] = asyncio.Queue(MAX_UNSENT)
+        self._unsent: asyncio.Queue[RouterMessage] = asyncio.Queue(MAX_UNSENT)
         self.task: asyncio.Task[None] | None = None
         self.alive = True
 
@@ -77,16 +73,12 @@ class GrpcWorkerLink:
             inbox.put(self._worker.id, Unavailable(f"worker {self._worker.id} is gone"))
             return
         self._inboxes[spec.request_id, spec.epoch] = inbox
-        submit = pb.Submit(spec=spec_to_proto(spec), task=_TASKS[task])
-        if source is not None:
-            submit.source.CopyFrom(ref_to_proto(source))
-        self._send(pb.RouterMessage(submit=submit))
+        self._send(submit_message(spec, task, source))
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         self.forget(request_id, epoch)
         if self.alive:
-            cancel = pb.Cancel(request_id=request_id, epoch=epoch)
-            self._send(pb.RouterMessage(cancel=cancel))
+            self._send(cancel_message(request_id, epoch))
 
     def forget(self, request_id: RequestId, epoch: Epoch) -> None:
         self._inboxes.pop((request_id, epoch), None)
@@ -97,13 +89,13 @@ class GrpcWorkerLink:
         try:
             async with open_channel(self._worker.address, self._secret) as channel:
                 await _connected(channel)
-                await self._converse(channel)
+                await converse(channel, self._messages(), self._deliver)
         except BatonError as error:
             failure = str(error)
         finally:
             self._break(failure)
 
-    def _send(self, message: pb.RouterMessage) -> None:
+    def _send(self, message: RouterMessage) -> None:
         try:
             self._unsent.put_nowait(message)
         except asyncio.QueueFull:
@@ -111,25 +103,14 @@ class GrpcWorkerLink:
             if self.task is not None:
                 self.task.cancel()
 
-    async def _messages(self) -> AsyncIterator[pb.RouterMessage]:
+    async def _messages(self) -> AsyncIterator[RouterMessage]:
         while True:
             yield await self._unsent.get()
 
-    async def _converse(self, channel: grpc.aio.Channel) -> None:
-        """Raises what ends the stream."""
-        call = pb_grpc.WorkerStub(channel).Run(self._messages())
-        try:
-            with translated():
-                async for message in call:
-                    self._deliver(message)
-        finally:
-            call.cancel()
-
-    def _deliver(self, message: pb.WorkerMessage) -> None:
-        for output in message.outputs:
-            inbox = self._inboxes.get((output.request_id, output.epoch))
-            if inbox is not None:
-                inbox.put(self._worker.id, output_from_proto(output))
+    def _deliver(self, output: RequestOutput) -> None:
+        inbox = self._inboxes.get((output.request_id, output.epoch))
+        if inbox is not None:
+            inbox.put(self._worker.id, output)
 
     def _break(self, failure: str) -> None:
         self.alive = False

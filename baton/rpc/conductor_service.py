@@ -54,9 +54,7 @@ class ConductorService(pb_grpc.ConductorServicer):
 
         return await answer(context, call)  # type: ignore[no-any-return]
 
-    async def Describe(
-        self, request: pb.DescribeRequest, context: Context
-    ) -> pb.DescribeResponse:
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         members, ring = self._core.describe()
         return pb.DescribeResponse(members_json=members, ring=ring)
 

@@ -65,7 +65,8 @@ async def read_all(call: object) -> list[RequestOutput]:
 async def test_a_request_over_two_streams_and_a_pull() -> None:
     spec = request("r", list(range(50)), 12, logprobs=2)
     async with (
-        served(SECRET) as (running, prefill, decode), open_channel(prefill.address, SECRET) as one,
+        served(SECRET) as (running, prefill, decode),
+        open_channel(prefill.address, SECRET) as one,
         open_channel(decode.address, SECRET) as other,
     ):
         first, rest = pb_grpc.WorkerStub(one).Run(), pb_grpc.WorkerStub(other).Run()

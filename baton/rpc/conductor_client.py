@@ -1,0 +1,46 @@
+"""Client of a conductor."""
+
+from collections.abc import Iterable, Sequence
+
+import grpc.aio
+
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey
+from baton.errors import Unavailable
+from baton.rpc.channel import translated
+from baton.rpc.convert import ref_from_proto
+from baton.rpc.v1 import conductor_pb2 as pb
+from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
+
+
+async def ask_placement(
+    channel: grpc.aio.Channel,
+    *,
+    request_id: str,
+    epoch: int,
+    tenant: str,
+    num_tokens: int,
+    max_new_tokens: int,
+    block_keys: Sequence[BlockKey],
+    excluded: Iterable[str],
+    model: str,
+    timeout_seconds: float,
+) -> tuple[WorkerRef | None, WorkerRef, str]:
+    """Prefill worker (None: the other does everything), decode worker, reason. Raises what the
+    conductor does, Unavailable for an answer without a worker."""
+    request = pb.PlaceRequest(
+        request_id=request_id,
+        epoch=epoch,
+        tenant=tenant,
+        num_tokens=num_tokens,
+        max_new_tokens=max_new_tokens,
+        block_keys=block_keys,
+        excluded_worker_ids=sorted(excluded),
+        model=model,
+    )
+    with translated():
+        answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
+    if not answer.decode.address:
+        raise Unavailable("a conductor answered without a decode worker")
+    prefill = ref_from_proto(answer.prefill) if answer.HasField("prefill") else None
+    return prefill, ref_from_proto(answer.decode), answer.reason
