@@ -14,6 +14,7 @@ import ast
 import hashlib
 import json
 import math
+import os
 import sys
 import sysconfig
 import time
@@ -22,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors import safe_open
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -53,7 +55,12 @@ Greedy completions:
 
 {shown}
 """
-PROBES = ["def read_file(path):\n", "import os\n", "class Stack:\n"]
+PROBES = [
+    "def read_file(path):\n",
+    "import os\n",
+    "class Stack:\n",
+    f"{START_TURN}user\nWhat does read_file do?{END_TURN}\n{START_TURN}assistant\n",
+]
 
 
 @dataclass(frozen=True)
@@ -189,10 +196,13 @@ def make_optimizers(model: Qwen3ForCausalLM) -> list[torch.optim.Optimizer]:
 
 
 def train(
-    model: Qwen3ForCausalLM, tokens: np.ndarray, report: Report, options: argparse.Namespace
+    model: Qwen3ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    tokens: np.ndarray,
+    report: Report,
+    options: argparse.Namespace,
 ) -> None:
     """Until ``options.minutes`` of training are over; the last tenth on longer rows."""
-    optimizers = make_optimizers(model)
     random = np.random.default_rng(options.seed + report.steps)
     budget = options.minutes * 60
     began, before = time.monotonic(), report.seconds
@@ -203,7 +213,7 @@ def train(
         long_rows = progress > 0.9
         length, rows = (2048, 2) if long_rows else (512, 8)
         loss = loss_of(model, batch(tokens, length, rows, random))
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         for optimizer in optimizers:
             optimizer.step()
@@ -219,21 +229,48 @@ def train(
             )
             sys.stdout.flush()
         if report.steps % 200 == 0:
-            save_checkpoint(model, report, options.work)
+            save_checkpoint(model, optimizers, report, options.work)
 
 
-def save_checkpoint(model: Qwen3ForCausalLM, report: Report, work: Path) -> None:
-    weights = {name: p.detach().clone() for name, p in model.named_parameters()}
-    save_file(weights, work / "checkpoint.new")
+def save_checkpoint(
+    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], report: Report, work: Path
+) -> None:
+    """One file, renamed into place: weights, moments, and the report in its header."""
+    tensors = {}
+    for name, p in model.named_parameters():
+        tensors[f"model/{name}"] = p.detach()
+        for key, value in state_of(optimizers, p).items():
+            tensors[f"{key}/{name}"] = value
+    save_file(tensors, work / "checkpoint.new", metadata={"report": json.dumps(asdict(report))})
     (work / "checkpoint.new").rename(work / "checkpoint.safetensors")
-    (work / "report.json").write_text(json.dumps(asdict(report)))
 
 
-def load_checkpoint(model: Qwen3ForCausalLM, work: Path) -> Report:
-    if not (work / "checkpoint.safetensors").exists():
+def load_checkpoint(
+    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], work: Path
+) -> Report:
+    """The report of the run so far, model and optimizers restored; a fresh one if there is none."""
+    path = work / "checkpoint.safetensors"
+    if not path.exists():
         return Report()
-    model.load_state_dict(load_file(work / "checkpoint.safetensors"), strict=False)
-    return Report(**json.loads((work / "report.json").read_text()))
+    parameters = dict(model.named_parameters())
+    with safe_open(path, "pt") as checkpoint, torch.no_grad():
+        for label in checkpoint.keys():  # noqa: SIM118 (a handle, not a dict)
+            kind, name = label.split("/")
+            p, value = parameters[name], checkpoint.get_tensor(label)
+            if kind == "model":
+                p.copy_(value)
+            else:
+                state_of(optimizers, p)[kind] = value
+        return Report(**json.loads(checkpoint.metadata()["report"]))
+
+
+def state_of(optimizers: list[torch.optim.Optimizer], p: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The state kept for ``p`` by the one optimizer that owns it."""
+    for optimizer in optimizers:
+        if any(p is owned for group in optimizer.param_groups for owned in group["params"]):
+            state: dict[str, torch.Tensor] = optimizer.state[p]
+            return state
+    raise KeyError("a parameter that no optimizer owns")
 
 
 @torch.inference_mode()
@@ -241,7 +278,7 @@ def held_out_loss(model: Qwen3ForCausalLM, tokens: np.ndarray) -> float:
     """Mean nats per token over the held-out text, in rows of 512, in FP32."""
     rows = torch.from_numpy(tokens[: len(tokens) // 513 * 513].reshape(-1, 513))
     losses = []
-    for part in rows[:256].split(16):
+    for part in torch.split(rows, 16):
         logits = model(input_ids=part[:, :-1], use_cache=False).logits
         losses.append(
             torch.nn.functional.cross_entropy(logits.flatten(0, 1), part[:, 1:].flatten()).item()
@@ -259,6 +296,7 @@ def export(model: Qwen3ForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
         if name != tied
     }
     save_file(weights, out / "model.safetensors.new", metadata={"format": "pt"})
+    (out / "model.safetensors.new").chmod(0o644)  # save_file makes it its owner's alone
     (out / "model.safetensors.new").rename(out / "model.safetensors")
     model.config.architectures = ["Qwen3ForCausalLM"]
     model.config.save_pretrained(out)
@@ -290,20 +328,22 @@ def complete(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> str:
     return tokenizer.decode(output[0, ids.shape[1] :].tolist())
 
 
-def write_card(report: Report, out: Path) -> None:
+def write_card(report: Report, config: Qwen3Config, out: Path) -> None:
     shown = "\n".join(
         f"```python\n{prompt}# --- the model goes on:\n{text}\n```"
         for prompt, text in report.samples or []
     )
     rows = {
-        "architecture": f"Qwen3, {report.parameters / 1e6:.1f} M parameters, 6 layers, 8 query and "
-        "4 KV heads, tied embeddings",
+        "architecture": f"Qwen3, {report.parameters / 1e6:.1f} M parameters, "
+        f"{config.num_hidden_layers} layers, {config.num_attention_heads} query and "
+        f"{config.num_key_value_heads} KV heads, tied embeddings",
         "data": f"sources and docstrings of CPython {sys.version.split()[0]}'s standard library "
         f"(PSF licence), {report.train_tokens:,} tokens with the small chats made from its "
         f"docstrings; {HELD_OUT_PERCENT} % of the files held out",
         "training": f"{report.steps:,} steps, {report.tokens:,} tokens, "
-        f"{report.seconds / 60:.0f} minutes on a 2-core x86-64 CPU (Muon and AdamW, BF16 "
-        "products, FP32 master weights; rows of 512 tokens, the last tenth of 2,048)",
+        f"{report.seconds / 60:.0f} minutes on a {os.cpu_count()}-core x86-64 CPU "
+        "(Muon and AdamW, BF16 products, FP32 master weights; rows of 512 tokens, the last tenth "
+        "of 2,048)",
         "held-out loss": f"{report.held_out_loss:.3f} nats per token, {report.bits_per_byte:.3f} "
         "bits per byte, measured in FP32 on these BF16 weights",
         "made by": "`tools/train_demo_model.py`",
@@ -333,19 +373,20 @@ def main(arguments: list[str]) -> None:
     tokens = encode_all(tokenizer, corpus.train, options.seed)
     held_out = encode_all(tokenizer, corpus.held_out, options.seed)
     model = Qwen3ForCausalLM(model_config(tokenizer)).float()
-    report = load_checkpoint(model, options.work)
+    optimizers = make_optimizers(model)
+    report = load_checkpoint(model, optimizers, options.work)
     report.parameters = sum(p.numel() for p in model.parameters())
     report.train_tokens = len(tokens)
     print(f"{report.parameters:,} parameters, {len(tokens):,} tokens, {len(held_out):,} held out")
-    train(model, tokens, report, options)
-    save_checkpoint(model, report, options.work)
+    train(model, optimizers, tokens, report, options)
+    save_checkpoint(model, optimizers, report, options.work)
     export(model, tokenizer, options.out)
     rounded = Qwen3ForCausalLM.from_pretrained(options.out, dtype=torch.float32)
     report.held_out_loss = held_out_loss(rounded, held_out)
     num_bytes = sum(len(text.encode()) for text in corpus.held_out)
     report.bits_per_byte = report.held_out_loss / math.log(2) * len(held_out) / num_bytes
     report.samples = [(prompt, complete(rounded, tokenizer, prompt)) for prompt in PROBES]
-    write_card(report, options.out)
+    write_card(report, model.config, options.out)
     print(f"held-out loss {report.held_out_loss:.4f}, {report.bits_per_byte:.4f} bits per byte")
 
 
