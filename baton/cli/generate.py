@@ -2,13 +2,13 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from baton.checkpoint import resolve_model
 from baton.clock import SystemClock
 from baton.config import Settings
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
+from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -28,13 +28,12 @@ class Answer:
 def run_generate(
     settings: Settings, prompts: Sequence[str], sampling: SamplingParams, as_json: bool
 ) -> None:
-    """Prints one answer per prompt. Raises Invalid."""
+    """Prints one answer per prompt, in their order. Raises Invalid."""
     if not prompts:
         raise Invalid("generate needs --prompt TEXT or --prompt-file FILE")
-    if sampling.max_tokens < 1:
-        raise Invalid(f"--max-tokens is {sampling.max_tokens}, and must be at least 1")
     path = resolve_model(settings.model)
     tokenizer = Tokenizer.load(path)
+    encoded = [tokenizer.encode(prompt) for prompt in prompts]
     runner = ModelRunner.load(
         path,
         device=settings.device,
@@ -43,11 +42,9 @@ def run_generate(
         pool_bytes=settings.pool_bytes,
         block_tokens=settings.block_tokens,
     )
-    encoded = [tokenizer.encode(prompt) for prompt in prompts]
-    answers = generate(runner, settings, encoded, sampling)
-    for answer in answers:
+    for answer in generate(runner, settings, encoded, sampling):
         answer.text = tokenizer.decode(answer.token_ids)
-        print(json.dumps(vars(answer)) if as_json else answer.text)
+        print(json.dumps(asdict(answer)) if as_json else answer.text)
 
 
 def generate(
@@ -56,48 +53,35 @@ def generate(
     prompts: Sequence[Sequence[int]],
     sampling: SamplingParams,
 ) -> list[Answer]:
-    """All prompts in one batch; prompt i has seed ``sampling.seed`` + i."""
+    """All prompts in one batch, each as if it were alone."""
     engine = Engine(
         runner,
-        engine_config(settings, runner),
+        engine_config(settings, runner, len(prompts)),
         model_digest=runner.model_digest,
         kv_dtype=runner.kv_dtype,
         eos_token_ids=frozenset(TokenId(token) for token in runner.model_config.eos_token_ids),
         clock=SystemClock(),
     )
-    answers = {}
-    for number, prompt in enumerate(prompts):
-        request_id = RequestId(str(number))
-        answers[request_id] = Answer([*prompt])
-        engine.add(
-            RequestSpec(
-                request_id,
-                Epoch(1),
-                tuple(TokenId(token) for token in prompt),
-                len(prompt),
-                replace(sampling, seed=sampling.seed + number),
-            ),
-            Task.WHOLE,
-        )
+    answers = {RequestId(str(n)): Answer([*prompt]) for n, prompt in enumerate(prompts)}
+    for request_id, answer in answers.items():
+        tokens = tuple(TokenId(token) for token in answer.prompt_token_ids)
+        spec = RequestSpec(request_id, Epoch(1), tokens, len(tokens), sampling)
+        engine.add(spec, Task.WHOLE)
     while engine.has_work():
         for output in engine.step().outputs:
-            _take(answers[output.request_id], output)
+            answer = answers[output.request_id]
+            answer.token_ids.extend(output.token_ids)
+            answer.finish_reason = output.finish_reason.value if output.finish_reason else ""
     return list(answers.values())
 
 
-def engine_config(settings: Settings, runner: ModelRunner) -> EngineConfig:
+def engine_config(settings: Settings, runner: ModelRunner, num_prompts: int) -> EngineConfig:
     limit = runner.model_config.max_position_embeddings
     return EngineConfig(
         block_tokens=settings.block_tokens,
         max_step_tokens=settings.max_step_tokens,
         chunk_tokens=settings.chunk_tokens,
         max_running=settings.max_running,
-        max_waiting=settings.max_waiting,
+        max_waiting=max(settings.max_waiting, num_prompts),
         max_model_tokens=min(settings.max_model_tokens or limit, limit),
     )
-
-
-def _take(answer: Answer, output: RequestOutput) -> None:
-    answer.token_ids.extend(output.token_ids)
-    if output.finish_reason is not None:
-        answer.finish_reason = FinishReason(output.finish_reason).value

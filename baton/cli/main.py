@@ -19,7 +19,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Name = Annotated[str, typer.Option(help="Which local cluster.")]
+Name = Annotated[str | None, typer.Option(help="Which cluster; BATON_CLUSTER, or default.")]
+Config = Annotated[Path | None, typer.Option(help="A YAML file of settings.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Setting = Annotated[
     list[str] | None,
@@ -34,6 +35,12 @@ def settings_of(pairs: list[str] | None) -> dict[str, Any]:
         if not equals or not name:
             raise Invalid(f"--set takes NAME=VALUE, not {name!r}")
     return {name.replace("-", "_"): value for name, _, value in parts}
+
+
+def cluster_of(name: str | None) -> str:
+    from baton.config import load_settings
+
+    return load_settings(cluster=name).cluster
 
 
 def merged(flags: dict[str, Any], pairs: list[str] | None) -> dict[str, Any]:
@@ -55,7 +62,8 @@ def up(
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     transports: Annotated[str | None, typer.Option(help="Of shm,nixl,grpc; best first.")] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return when ready.")] = False,
-    name: Name = "default",
+    name: Name = None,
+    config: Config = None,
     set_: Setting = None,
 ) -> None:
     """Start a whole cluster; Ctrl-C drains and stops it."""
@@ -65,6 +73,7 @@ def up(
     if on != "local":
         raise Invalid(f"--on {on}: this release runs workers as local processes only (--on local)")
     flags = {
+        "cluster": name,
         "model": model,
         "prefill": prefill,
         "decode": decode,
@@ -75,62 +84,62 @@ def up(
         "dtype": dtype,
         "transports": transports,
     }
-    run_up(load_settings(**merged(flags, set_)), name, detach)
+    run_up(load_settings(config, **merged(flags, set_)), detach)
 
 
 @app.command()
-def down(name: Name = "default") -> None:
+def down(name: Name = None) -> None:
     """Drain and stop a cluster."""
     from baton.cli.up import run_down
 
-    run_down(name)
+    run_down(cluster_of(name))
 
 
 @app.command()
-def status(as_json: AsJson = False, name: Name = "default") -> None:
+def status(as_json: AsJson = False, name: Name = None) -> None:
     """What runs, in which state."""
     from baton.cli.report import show_status
 
-    show_status(name, as_json)
+    show_status(cluster_of(name), as_json)
 
 
 @app.command()
-def top(name: Name = "default") -> None:
+def top(name: Name = None) -> None:
     """Processes and their load, live; Ctrl-C ends it."""
     from baton.cli.report import show_top
 
-    show_top(name)
+    show_top(cluster_of(name))
 
 
 @app.command()
-def logs(process: str, name: Name = "default") -> None:
+def logs(process: str, name: Name = None) -> None:
     """Print the log of one process."""
     from baton.cli.report import show_log
 
-    show_log(name, process)
+    show_log(cluster_of(name), process)
 
 
 @app.command()
-def scale(pools: list[str], name: Name = "default") -> None:
+def scale(pools: list[str], name: Name = None) -> None:
     """Resize the pools: prefill=2 decode=3."""
     from baton.cli.up import run_scale
 
-    run_scale(name, pools)
+    run_scale(cluster_of(name), pools)
 
 
 @app.command()
-def drain(worker: str, name: Name = "default") -> None:
+def drain(worker: str, name: Name = None) -> None:
     """Let one worker finish what it has, and remove it."""
     from baton.cli.up import run_drain
 
-    run_drain(name, worker)
+    run_drain(cluster_of(name), worker)
 
 
 @app.command()
 def serve(
     role: str,
     status_fd: Annotated[int, typer.Option(hidden=True)] = -1,
-    config: Annotated[Path | None, typer.Option(help="A YAML file of settings.")] = None,
+    config: Config = None,
     set_: Setting = None,
 ) -> None:
     """Run one role in the foreground: router, conductor, prefill, decode or kvstore."""
@@ -144,45 +153,57 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option(help="Repeatable: one batch.")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="The prompt is this file.")] = None,
     model: Annotated[str | None, typer.Option(help="A directory, or a hub id.")] = None,
-    max_tokens: Annotated[int, typer.Option(help="Of the answer.")] = 64,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    seed: int = 0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of the answer.")] = 64,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(min=1e-9, max=1.0)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0 keeps all.")] = 0,
+    min_p: Annotated[float, typer.Option(min=0.0, max=1.0)] = 0.0,
+    repetition_penalty: Annotated[float, typer.Option(min=1e-9)] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1)] = 0,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     as_json: AsJson = False,
+    config: Config = None,
     set_: Setting = None,
 ) -> None:
     """The engine alone, in this process: the reference that the cluster must equal."""
-    from baton.cli.generate import run_generate
-    from baton.config import load_settings
+    from baton.config import load_settings, prepare_threads
     from baton.core.request import SamplingParams
 
-    if prompt_file is not None:
-        prompt = [*(prompt or []), _read(prompt_file)]
-    sampling = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, seed=seed
-    )
     flags = {"model": model, "device": device, "dtype": dtype}
-    settings = load_settings(**merged(flags, set_))
-    run_generate(settings, prompt or [], sampling, as_json)
+    settings = load_settings(config, **merged(flags, set_))
+    prompts = [*(prompt or []), *([_read(prompt_file)] if prompt_file else [])]
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        seed=seed,
+        ignore_eos=ignore_eos,
+    )
+    prepare_threads(settings.threads)  # before torch is imported
+    from baton.cli.generate import run_generate
+
+    run_generate(settings, prompts, sampling, as_json)
 
 
 @app.command()
-def explain(request_id: str, as_json: AsJson = False, name: Name = "default") -> None:
+def explain(request_id: str, as_json: AsJson = False, name: Name = None) -> None:
     """Where a request went, what was shipped, what was cached."""
     from baton.cli.report import show_request
 
-    show_request(name, request_id, as_json)
+    show_request(cluster_of(name), request_id, as_json)
 
 
 @app.command()
-def check(as_json: AsJson = False, name: Name = "default") -> None:
+def check(as_json: AsJson = False, name: Name = None) -> None:
     """Every worker's and store's own books; exit code 1 if one doesn't balance."""
     from baton.cli.report import show_check
 
-    show_check(name, as_json)
+    show_check(cluster_of(name), as_json)
 
 
 @app.command()
@@ -205,7 +226,7 @@ def main() -> None:
     try:
         app(standalone_mode=True)
     except BatonError as error:
-        print(f"baton: {error}", file=sys.stderr)
+        print(f"baton: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2 if isinstance(error, Invalid) else 1)
 
 

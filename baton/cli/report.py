@@ -5,13 +5,14 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
+from urllib.parse import quote
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from baton.clock import SystemClock
-from baton.config import home, load_settings
+from baton.config import home
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.errors import BatonError, NotFound, Unavailable
@@ -72,10 +73,10 @@ def show_request(name: str, request_id: str, as_json: bool) -> None:
     import httpx
 
     state = ClusterFolder(home(), name).running()
-    key = load_settings().admin_key
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = {"authorization": f"Bearer {state.admin_key}"} if state.admin_key else {}
+    url = f"{state.url}/admin/requests/{quote(request_id, safe='')}"
     try:
-        answer = httpx.get(f"{state.url}/admin/requests/{request_id}", headers=headers, timeout=10)
+        answer = httpx.get(url, headers=headers, timeout=10, trust_env=False)
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error
     if answer.status_code == 404:
@@ -104,7 +105,7 @@ async def _check(state: ClusterState) -> dict[str, Any]:
     from baton.rpc.kvstore_client import stat_store
     from baton.rpc.worker_client import inspect_worker
 
-    secret = load_settings().cluster_secret
+    secret = state.cluster_secret
     report: dict[str, Any] = {"workers": [], "stores": []}
     for process in state.processes:
         entry: dict[str, Any] = {"worker_id": process.id}

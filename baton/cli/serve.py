@@ -1,11 +1,11 @@
 """``baton serve ROLE``: one program in the foreground, as a container runs it."""
 
 import importlib
-import os
+import traceback
 from pathlib import Path
 from typing import Any
 
-from baton.config import load_settings
+from baton.config import load_settings, prepare_threads
 from baton.core.states import Role
 from baton.errors import BatonError, Invalid
 from baton.obs.logs import set_up_logs
@@ -19,20 +19,24 @@ MODULES = {
     Role.DECODE: "decode_worker.program",
     Role.KVSTORE: "kvstore.program",
 }
+WORKERS = (Role.PREFILL, Role.DECODE)
 
 
 def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, Any]) -> None:
     """Raises Invalid for an unknown role or setting; what ends the program, otherwise."""
     if role not in [known.value for known in MODULES]:
         raise Invalid(f"there is no role {role!r}; there are {', '.join(MODULES)}")
-    if config is not None:
-        os.environ["BATON_CONFIG"] = str(config)
     open_status(status_fd)
+    log_level = ""
     try:
-        settings = load_settings(**flags)
+        settings = load_settings(config, **flags)
+        log_level = settings.log_level
         set_up_logs(settings.log_level, settings.log_format, id=settings.id or role)
+        prepare_threads(settings.threads if Role(role) in WORKERS else 1)
         program = importlib.import_module(MODULES[Role(role)]).build(settings)
         serve(program, settings.drain_seconds)
     except BatonError as error:
         STATUS.send(Report("failed", message=str(error)))
+        if log_level == "debug":
+            traceback.print_exc()
         raise

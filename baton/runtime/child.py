@@ -19,23 +19,34 @@ from baton.runtime.status import MAX_LINE_BYTES, Report, parse_report
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Before the first restart, the second, …; the last one stays."""
 
-STOP_SECONDS = 10.0
-"""Beyond the time to drain, before a child is killed."""
+HEALTHY_SECONDS = 60.0
+"""A life that lasted longer starts the back-off anew."""
+
+START_ATTEMPTS = 3
+"""Of a process that has never served."""
+
+ASKED_WRONGLY = 2
+"""The exit code after which another attempt would end the same way."""
+
+STOP_SECONDS = 15.0
+"""Beyond the time to drain, before a child is killed. More than a program's own bound."""
+
+LAST_LINES_SECONDS = 1.0
+PROBE_SECONDS = 0.02
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """``command`` gets ``--status-fd N`` appended when ``reports``; otherwise it is serving as
-    soon as ``probe`` says so."""
+    """``command`` gets ``--status-fd N`` appended when there is no ``probe``; otherwise it is
+    serving at ``address`` as soon as ``probe``, which may block for seconds, says so."""
 
     id: str
     role: str
     command: tuple[str, ...]
     environment: dict[str, str]
     log: Path
-    reports: bool = True
     address: str = ""
     probe: Callable[[], bool] | None = None
 
@@ -52,13 +63,13 @@ class Child:
     ) -> None:
         self.spec = spec
         self.state = ProcessState(spec.id, spec.role, 0, "starting")
-        self.progress = (0, 0)
-        self.has_served = False
         self._clock = clock
         self._on_change = on_change
         self._drain_seconds = drain_seconds
         self._process: asyncio.subprocess.Process | None = None
-        self._stopping = False
+        self._has_served = False
+        self._num_attempts = 0
+        self._stop_asked = asyncio.Event()
         self._ended = asyncio.Event()
 
     @property
@@ -66,85 +77,114 @@ class Child:
         return self.state.state == "serving"
 
     @property
+    def stopping(self) -> bool:
+        return self._stop_asked.is_set()
+
+    @property
     def failed_to_start(self) -> bool:
-        return self._ended.is_set() and not self.has_served and not self._stopping
+        """For good: it won't be tried again."""
+        return self._ended.is_set() and not self._has_served and not self.stopping
 
     async def run(self) -> None:
-        """Until stopped, or it ends before it has ever served."""
+        """Until stopped, or it has failed to start too often."""
         try:
-            while True:
+            while not self.stopping:
                 began = self._clock.monotonic()
                 code = await self._live()
-                if self._stopping or not self.has_served:
+                if self.stopping or self._is_hopeless(code):
                     break
-                if self._clock.monotonic() - began > 60:
-                    self.state.restarts = 0
-                pause = BACKOFF_SECONDS[min(self.state.restarts, len(BACKOFF_SECONDS) - 1)]
-                self.state.restarts += 1
-                log.warning("restart", id=self.spec.id, exit_code=code, after_seconds=pause)
-                self._move("restarting")
-                await self._clock.sleep(pause)
-                if self._stopping:
-                    break
+                if self._clock.monotonic() - began > HEALTHY_SECONDS:
+                    self._num_attempts = 0
+                await self._back_off(code)
         finally:
             self._ended.set()
-            self._move("stopped" if self._stopping else "failed")
+            self._move("stopped" if self.stopping else "failed")
 
     async def stop(self) -> None:
         """Asks it to drain; kills it when that takes too long. Returns when it has ended."""
-        self._stopping = True
+        self._stop_asked.set()
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self._drain_seconds + STOP_SECONDS):
                 await self._ended.wait()
         except TimeoutError:
+            log.warning("killed", id=self.spec.id, reason="it took too long to stop")
             self.kill()
             await self._ended.wait()
-
-    def hurry(self) -> None:
-        """A second request to stop: no more draining."""
-        self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
+    def _is_hopeless(self, code: int) -> bool:
+        if self._has_served:
+            return False
+        return code == ASKED_WRONGLY or self._num_attempts + 1 >= START_ATTEMPTS
+
+    async def _back_off(self, code: int) -> None:
+        seconds = BACKOFF_SECONDS[min(self._num_attempts, len(BACKOFF_SECONDS) - 1)]
+        self._num_attempts += 1
+        self.state.restarts += 1
+        log.warning("restart", id=self.spec.id, exit_code=code, after_seconds=seconds)
+        self._move("restarting")
+        waits = [
+            asyncio.ensure_future(self._clock.sleep(seconds)),
+            asyncio.ensure_future(self._wait_for_stop()),
+        ]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
+    async def _wait_for_stop(self) -> None:
+        await self._stop_asked.wait()
+
     async def _live(self) -> int:
         """One life, from start to exit; returns the exit code."""
         read_end, write_end = os.pipe()
-        command = [*self.spec.command]
-        if self.spec.reports:
-            command += ["--status-fd", str(write_end)]
-        try:
-            with self.spec.log.open("ab") as log_file:
-                self._process = await asyncio.create_subprocess_exec(
-                    *command,
-                    env=self.spec.environment,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=log_file,
-                    stderr=log_file,
-                    pass_fds=(write_end,),
-                    # Ctrl-C reaches the supervisor alone, which drains in order.
-                    start_new_session=True,
-                    preexec_fn=die_with_parent,
-                )
-        finally:
-            os.close(write_end)
-        self.state.pid = self._process.pid
-        self._move("starting")
-        listening = asyncio.ensure_future(self._listen(read_end))
-        try:
-            return await self._process.wait()
-        finally:
-            await _settle(listening)
+        with os.fdopen(read_end, "rb", 0) as reports:
+            try:
+                self._process = await self._spawn(write_end)
+            finally:
+                os.close(write_end)
+            self.state.pid = self._process.pid
+            self._move("starting")
+            if self.stopping:
+                self._signal(signal.SIGTERM)
+            listening = asyncio.ensure_future(
+                self._take_reports(reports) if self.spec.probe is None else self._take_probe()
+            )
+            try:
+                return await self._process.wait()
+            except asyncio.CancelledError:
+                self.kill()
+                await self._process.wait()
+                raise
+            finally:
+                patience = LAST_LINES_SECONDS if self.spec.probe is None else 0.0
+                await asyncio.wait([listening], timeout=patience)
+                listening.cancel()
+                await asyncio.wait([listening])
 
-    async def _listen(self, read_end: int) -> None:
-        if not self.spec.reports:
-            os.close(read_end)
-            await self._await_probe()
-            return
+    async def _spawn(self, write_end: int) -> asyncio.subprocess.Process:
+        with self.spec.log.open("ab") as log_file:
+            return await asyncio.create_subprocess_exec(
+                *self.spec.command,
+                *(("--status-fd", str(write_end)) if self.spec.probe is None else ()),
+                env=self.spec.environment,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                pass_fds=(write_end,),
+                # Ctrl-C reaches the supervisor alone, which drains in order.
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+
+    async def _take_reports(self, reports: object) -> None:
         reader = asyncio.StreamReader(limit=MAX_LINE_BYTES)
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", 0)
+            lambda: asyncio.StreamReaderProtocol(reader), reports
         )
         try:
             async for line in reader:
@@ -154,19 +194,17 @@ class Child:
         finally:
             transport.close()
 
-    async def _await_probe(self) -> None:
+    async def _take_probe(self) -> None:
         assert self.spec.probe is not None
         while not await asyncio.to_thread(self.spec.probe):
-            await self._clock.sleep(0.02)
-        self.state.address = self.spec.address
-        self.has_served = True
-        self._move("serving")
+            await self._clock.sleep(PROBE_SECONDS)
+        self._take(Report("serving", address=self.spec.address))
 
     def _take(self, report: Report) -> None:
-        self.progress = (report.done, report.total)
+        self.state.loaded_bytes, self.state.total_bytes = report.done, report.total
         self.state.address = report.address or self.state.address
         self.state.message = report.message
-        self.has_served = self.has_served or report.state == "serving"
+        self._has_served = self._has_served or report.state == "serving"
         self._move(report.state)
 
     def _move(self, state: str) -> None:
@@ -177,13 +215,6 @@ class Child:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
-
-
-async def _settle(task: "asyncio.Future[None]") -> None:
-    """Lets a pipe's reader take the last lines, for a moment."""
-    await asyncio.wait([task], timeout=1.0)
-    task.cancel()
-    await asyncio.wait([task])
 
 
 def baton_command(*arguments: str) -> tuple[str, ...]:

@@ -7,6 +7,8 @@ import asyncio
 import json
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +31,24 @@ async def open_control(path: Path, supervisor: Supervisor) -> asyncio.Server:
         finally:
             writer.close()
 
+    listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
-        return await asyncio.start_unix_server(answer, path, limit=MAX_LINE_BYTES)
+        with _short(path) as name:
+            listener.bind(name)
     finally:
         os.umask(mask)
+    return await asyncio.start_unix_server(answer, sock=listener, limit=MAX_LINE_BYTES)
+
+
+@contextmanager
+def _short(path: Path) -> Iterator[str]:
+    """Another name for ``path``: that of a socket has at most 107 bytes, and homes are long."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
 
 
 async def _handle(supervisor: Supervisor, line: bytes) -> dict[str, Any]:
@@ -57,7 +72,8 @@ def ask(path: Path, request: dict[str, Any]) -> None:
     try:
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(TIMEOUT_SECONDS)
-            client.connect(str(path))
+            with _short(path) as name:
+                client.connect(name)
             client.sendall(json.dumps(request).encode() + b"\n")
             answer = json.loads(client.makefile().readline(MAX_LINE_BYTES))
     except (OSError, ValueError) as error:

@@ -61,7 +61,7 @@ TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
     ProgramState.STARTING: frozenset(
         {ProgramState.SERVING, ProgramState.FAILED, ProgramState.STOPPED}
     ),
-    ProgramState.SERVING: frozenset({ProgramState.DRAINING}),
+    ProgramState.SERVING: frozenset({ProgramState.DRAINING, ProgramState.FAILED}),
     ProgramState.DRAINING: frozenset({ProgramState.STOPPED, ProgramState.FAILED}),
     ProgramState.STOPPED: frozenset(),
     ProgramState.FAILED: frozenset(),

