@@ -20,8 +20,8 @@ Guarantees of every backend:
 
 Legal order: register -> export; connect -> prepare -> post -> poll* -> release;
 disconnect; close. ``release`` is legal in every state after ``prepare`` and idempotent.
-Methods may be called from any one thread at a time per transfer; ``post`` and ``poll`` never
-block longer than it takes to copy (synchronous backends copy inside ``post``).
+Methods may be called from any one thread at a time per transfer. ``post`` may take as long as
+the copy (see ``copies_in_post``); nothing else waits, neither for a peer nor for a ``post``.
 """
 
 from collections.abc import Sequence
@@ -69,12 +69,13 @@ class TransferState(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """``local_only``: both sides must be on one host. ``devices``: which memory it can read
-    and write. ``asynchronous``: whether ``post`` returns before the bytes have moved.
+    and write. ``copies_in_post``: whether ``post`` may take as long as copying the bytes, so
+    that an event loop leaves it to a thread.
     """
 
     local_only: bool
     devices: frozenset[str]
-    asynchronous: bool
+    copies_in_post: bool
 
 
 class Peer(Protocol):

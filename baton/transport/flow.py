@@ -41,11 +41,11 @@ async def transfer(
     began = clock.monotonic()
     batch = transport.prepare(peer, spans, timeout_seconds)
     try:
-        if transport.capabilities().asynchronous:
-            transport.post(batch)
-            await _arrival(transport, batch, clock)
+        if transport.capabilities().copies_in_post:
+            await _post_in_thread(transport, batch)
         else:
-            await _copy(transport, batch)
+            transport.post(batch)
+        await _arrival(transport, batch, clock)
         state, error = transport.poll(batch), batch.error
     except asyncio.CancelledError:
         await _let_go(transport, batch, clock)
@@ -63,8 +63,8 @@ async def _arrival(transport: Transport, batch: Transfer, clock: Clock) -> None:
         pause = min(2 * pause, LONGEST_POLL_SECONDS)
 
 
-async def _copy(transport: Transport, batch: Transfer) -> None:
-    """In a thread that can't be interrupted, so a cancelled caller waits for its end."""
+async def _post_in_thread(transport: Transport, batch: Transfer) -> None:
+    """A thread can't be interrupted, so a cancelled caller waits for its end."""
     copying = asyncio.get_running_loop().run_in_executor(None, transport.post, batch)
     cancelled: asyncio.CancelledError | None = None
     while not copying.done():

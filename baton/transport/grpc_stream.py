@@ -94,7 +94,7 @@ class GrpcTransport:
         self._meter = LinkMeter()
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(local_only=False, devices=frozenset({"cpu"}), asynchronous=True)
+        return Capabilities(local_only=False, devices=frozenset({"cpu"}), copies_in_post=False)
 
     def register(self, region: Region) -> None:
         if region.device != "cpu":

@@ -37,7 +37,7 @@ class MemoryTransport(CopyTransport):
         self._fabric = fabric
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(local_only=True, devices=frozenset({"cpu"}), asynchronous=False)
+        return Capabilities(local_only=True, devices=frozenset({"cpu"}), copies_in_post=True)
 
     def register(self, region: Region) -> None:
         super().register(region)

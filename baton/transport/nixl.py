@@ -2,7 +2,10 @@
 
 As tried with 1.5.1 on host memory: a dead peer raises nixlRemoteDisconnectError at the next
 post or check; a frozen one leaves a TCP transfer in PROC for ever, so deadlines are ours; over
-shared memory a dead peer's transfer may report DONE, so only checksums count.
+shared memory a dead peer's transfer may report DONE, so only checksums count. Nothing fences a
+read that is under way: after release_xfer_handle, which reports success, and even after
+remove_remote_agent, a frozen peer that comes back still fills the local blocks. So a transfer is
+let go only when NIXL has seen its end.
 """
 
 import contextlib
@@ -11,7 +14,7 @@ import logging
 import os
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,10 +46,12 @@ class NixlPeer:
 @dataclass(eq=False, slots=True)
 class NixlTransfer:
     peer: NixlPeer
-    spans: list[Span]
+    local: list[tuple[int, int, int]]
+    remote: list[tuple[int, int, int]]
     size_bytes: int
     timeout_seconds: float
-    handle: Any
+    handle: Any = None
+    under_way: bool = False
     error: str = ""
     began: float = 0.0
     state: TransferState = TransferState.PREPARED
@@ -54,8 +59,10 @@ class NixlTransfer:
 
 @dataclass(eq=False)
 class NixlTransport:
-    """One agent. Its calls are not safe beside each other, so one lock orders them; none of
-    them waits for a peer. A progress thread of NIXL's own serves the peers' reads."""
+    """One agent. Its calls are not safe beside each other, so one lock orders them. ``post``
+    holds it for as long as UCX copies, which within a host it may do at once; so ``prepare``
+    leaves the agent alone, and ``poll`` and ``release`` come back later when it is taken.
+    A progress thread of NIXL's own serves the peers' reads."""
 
     owner: str
     generation: int
@@ -71,7 +78,7 @@ class NixlTransport:
 
     def capabilities(self) -> Capabilities:
         devices = frozenset({"cpu", "cuda"})
-        return Capabilities(local_only=False, devices=devices, asynchronous=True)
+        return Capabilities(local_only=False, devices=devices, copies_in_post=True)
 
     def register(self, region: Region) -> None:
         self._region = region
@@ -121,43 +128,58 @@ class NixlTransport:
     ) -> NixlTransfer:
         assert self._region is not None, "register() comes first"
         joined = checked_spans(spans, self._region, peer.endpoint)
-        memory, device = _memory(self._region.device)
+        _, device = _memory(self._region.device)
         base = self._region.address
         local = [(base + span.local_offset, span.size_bytes, device) for span in joined]
         remote = [
             (peer.address + span.remote_offset, span.size_bytes, peer.device) for span in joined
         ]
         size = sum(span.size_bytes for span in joined)
-        with self._lock:
-            if not peer.connected:
-                raise Unavailable(f"peer {peer.endpoint.owner} was disconnected")
-            with _foreign("prepare"):
-                handle = self._agent.initialize_xfer(
-                    "READ",
-                    self._agent.get_xfer_descs(local, memory),
-                    self._agent.get_xfer_descs(remote, peer.memory),
-                    peer.agent,
-                )
-        return NixlTransfer(peer, joined, size, timeout_seconds, handle)
+        return NixlTransfer(peer, local, remote, size, timeout_seconds)
 
     def post(self, transfer: NixlTransfer) -> None:
         assert transfer.state is TransferState.PREPARED, transfer.state
         transfer.state, transfer.began = TransferState.PENDING, self.clock.monotonic()
-        self._advance(transfer, lambda: self._agent.transfer(transfer.handle))
+        with self._lock:
+            self._advance(transfer, self._begin)
+
+    def _begin(self, transfer: NixlTransfer) -> str:
+        peer = transfer.peer
+        if not peer.connected:
+            raise Unavailable(f"peer {peer.endpoint.owner} was disconnected")
+        assert self._region is not None
+        memory, _ = _memory(self._region.device)
+        transfer.handle = self._agent.initialize_xfer(
+            "READ",
+            self._agent.get_xfer_descs(transfer.local, memory),
+            self._agent.get_xfer_descs(transfer.remote, peer.memory),
+            peer.agent,
+        )
+        transfer.under_way = True
+        return str(self._agent.transfer(transfer.handle))
 
     def poll(self, transfer: NixlTransfer) -> TransferState:
-        if transfer.state is TransferState.PENDING:
-            self._advance(transfer, lambda: self._agent.check_xfer_state(transfer.handle))
+        if transfer.state is TransferState.PENDING and self._lock.acquire(blocking=False):
+            try:
+                self._advance(transfer, self._look)
+            finally:
+                self._lock.release()
         return transfer.state
 
-    def _advance(self, transfer: NixlTransfer, ask: Any) -> None:
+    def _look(self, transfer: NixlTransfer) -> str:
+        return str(self._agent.check_xfer_state(transfer.handle))
+
+    def _advance(self, transfer: NixlTransfer, ask: Callable[[NixlTransfer], str]) -> None:
+        """Takes NIXL's word on how far it is. Under the lock."""
         try:
-            with self._lock, _foreign("read"):
-                answer = ask()
+            with _foreign("read"):
+                answer = ask(transfer)
         except Unavailable as error:
             transfer.state, transfer.error = TransferState.FAILED, str(error)
+            transfer.under_way = False
             return
         seconds = self.clock.monotonic() - transfer.began
+        transfer.under_way = answer == "PROC"
         if answer == "DONE":
             transfer.state = TransferState.DONE
             self._meter.record(transfer.peer.endpoint.owner, transfer.size_bytes, seconds)
@@ -168,15 +190,33 @@ class NixlTransport:
             transfer.error = f"not done after {seconds:.3f} s"
 
     def release(self, transfer: NixlTransfer) -> bool:
-        """False while NIXL can't promise that the transfer has stopped; ask again later."""
+        """False while the read may still be under way; ask again later."""
         if transfer.state is TransferState.RELEASED:
             return True
-        try:
-            with self._lock, _foreign("release"):
-                self._agent.release_xfer_handle(transfer.handle)
-        except Unavailable as error:
-            transfer.error = str(error)
+        if not self._lock.acquire(blocking=False):
             return False
+        try:
+            return self._has_ended(transfer) and self._free(transfer)
+        finally:
+            self._lock.release()
+
+    def _has_ended(self, transfer: NixlTransfer) -> bool:
+        if transfer.under_way:
+            try:
+                with _foreign("read"):
+                    transfer.under_way = self._look(transfer) == "PROC"
+            except Unavailable:
+                transfer.under_way = False  # the connection broke, and the read with it
+        return not transfer.under_way
+
+    def _free(self, transfer: NixlTransfer) -> bool:
+        if transfer.handle is not None:
+            try:
+                with _foreign("release"):
+                    self._agent.release_xfer_handle(transfer.handle)
+            except Unavailable as error:
+                transfer.error = str(error)
+                return False
         transfer.state = TransferState.RELEASED
         return True
 

@@ -36,7 +36,7 @@ class ShmTransport(CopyTransport):
         self._mappings: dict[tuple[str, int], Mapping] = {}
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(local_only=True, devices=frozenset({"cpu"}), asynchronous=False)
+        return Capabilities(local_only=True, devices=frozenset({"cpu"}), copies_in_post=True)
 
     def register(self, region: Region) -> None:
         if region.file_descriptor < 0:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +66,10 @@ class Source:
         for process in self.processes:
             os.kill(process.pid, signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        for process in self.processes:
+            os.kill(process.pid, signal.SIGCONT)
+
     def close(self) -> None:
         self.kill()
         for process in self.processes:
@@ -82,17 +87,23 @@ class Reader:
 
 @pytest.fixture(params=["memory", "shm", "grpc", "nixl"])
 def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Source, Reader]]:
+    with opened_pair(request.param) as opened:
+        yield opened
+
+
+@contextmanager
+def opened_pair(name: str) -> Iterator[tuple[Source, Reader]]:
     fabric = MemoryFabric()
-    source = Source(request.param, fabric)
+    source = Source(name, fabric)
     memory = HostMemory("reader", SIZE)
-    if request.param == "memory":
+    if name == "memory":
         transport: Transport = MemoryTransport(fabric, "reader", 1, CLOCK)  # type: ignore[assignment]
         transport.register(memory.region)
     else:
         transport = open_transports(
-            [request.param], owner="reader", generation=1, region=memory.region, clock=CLOCK,
+            [name], owner="reader", generation=1, region=memory.region, clock=CLOCK,
             listen_host="127.0.0.1",
-        )[request.param]  # fmt: skip
+        )[name]  # fmt: skip
     try:
         yield source, Reader(transport, memory)
     finally:
@@ -210,6 +221,28 @@ async def test_a_frozen_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> 
         await read(reader, endpoint, [Span(0, 0, 4096)], seconds=0.5)
     except Unavailable:
         assert reader.transport.name == "nixl"
+
+
+async def test_a_read_that_outlives_its_deadline_is_a_stray(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """NIXL over TCP can't take a read back: a peer that was frozen still answers it. Until
+    then ``release`` says False; afterwards nothing writes any more."""
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    with opened_pair("nixl") as (source, reader):
+        endpoint = source.start()
+        await read(reader, endpoint, [Span(0, 0, 4096)])
+        source.freeze()
+        with pytest.raises(TransferFailed, match="can't end a read") as failure:
+            await read(reader, endpoint, [Span(0, 0, SIZE)], seconds=0.2)
+        stray = failure.value.stray
+        assert stray is not None
+        assert not reader.transport.release(stray)
+        reader.bytes[:] = 7
+        source.thaw()
+        while not reader.transport.release(stray):
+            await CLOCK.sleep(0.001)
+        assert np.array_equal(reader.bytes, pattern(SIZE, 1))  # it did come
 
 
 async def test_a_reborn_peer_is_another_peer(pair: tuple[Source, Reader]) -> None:
