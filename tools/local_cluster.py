@@ -25,11 +25,13 @@ REQUEST_SECONDS = 300.0
 
 @dataclass
 class LocalCluster:
-    """A running cluster. ``environment`` makes further ``baton`` commands mean this one."""
+    """A running cluster. ``environment`` makes further ``baton`` commands mean this one;
+    requests carry ``api_key``, if there is one."""
 
     url: str
     home: Path
     environment: dict[str, str] = field(repr=False)
+    api_key: str = ""
 
     def baton(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs ``baton ARGUMENTS`` against this cluster."""
@@ -54,15 +56,15 @@ class LocalCluster:
     def post_with_headers(
         self, path: str, body: dict[str, Any]
     ) -> tuple[dict[str, Any], dict[str, str]]:
-        request = urllib.request.Request(
-            self.url + path,
-            data=json.dumps(body).encode(),
-            headers={"content-type": "application/json"},
-        )
+        headers = {"content-type": "application/json"}
+        if self.api_key:
+            headers["authorization"] = f"Bearer {self.api_key}"
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data=data, headers=headers)
         try:
             with urllib.request.urlopen(request, timeout=REQUEST_SECONDS) as response:
-                headers = {key.lower(): value for key, value in response.headers.items()}
-                return json.load(response), headers
+                told = {key.lower(): value for key, value in response.headers.items()}
+                return json.load(response), told
         except urllib.error.HTTPError as error:
             raise RuntimeError(f"{error.code}: {error.read().decode()}") from error
 
