@@ -14,7 +14,6 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-import psutil
 
 from baton.checkpoint import load_model_config
 from baton.clock import SystemClock
@@ -30,7 +29,6 @@ from tools.local_cluster import LocalCluster, local_cluster
 
 LENGTHS = (512, 4096)
 ANSWER_TOKENS = 16
-LIGHT_ROLES = ("router", "conductor", "kvstore")
 
 
 class Alone:
@@ -67,7 +65,9 @@ class Alone:
         return seen[0], seen[1]
 
 
-def cluster_times(cluster: LocalCluster, prompt: list[int]) -> tuple[float, float, dict[str, str]]:
+def cluster_times(
+    client: httpx.Client, prompt: list[int]
+) -> tuple[float, float, dict[str, dict[str, str]]]:
     """Seconds to the first and second token over HTTP, and what became of the request."""
     body = {
         "prompt": prompt,
@@ -79,19 +79,18 @@ def cluster_times(cluster: LocalCluster, prompt: list[int]) -> tuple[float, floa
     }
     seen: list[float] = []
     began = SYSTEM_CLOCK()
-    url = cluster.url + "/v1/completions"
-    with httpx.Client(timeout=300) as client, client.stream("POST", url, json=body) as answer:
+    with client.stream("POST", "/v1/completions", json=body) as answer:
         request_id = answer.headers["x-baton-request-id"]
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 choices = json.loads(line[6:])["choices"]
                 tokens = choices[0].get("token_ids") if choices else None
                 seen.extend([SYSTEM_CLOCK() - began] * len(tokens or []))
-    return seen[0], seen[1], cluster.get(f"/admin/requests/{request_id}")
+    return seen[0], seen[1], client.get(f"/admin/requests/{request_id}").json()
 
 
 def time_to_first_token(
-    cluster: LocalCluster, alone: Alone, vocabulary: int, rounds: int
+    client: httpx.Client, alone: Alone, vocabulary: int, rounds: int
 ) -> list[dict[str, float]]:
     chance = np.random.default_rng(1)
     rows = []
@@ -100,7 +99,7 @@ def time_to_first_token(
         for number in range(rounds + 1):
             prompts = chance.integers(3, vocabulary, size=(2, length)).tolist()
             reference = alone.times(prompts[0])
-            first, second, told = cluster_times(cluster, prompts[1])
+            first, second, told = cluster_times(client, prompts[1])
             if number:  # the first round warms up
                 ours.append(first)
                 theirs.append(reference[0])
@@ -124,12 +123,16 @@ def time_to_first_token(
     return rows
 
 
-def memory_by_role(cluster: LocalCluster) -> dict[str, float]:
-    """Resident megabytes, and for the store the arena's touched pages among them."""
-    return {
-        entry["id"]: round(psutil.Process(entry["pid"]).memory_info().rss / 1e6, 1)
-        for entry in cluster.status()["processes"]
-    }
+def memory_by_role(cluster: LocalCluster) -> dict[str, tuple[float, float]]:
+    """Resident megabytes: of the process itself, and of shared memory that it has touched, which
+    is the store's arena and the pools."""
+    found = {}
+    for entry in cluster.status()["processes"]:
+        lines = Path(f"/proc/{entry['pid']}/status").read_text().splitlines()
+        parts = {line.split()[0]: int(line.split()[1]) * 1024 for line in lines if "kB" in line}
+        own = parts["RssAnon:"] + parts["RssFile:"]
+        found[entry["id"]] = (round(own / 1e6, 1), round(parts["RssShmem:"] / 1e6, 1))
+    return found
 
 
 def start_seconds(model: Path | None, rounds: int) -> list[float]:
@@ -156,8 +159,10 @@ def main(arguments: list[str]) -> None:
     settings = {"transports": options.transports} if options.transports else {}
     with local_cluster(options.model, settings=settings) as cluster:
         vocabulary = load_model_config(model).vocab_size
-        rows = time_to_first_token(cluster, alone, vocabulary, options.rounds)
         memory = memory_by_role(cluster)
+        with httpx.Client(base_url=cluster.url, timeout=300) as client:
+            rows = time_to_first_token(client, alone, vocabulary, options.rounds)
+        loaded = memory_by_role(cluster)
     print("prompt   cluster TTFT   alone TTFT   ratio   exposed/TTFT   second token later by")
     for row in rows:
         print(
@@ -167,15 +172,18 @@ def main(arguments: list[str]) -> None:
             f"{row['second_token_delay_seconds'] * 1e3:16.1f} ms"
         )
     print(f"up --detach to ready: {statistics.median(starts):.1f} s (median of {len(starts)})")
-    for name, megabytes in memory.items():
-        print(f"  {name:14} {megabytes:8.1f} MB resident")
+    print("resident MB      started: own, shared      after the load: own, shared")
+    for name, (own, shared) in memory.items():
+        print(
+            f"  {name:14} {own:12.1f} {shared:7.1f} {loaded[name][0]:22.1f} {loaded[name][1]:7.1f}"
+        )
     print(
         json.dumps(
             {
                 "machine": machine,
                 "ttft": rows,
                 "start_seconds": starts,
-                "resident_megabytes": memory,
+                "resident_megabytes": {"started": memory, "loaded": loaded},
                 "seed": 1,
             }
         )

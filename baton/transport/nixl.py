@@ -29,6 +29,9 @@ NAME = "nixl"
 WHEELS = ("nixl_cu13", "nixl_cu12")
 """The top-level package ``nixl`` only chooses between these, and imports torch to do so."""
 
+PROGRESS_WAIT_MICROS = 100_000
+"""Of the progress thread, unless something arrives."""
+
 _HEADER = struct.Struct("<QHB")
 """Address of the region, its device's number, and whether it is device memory."""
 
@@ -244,8 +247,26 @@ def _new_agent(name: str) -> Any:
             continue
         logging.getLogger("nixl").setLevel(logging.ERROR)
         logging.getLogger(wheel).setLevel(logging.ERROR)
-        return api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
+        with _patient_progress(api.nixlBind):
+            return api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
     raise Unavailable(f"transport nixl: none of {', '.join(WHEELS)} can be imported")
+
+
+@contextlib.contextmanager
+def _patient_progress(bindings: Any) -> Iterator[None]:
+    """Agents made within wait for events in their progress thread. NIXL's Python wrapper sets
+    that wait to zero, with no way to say otherwise, and the thread burns a whole core."""
+    original = bindings.nixlAgentConfig
+
+    class Patient(original):  # type: ignore[misc, valid-type]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, PROGRESS_WAIT_MICROS if name == "pthrDelay" else value)
+
+    bindings.nixlAgentConfig = Patient
+    try:
+        yield
+    finally:
+        bindings.nixlAgentConfig = original
 
 
 def _memory(device: str) -> tuple[str, int]:
