@@ -1,0 +1,217 @@
+"""Triton kernels over the paged pool ``[num_blocks, layers, 2, block_tokens, kv_heads, dim]``.
+
+All take the pool as a flat pointer to one layer's part, and find token ``p`` of a row in block
+``table[p // block_tokens]`` at ``p % block_tokens``. The query heads that share a KV head are
+computed together, so that each key and value is read once (a group of G heads makes G queries per
+token). Softmax runs online in FP32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1);
+decodes split long contexts over programs and combine the parts afterwards (Dao et al. 2023,
+"Flash-Decoding"). Exponentials are of base 2, which the hardware has.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def write_kv(
+    k_ptr,  # [num_tokens, kv_heads, dim], contiguous
+    v_ptr,
+    layer_ptr,
+    slots_ptr,  # [num_tokens]: block * BLOCK_TOKENS + offset
+    block_stride,
+    part_stride,
+    WIDTH: tl.constexpr,  # kv_heads * dim
+    BLOCK_TOKENS: tl.constexpr,
+    PADDED: tl.constexpr,  # a power of two >= WIDTH
+):
+    """One program per token: its keys and values of all heads go to its slot."""
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots_ptr + token)
+    columns = tl.arange(0, PADDED)
+    inside = columns < WIDTH
+    target = slot // BLOCK_TOKENS * block_stride + slot % BLOCK_TOKENS * WIDTH + columns
+    source = token * WIDTH + columns
+    tl.store(layer_ptr + target, tl.load(k_ptr + source, mask=inside), mask=inside)
+    tl.store(layer_ptr + part_stride + target, tl.load(v_ptr + source, mask=inside), mask=inside)
+
+
+@triton.jit
+def _attend_range(
+    q,  # [M, DIM_PADDED]
+    positions,  # [M]: of the queries
+    best,  # [M]: largest score so far
+    total,  # [M]: sum of weights so far
+    acc,  # [M, DIM_PADDED]: weighted values so far
+    scale,  # log2(e) / sqrt(dim)
+    begin,
+    end,
+    head_ptr,  # of the layer's keys of this KV head
+    table_ptr,  # of this row
+    block_stride,
+    part_stride,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    N: tl.constexpr,
+    PRECISION: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Keys [begin, end), N at a time. Without MASKED every query may see all of them, and N
+    divides their number."""
+    columns = tl.arange(0, DIM_PADDED)
+    for first in range(begin, end, N):
+        keys = first + tl.arange(0, N)
+        exists = keys < end
+        block = tl.load(table_ptr + keys // BLOCK_TOKENS, mask=exists, other=0).to(tl.int64)
+        place = block * block_stride + keys % BLOCK_TOKENS * WIDTH
+        address = head_ptr + place[:, None] + columns[None, :]
+        readable = exists[:, None] & (columns < DIM)[None, :]
+        k = tl.load(address, mask=readable, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
+        if MASKED:
+            visible = exists[None, :] & (keys[None, :] <= positions[:, None])
+            scores = tl.where(visible, scores, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        # A query that has seen nothing yet has no best; zero keeps infinity out of the difference.
+        finite = tl.where(new_best == float("-inf"), 0.0, new_best)
+        weights = tl.exp2(scores - finite[:, None])
+        shrink = tl.exp2(best - finite)
+        v = tl.load(address + part_stride, mask=readable, other=0.0)
+        total = total * shrink + tl.sum(weights, axis=1)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
+        best = new_best
+    return best, total, acc
+
+
+@triton.jit
+def prefill(
+    q_ptr,  # [num_tokens, heads, dim], contiguous; the same shape for the result
+    out_ptr,
+    layer_ptr,
+    tables_ptr,
+    tiles_ptr,  # [num_tiles, 2]: row, first token of the row
+    offsets_ptr,  # [num_rows + 1]
+    starts_ptr,  # [num_rows]
+    table_stride,
+    block_stride,
+    part_stride,
+    scale,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per tile of a row's tokens and KV head: M // GROUP tokens, GROUP heads each."""
+    tile, kv_head = tl.program_id(0), tl.program_id(1)
+    row = tl.load(tiles_ptr + 2 * tile)
+    first = tl.load(tiles_ptr + 2 * tile + 1)
+    row_begin = tl.load(offsets_ptr + row)
+    num_tokens = tl.load(offsets_ptr + row + 1) - row_begin
+    start = tl.load(starts_ptr + row)
+    tokens = first + tl.arange(0, M) // GROUP
+    mine = (tl.arange(0, M) < M // GROUP * GROUP) & (tokens < num_tokens)
+    heads = kv_head * GROUP + tl.arange(0, M) % GROUP
+    columns = tl.arange(0, DIM_PADDED)
+    line = (row_begin + tokens).to(tl.int64) * (tl.num_programs(1) * GROUP) + heads
+    address = line[:, None] * DIM + columns[None, :]
+    readable = mine[:, None] & (columns < DIM)[None, :]
+    q = tl.load(q_ptr + address, mask=readable, other=0.0)
+    positions = start + tokens
+    end = start + tl.minimum(first + M // GROUP, num_tokens)
+    seen_by_all = (start + first + 1) // N * N
+    best = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, DIM_PADDED], tl.float32)
+    head_ptr = layer_ptr + kv_head * DIM
+    table_ptr = tables_ptr + row.to(tl.int64) * table_stride
+    best, total, acc = _attend_range(
+        q, positions, best, total, acc, scale, 0, seen_by_all, head_ptr, table_ptr, block_stride,
+        part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=False,
+    )  # fmt: skip
+    best, total, acc = _attend_range(
+        q, positions, best, total, acc, scale, seen_by_all, end, head_ptr, table_ptr, block_stride,
+        part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
+    )  # fmt: skip
+    tl.store(out_ptr + address, (acc / total[:, None]).to(q.dtype), mask=readable)
+
+
+@triton.jit
+def decode(
+    q_ptr,  # [num_decodes, heads, dim], contiguous
+    parts_ptr,  # [num_decodes, heads, splits, dim] in FP32: each split's weighted mean
+    sums_ptr,  # [num_decodes, heads, splits] in FP32: log2 of each split's sum of weights
+    layer_ptr,
+    tables_ptr,
+    contexts_ptr,  # [num_decodes]
+    table_stride,
+    block_stride,
+    part_stride,
+    scale,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    M: tl.constexpr,  # a power of two >= GROUP, and what tl.dot takes at least
+    N: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """One program per row, KV head and split of the row's context."""
+    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    splits = tl.num_programs(2)
+    context = tl.load(contexts_ptr + row)
+    share = tl.cdiv(tl.cdiv(context, splits), N) * N
+    begin = tl.minimum(split * share, context)
+    end = tl.minimum(begin + share, context)
+    members = tl.arange(0, M)
+    columns = tl.arange(0, DIM_PADDED)
+    line = row.to(tl.int64) * (tl.num_programs(1) * GROUP) + kv_head * GROUP + members
+    inside = (members < GROUP)[:, None] & (columns < DIM)[None, :]
+    q = tl.load(q_ptr + line[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
+    positions = tl.full([M], 0, tl.int32) + context
+    best = tl.full([M], float("-inf"), tl.float32)
+    total = tl.zeros([M], tl.float32)
+    acc = tl.zeros([M, DIM_PADDED], tl.float32)
+    best, total, acc = _attend_range(
+        q, positions, best, total, acc, scale, begin, end, layer_ptr + kv_head * DIM,
+        tables_ptr + row.to(tl.int64) * table_stride, block_stride, part_stride,
+        DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
+    )  # fmt: skip
+    part = line * splits + split
+    empty = total == 0.0
+    total = tl.where(empty, 1.0, total)
+    mean = acc / total[:, None]
+    tl.store(parts_ptr + part[:, None] * DIM + columns[None, :], mean, mask=inside)
+    weight = tl.where(empty, float("-inf"), best + tl.log2(total))
+    tl.store(sums_ptr + part, weight, mask=members < GROUP)
+
+
+@triton.jit
+def combine(
+    parts_ptr,
+    sums_ptr,
+    out_ptr,  # [num_decodes, heads, dim]
+    splits,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    SPLITS_PADDED: tl.constexpr,
+):
+    """One program per row and head: the splits' means, weighed by their sums. The first split
+    is never empty."""
+    line = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, SPLITS_PADDED)
+    columns = tl.arange(0, DIM_PADDED)
+    exists = index < splits
+    sums = tl.load(sums_ptr + line * splits + index, mask=exists, other=float("-inf"))
+    weights = tl.exp2(sums - tl.max(sums, axis=0))
+    weights = weights / tl.sum(weights, axis=0)
+    address = (line * splits + index)[:, None] * DIM + columns[None, :]
+    readable = exists[:, None] & (columns < DIM)[None, :]
+    parts = tl.load(parts_ptr + address, mask=readable, other=0.0)
+    mean = tl.sum(parts * weights[:, None], axis=0)
+    tl.store(out_ptr + line * DIM + columns, mean, mask=columns < DIM)

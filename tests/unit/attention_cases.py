@@ -1,0 +1,143 @@
+"""Ragged batches, and a backend's answer to them against the reference's.
+
+    TRITON_INTERPRET=1 python -m tests.unit.attention_cases
+
+runs all cases through Triton's interpreter, which must be chosen before Triton is imported.
+"""
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.request import SamplingParams
+from baton.engine.attention.base import Attention, make_batch
+from baton.engine.attention.reference import ReferenceAttention
+from baton.engine.plan import Row
+
+LAYERS = 2
+SAMPLING = SamplingParams(max_tokens=1)
+UNINTERPRETED = (torch.bfloat16,)
+"""Triton 3.9's interpreter multiplies the bit patterns of this format. FP16 takes the same path
+through the kernels."""
+
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+"""Absolute, for values of about 1: sums in another order, and in the 16-bit formats products
+whose operands (the softmax weights) were rounded once more than the reference's."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """``rows``: tokens in the cache before the step, and tokens of the step; decodes first."""
+
+    name: str
+    rows: Sequence[tuple[int, int]]
+    heads: int
+    kv_heads: int
+    dim: int
+    block_tokens: int
+    dtype: torch.dtype = torch.float32
+
+
+CASES = [
+    Case("one token, no context", [(0, 1)], 4, 2, 16, 16),
+    Case("decodes at block edges", [(15, 1), (16, 1), (17, 1), (0, 1), (63, 1)], 4, 2, 16, 16),
+    Case("a long decode beside short ones", [(700, 1), (3, 1), (129, 1)], 4, 1, 32, 16),
+    Case("decodes in large blocks", [(64, 1), (63, 1), (200, 1)], 6, 2, 24, 64),
+    Case("fresh prompts", [(0, 33), (0, 2), (0, 64)], 4, 2, 32, 16),
+    Case("chunks with context", [(16, 16), (100, 37), (1, 5)], 4, 2, 16, 16),
+    Case("decodes and chunks", [(40, 1), (7, 1), (0, 20), (90, 30)], 8, 2, 16, 16),
+    Case("odd head size, one KV head", [(20, 1), (0, 19), (31, 18)], 3, 1, 20, 16),
+    Case("as many KV heads as heads", [(50, 1), (0, 40)], 4, 4, 80, 16),
+    Case("group of eight, large blocks", [(130, 1), (64, 70)], 8, 1, 64, 64),
+    Case("bfloat16", [(90, 1), (0, 35), (48, 20)], 4, 2, 64, 16, torch.bfloat16),
+    Case("float16", [(90, 1), (0, 35), (48, 20)], 4, 2, 32, 16, torch.float16),
+]
+
+
+def check(case: Case, backend: type[Any], seed: int) -> float:
+    """The largest difference from the reference; raises AssertionError when it is too large, or
+    when the backend wrote anything but its own slots."""
+    chance = torch.Generator().manual_seed(seed)
+    pool = random_pool(case, chance)
+    batch = make_batch(rows_of(case, seed), case.block_tokens, torch.device("cpu"))
+    num_tokens = batch.offsets[-1]
+    q = torch.randn(num_tokens, case.heads, case.dim, generator=chance).to(case.dtype)
+    k, v = (
+        torch.randn(num_tokens, case.kv_heads, case.dim, generator=chance).to(case.dtype)
+        for _ in range(2)
+    )
+    expected_pool, worst = pool.clone(), 0.0
+    ours, reference = bound(backend, pool, case), bound(ReferenceAttention, expected_pool, case)
+    for attention in (ours, reference):
+        attention.prepare(batch)
+    for layer in range(LAYERS):
+        got, wanted = (a.attend(layer, q, k, v) for a in (ours, reference))
+        worst = max(worst, float((got.float() - wanted.float()).abs().max()))
+    assert torch.equal(pool, expected_pool), f"{case.name}: the pools differ"
+    assert worst <= TOLERANCE[case.dtype], f"{case.name}: differs by {worst}"
+    return worst
+
+
+def bound(backend: type[Any], pool: torch.Tensor, case: Case) -> Attention:
+    attention: Attention = backend(SimpleNamespace(tensor=pool, block_tokens=case.block_tokens))
+    return attention
+
+
+def num_blocks_of(case: Case) -> list[int]:
+    return [-(-(start + count) // case.block_tokens) for start, count in case.rows]
+
+
+def random_pool(case: Case, chance: torch.Generator) -> torch.Tensor:
+    shape = (sum(num_blocks_of(case)) + 3, LAYERS, 2, case.block_tokens, case.kv_heads, case.dim)
+    return torch.randn(shape, generator=chance).to(case.dtype)
+
+
+def rows_of(case: Case, seed: int) -> list[Row]:
+    """Every row has blocks of its own, in no order."""
+    total = sum(num_blocks_of(case)) + 3
+    ids = iter(np.random.default_rng(seed).permutation(total).tolist())
+    return [
+        Row(
+            request_id=RequestId(str(number)),
+            token_ids=(TokenId(0),) * count,
+            start=start,
+            block_ids=tuple(BlockId(next(ids)) for _ in range(blocks)),
+            sample=False,
+            sampling=SAMPLING,
+        )
+        for number, ((start, count), blocks) in enumerate(
+            zip(case.rows, num_blocks_of(case), strict=True)
+        )
+    ]
+
+
+def split_everywhere(backend: type[Any], splits: int) -> type[Any]:
+    """The interpreter has one processor, so that no context would be split by itself."""
+
+    class Split(backend):  # type: ignore[misc]
+        def _num_splits(self, rows: int, n: int) -> int:
+            return splits
+
+    return Split
+
+
+def main() -> int:
+    from baton.engine.attention.triton_cuda import TritonAttention
+
+    for seed, case in enumerate(CASES):
+        if case.dtype in UNINTERPRETED:
+            continue
+        for splits in (1, 3):
+            worst = check(case, split_everywhere(TritonAttention, splits), seed)
+            print(f"{case.name}, {splits} splits, seed {seed}: within {worst:.1e}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

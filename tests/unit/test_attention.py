@@ -1,0 +1,61 @@
+"""Every attention backend gives the reference's answer, and writes its own slots alone."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from baton.engine.attention.cpu import CpuAttention
+from baton.engine.attention.triton_cuda import (
+    MAX_SPLITS,
+    TritonAttention,
+    decode_tiling,
+    prefill_tiling,
+)
+from tests.unit.attention_cases import CASES, UNINTERPRETED, Case, bound, check, random_pool
+
+
+@pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
+def test_cpu(seed: int) -> None:
+    print(f"seed {seed}")
+    check(CASES[seed], CpuAttention, seed)
+
+
+@pytest.mark.timeout(300)
+def test_triton_through_its_interpreter() -> None:
+    """In a process of its own: the interpreter is chosen when Triton is imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.attention_cases"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    interpreted = [case for case in CASES if case.dtype not in UNINTERPRETED]
+    assert done.stdout.count("within") == 2 * len(interpreted)
+
+
+def test_a_tile_holds_whole_groups() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for dim in (16, 64, 128, 256):
+            for group in (1, 3, 8, 40):
+                prefill, decode = (t(dtype, dim, group) for t in (prefill_tiling, decode_tiling))
+                assert prefill.m >= group and decode.m >= group
+                assert decode.m >= 16 and prefill.n >= 16
+
+
+def test_contexts_are_split_until_the_device_is_full() -> None:
+    case = Case("", [(8191, 1)], 8, 2, 16, 16)
+    attention = bound(TritonAttention, random_pool(case, torch.Generator()), case)
+    assert isinstance(attention, TritonAttention)
+    attention._batch = type("B", (), {"contexts": (8192, 40)})()
+    attention._processors = 64
+    assert attention._num_splits(2, 64) == 2 * 64 // (2 * 2)
+    assert attention._num_splits(1, 64) == MAX_SPLITS
+    assert attention._num_splits(500, 64) == 1
+    attention._batch = type("B", (), {"contexts": (40,)})()
+    assert attention._num_splits(1, 64) == 1
