@@ -1,24 +1,18 @@
 """The router's own placement, for when no conductor answers: a ring that every router shares."""
 
-import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
-
-import uhashring
 
 from baton.core.handoff import WorkerRef
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.errors import Unavailable
+from baton.ring import successors
 from router.cluster import Cluster
 from router.placement import Placement, PlaceQuery
 
 KEY_DEPTH = 8
 """Blocks whose chain key picks the prefill worker: 128 tokens of 16 go beyond the system
 prompts that all requests share, and stay below where conversations part."""
-
-POINTS_PER_WORKER = 256
-"""Load varies by about 6 % between workers."""
 
 SLACK = 1.25
 """No worker is picked whose load exceeds this many times the mean (bounded loads)."""
@@ -53,12 +47,11 @@ class RingPlacer:
 
 def pick(members: Sequence[Member], key: bytes) -> Member:
     """The first on the ring after ``key`` that is not much busier than the others."""
-    by_id = {member.id: member for member in members}
-    busy = {member.id: member.load.running + member.load.waiting for member in members}
+    by_id: dict[str, Member] = {member.id: member for member in members}
+    busy = {name: member.load.running + member.load.waiting for name, member in by_id.items()}
     limit = SLACK * sum(busy.values()) / len(busy) + FREE_REQUESTS
-    ring = _ring(tuple(sorted(by_id)))
-    order = [by_id[entry["nodename"]] for entry in ring.range(key)]
-    return next(member for member in order if busy[member.id] <= limit)
+    order = successors(tuple(sorted(by_id)), key)
+    return next(by_id[name] for name in order if busy[name] <= limit)
 
 
 def _prefix(query: PlaceQuery) -> bytes:
@@ -66,16 +59,6 @@ def _prefix(query: PlaceQuery) -> bytes:
     if not query.block_keys:
         return query.request_id.encode()
     return query.block_keys[min(len(query.block_keys), KEY_DEPTH) - 1]
-
-
-@lru_cache(maxsize=64)
-def _ring(ids: tuple[str, ...]) -> uhashring.HashRing:
-    return uhashring.HashRing(list(ids), vnodes=POINTS_PER_WORKER, hash_fn=_position)
-
-
-def _position(key: bytes | str) -> int:
-    data = key.encode() if isinstance(key, str) else key
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")
 
 
 def _ref(member: Member) -> WorkerRef:
