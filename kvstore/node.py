@@ -12,7 +12,7 @@ from baton.core.ids import BlockKey
 from baton.core.store import LeasedBlocks, PutRequest, PutResult, StoreStats
 from baton.errors import BatonError, Corrupt, Invalid, Overloaded
 from baton.kv.index import Holder, KvIndex
-from baton.transport.base import Span, Transport
+from baton.transport.base import Span, Transfer, Transport
 from baton.transport.flow import TransferFailed, transfer
 from baton.transport.region import HostMemory
 from baton.transport.select import choose
@@ -51,6 +51,7 @@ class StoreNode:
         self._clock = clock
         self._shelf = Shelf(memory.region.size_bytes, slab_bytes)
         self._num_puts = 0
+        self._strays: list[tuple[Transport, Transfer, list[Slot]]] = []
         self._checksum_failures = 0
         self._changes: asyncio.Queue[tuple[bool, list[BlockKey]]] = asyncio.Queue(MAX_UNPUBLISHED)
         self._must_resync = False
@@ -68,6 +69,7 @@ class StoreNode:
         if transport is None:
             raise Invalid(f"this node has no transport {request.source.transport!r}")
         self._num_puts += 1
+        self._recover_strays()
         try:
             return await self._put(request, transport)
         finally:
@@ -131,11 +133,14 @@ class StoreNode:
             if pairs:
                 await self._fill(transport, request, pairs)
         except TransferFailed as error:
+            slots = [slot for _, slot in pairs]
             if error.stray is None:
-                self._discard(pairs)
+                self._discard(slots)
+            else:
+                self._strays.append((transport, error.stray, slots))
             raise
         except BaseException:
-            self._discard(pairs)
+            self._discard([slot for _, slot in pairs])
             raise
         # The first block is sealed last, so that of a prefix the end is evicted first.
         for block, slot in reversed(pairs):
@@ -164,9 +169,19 @@ class StoreNode:
             for block, slot in pairs
         )
 
-    def _discard(self, pairs: Sequence[tuple[BlockRef, Slot]]) -> None:
-        for _, slot in pairs:
+    def _discard(self, slots: Sequence[Slot]) -> None:
+        for slot in slots:
             self._shelf.discard(slot)
+
+    def _recover_strays(self) -> None:
+        """Frees the slots of reads that could not be ended, once they have ended."""
+        under_way = []
+        for transport, stray, slots in self._strays:
+            if transport.release(stray):
+                self._discard(slots)
+            else:
+                under_way.append((transport, stray, slots))
+        self._strays = under_way
 
     def _note(self, added: bool, keys: list[BlockKey]) -> None:
         if not keys:

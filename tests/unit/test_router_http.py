@@ -697,7 +697,7 @@ async def listening(house: House) -> AsyncIterator[str]:
 
 async def eventually(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110
+        while not condition():
             await asyncio.sleep(0.001)
 
 

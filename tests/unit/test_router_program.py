@@ -49,7 +49,7 @@ async def router_in(registry: MemoryRegistry) -> Member | None:
 
 async def until_ready(registry: MemoryRegistry) -> None:
     async with asyncio.timeout(5):
-        while (me := await router_in(registry)) is None or me.state is not WorkerState.READY:  # noqa: ASYNC110
+        while (me := await router_in(registry)) is None or me.state is not WorkerState.READY:
             await asyncio.sleep(0.01)
 
 

@@ -1,0 +1,120 @@
+"""One suite over the KV index in Redis and its in-memory twin."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis
+from redis.asyncio import Redis
+
+from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.errors import Unavailable
+from baton.kv.index import Holder, KvIndex, PrefixHit, bisect_prefix
+from baton.kv.memory_index import MemoryKvIndex
+from baton.kv.redis_index import BATCH_KEYS, RedisKvIndex
+from tests.contract.conftest import RunningValkey
+
+
+def holder(node: str, generation: int = 1) -> Holder:
+    return Holder(WorkerId(node), Generation(generation))
+
+
+def chain(count: int, first: int = 0) -> list[BlockKey]:
+    return [BlockKey(number.to_bytes(16, "big")) for number in range(first, first + count)]
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def index(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterator[KvIndex]:
+    if request.param == "memory":
+        yield MemoryKvIndex()
+        return
+    async with Redis.from_url(valkey_url) as client:
+        await client.flushall()
+    opened = RedisKvIndex(valkey_url, "test")
+    yield opened
+    await opened.close()
+
+
+async def test_the_longest_prefix_of_every_length(index: KvIndex) -> None:
+    keys = chain(9)
+    assert await index.longest_prefix([]) == PrefixHit(0, ())
+    for held in range(len(keys)):
+        assert (await index.longest_prefix(keys)).num_blocks == held
+        await index.add(holder("a"), keys[held : held + 1])
+    assert await index.longest_prefix(keys) == PrefixHit(9, (holder("a"),))
+    assert await index.longest_prefix(keys + chain(3, 100)) == PrefixHit(9, (holder("a"),))
+    assert (await index.longest_prefix(chain(5, 200))).num_blocks == 0
+
+
+async def test_holders_are_those_of_the_last_block(index: KvIndex) -> None:
+    keys = chain(4)
+    await index.add(holder("b"), keys)
+    await index.add(holder("a"), keys[:2])
+    assert await index.longest_prefix(keys) == PrefixHit(4, (holder("b"),))
+    both = PrefixHit(2, (holder("a"), holder("b")))
+    assert await index.longest_prefix(keys[:2]) == both
+
+
+async def test_a_reborn_node_replaces_its_entries(index: KvIndex) -> None:
+    keys = chain(2)
+    await index.add(holder("a", 1), keys)
+    await index.add(holder("a", 2), keys[:1])
+    assert await index.longest_prefix(keys[:1]) == PrefixHit(1, (holder("a", 2),))
+    await index.remove(holder("a", 1), keys)  # late news of the old life
+    assert await index.longest_prefix(keys[:1]) == PrefixHit(1, (holder("a", 2),))
+    await index.remove(holder("a", 2), keys[:1])
+    assert await index.longest_prefix(keys) == PrefixHit(0, ())
+
+
+async def test_more_keys_than_one_batch(index: KvIndex) -> None:
+    keys = chain(2 * BATCH_KEYS + 1)
+    await index.add(holder("a"), keys)
+    assert (await index.longest_prefix(keys)).num_blocks == len(keys)
+    await index.remove(holder("a"), keys[BATCH_KEYS - 1 :])
+    assert (await index.longest_prefix(keys)).num_blocks == BATCH_KEYS - 1
+
+
+async def test_prefixes_are_searched_not_scanned() -> None:
+    asked = []
+
+    async def holders_of(key: BlockKey) -> tuple[Holder, ...]:
+        asked.append(key)
+        return (holder("a"),) if key < chain(1, 700)[0] else ()
+
+    assert (await bisect_prefix(chain(1024), holders_of)).num_blocks == 700
+    assert len(asked) <= 11
+
+
+async def test_every_change_is_told_in_order(valkey_url: str) -> None:
+    index = RedisKvIndex(valkey_url, "told")
+    keys = chain(2)
+    await index.add(holder("a", 7), keys)
+    await index.remove(holder("a", 7), keys[:1])
+    with redis.Redis.from_url(valkey_url) as client:
+        events = [fields for _, fields in client.xrange("baton:told:kv-events:a")]
+    assert events == [
+        {b"operation": b"add", b"generation": b"7", b"keys": b"".join(keys)},
+        {b"operation": b"remove", b"generation": b"7", b"keys": keys[0]},
+    ]
+    await index.close()
+
+
+async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
+    index = RedisKvIndex(valkey_url, "garbage")
+    key = chain(1)[0]
+    with redis.Redis.from_url(valkey_url) as client:
+        client.hset(b"baton:garbage:kv:" + key, b"\xff", b"not a number")
+        client.hset(b"baton:garbage:kv:" + key, b"a", b"3")
+    assert await index.longest_prefix([key]) == PrefixHit(1, (holder("a", 3),))
+    await index.close()
+
+
+async def test_redis_gone(tmp_path: Path) -> None:
+    server = RunningValkey(tmp_path)
+    index = RedisKvIndex(server.url, "test")
+    with server:
+        await index.add(holder("a"), chain(1))
+    for call in (index.add(holder("a"), chain(1)), index.longest_prefix(chain(1))):
+        with pytest.raises(Unavailable):
+            await call
+    await index.close()
