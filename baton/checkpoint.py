@@ -151,9 +151,10 @@ def shard_header(shard: Path) -> tuple[dict[str, Any], int]:
             raise Invalid(f"{shard}: not a safetensors file, or truncated in its header")
         try:
             header: dict[str, Any] = json.loads(file.read(length))
-        except ValueError as error:
-            raise Invalid(f"{shard}: the header is no JSON: {error}") from error
-    ends = [entry["data_offsets"][1] for key, entry in header.items() if key != "__metadata__"]
+            entries = [entry for key, entry in header.items() if key != "__metadata__"]
+            ends = [int(entry["data_offsets"][1]) for entry in entries]
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            raise Invalid(f"{shard}: the header is not that of safetensors: {error}") from error
     expected = 8 + length + max(ends, default=0)
     if size < expected:
         raise Invalid(f"{shard}: truncated, {size} bytes of {expected}")

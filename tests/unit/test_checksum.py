@@ -1,0 +1,39 @@
+"""What is checked after a read: any changed byte shows."""
+
+import numpy as np
+import torch
+import xxhash
+
+from baton.engine.checksum import weighted_sums
+
+SEED = 3
+
+
+def test_any_changed_word_changes_the_weighted_sum() -> None:
+    print(f"seed {SEED}")
+    chance = np.random.default_rng(SEED)
+    block = torch.from_numpy(chance.integers(256, size=512, dtype=np.uint8))
+    (base,) = weighted_sums(block[None])
+    for position in range(512):
+        changed = block.clone()
+        changed[position] ^= 1 << int(chance.integers(8))
+        assert weighted_sums(changed[None]) != [base]
+
+
+def test_swapped_words_change_the_weighted_sum() -> None:
+    words = torch.arange(128, dtype=torch.int32)[None]
+    swapped = words.clone()
+    swapped[0, 5], swapped[0, 9] = words[0, 9], words[0, 5]
+    assert weighted_sums(words) != weighted_sums(swapped)
+
+
+def test_weighted_sums_by_hand() -> None:
+    golden = 0x9E3779B97F4A7C15
+    words = [1, -2, 3]
+    expected = sum(word * (2 * n + 1) * golden for n, word in enumerate(words)) % 2**64
+    assert weighted_sums(torch.tensor([words], dtype=torch.int32)) == [expected]
+
+
+def test_xxh3_is_the_published_one() -> None:
+    """XXH3-64 of nothing, seed 0, as the reference implementation prints it."""
+    assert xxhash.xxh3_64_intdigest(b"") == 0x2D06800538D394C2

@@ -1,0 +1,126 @@
+"""Sampling against a plain model in NumPy, with exact tokens."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.philox import uniform
+from baton.core.request import SamplingParams
+from baton.engine.plan import Row
+from baton.engine.sampler import sample
+
+VOCAB = 40
+SEED = 20261121
+PLAIN = SamplingParams(max_tokens=1)
+CASES = {
+    "temperature": replace(PLAIN, temperature=0.7),
+    "hot": replace(PLAIN, temperature=3.0),
+    "top_k": replace(PLAIN, top_k=3),
+    "top_k of one": replace(PLAIN, top_k=1),
+    "top_k beyond the vocabulary": replace(PLAIN, top_k=10 * VOCAB),
+    "top_p": replace(PLAIN, top_p=0.6),
+    "tiny top_p": replace(PLAIN, top_p=1e-9),
+    "min_p": replace(PLAIN, min_p=0.2),
+    "all filters": replace(PLAIN, top_k=9, top_p=0.8, min_p=0.05, temperature=1.4),
+    "repetition": replace(PLAIN, repetition_penalty=1.5),
+    "presence": replace(PLAIN, presence_penalty=1.5),
+    "frequency": replace(PLAIN, frequency_penalty=-0.7),
+    "bias": replace(PLAIN, logit_bias=((TokenId(3), 2.5), (TokenId(4), -100.0))),
+    "greedy with penalties": replace(PLAIN, temperature=0.0, frequency_penalty=2.0),
+}
+HISTORY = [1, 5, 5, 7, 7, 7, 30]
+NUM_PROMPT = 3
+
+
+def row(params: SamplingParams, position: int = len(HISTORY)) -> Row:
+    history = tuple(TokenId(token) for token in HISTORY) if params.needs_history else ()
+    return Row(
+        RequestId("r"), (TokenId(0),), position - 1, (BlockId(0),) * 100, True, params,
+        history, NUM_PROMPT if history else 0,
+    )  # fmt: skip
+
+
+def expected(logits: np.ndarray, params: SamplingParams, position: int) -> int:
+    """The same rules, written down once more and slowly."""
+    scores = logits.astype(np.float64)
+    for token in set(HISTORY) if params.repetition_penalty != 1 else ():
+        factor = params.repetition_penalty
+        scores[token] = scores[token] / factor if scores[token] > 0 else scores[token] * factor
+    answer = HISTORY[NUM_PROMPT:]
+    for token in set(answer):
+        scores[token] -= params.presence_penalty
+        scores[token] -= params.frequency_penalty * answer.count(token)
+    for token, bias in params.logit_bias:
+        scores[token] += bias
+    if params.temperature == 0:
+        return int(scores.argmax())
+    scores /= params.temperature
+    chances = np.exp(scores - scores.max())
+    chances /= chances.sum()
+    chances[chances < params.min_p * chances.max()] = 0
+    order = sorted(range(len(chances)), key=lambda token: (-chances[token], token))
+    kept = order[: params.top_k] if params.top_k else order
+    total = chances[kept].sum()
+    nucleus, reached = [], 0.0
+    for token in kept:
+        if reached >= params.top_p:
+            break
+        nucleus.append(token)
+        reached += chances[token] / total
+    allowed = np.zeros_like(chances)
+    allowed[nucleus] = chances[nucleus]
+    draw = uniform(params.seed, position) * allowed.sum()
+    return int(np.searchsorted(np.cumsum(allowed), draw, side="right"))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_parameter(name: str) -> None:
+    print(f"seed {SEED}")
+    chance = np.random.default_rng(SEED)
+    seen = set()
+    for trial in range(60):
+        logits = chance.normal(scale=2, size=VOCAB).astype(np.float32)
+        params = replace(CASES[name], seed=trial)
+        token = sample(torch.from_numpy(logits)[None], [row(params)])[0].token_id
+        assert token == expected(logits, params, len(HISTORY))
+        seen.add(token)
+    assert len(seen) > 1
+
+
+def test_frequencies_follow_the_distribution() -> None:
+    logits = torch.tensor([[0.0, 1.0, 2.0, -50.0]])
+    params = replace(PLAIN, seed=SEED)
+    draws = [sample(logits, [row(params, position)])[0].token_id for position in range(1, 4001)]
+    wanted = logits[0].double().softmax(dim=0) * len(draws)
+    for token, count in enumerate(wanted.tolist()):
+        assert abs(draws.count(token) - count) <= 6 * max(count, 1) ** 0.5
+
+
+def test_the_same_alone_and_in_a_batch() -> None:
+    chance = np.random.default_rng(SEED)
+    logits = torch.from_numpy(chance.normal(size=(len(CASES), VOCAB)).astype(np.float32))
+    rows = [row(replace(params, seed=n)) for n, params in enumerate(CASES.values())]
+    alone = [sample(logits[n : n + 1], [one])[0] for n, one in enumerate(rows)]
+    assert sample(logits, rows) == alone
+
+
+def test_greedy_takes_the_first_of_equals() -> None:
+    logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
+    assert sample(logits, [row(replace(PLAIN, temperature=0.0))])[0].token_id == 1
+
+
+def test_logprobs_are_the_models_own() -> None:
+    logits = torch.tensor([[1.0, 4.0, 3.0, 2.0]])
+    params = replace(PLAIN, temperature=0.0, logprobs=2, logit_bias=((TokenId(0), 50.0),))
+    sampled = sample(logits, [row(params)])[0]
+    reference = logits[0].log_softmax(dim=0)
+    assert sampled.token_id == 0
+    assert sampled.logprob is not None
+    assert sampled.logprob.logprob == pytest.approx(float(reference[0]))
+    assert [token for token, _ in sampled.logprob.top] == [1, 2]
+    assert [value for _, value in sampled.logprob.top] == pytest.approx(reference[1:3].tolist())
+    none = sample(logits, [row(replace(params, logprobs=0))])[0].logprob
+    assert none is not None and none.top == ()
