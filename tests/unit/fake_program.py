@@ -1,0 +1,41 @@
+"""A program that only reports: what supervisors are tested with.
+
+    python -m tests.unit.fake_program FOLDER ROLE [--status-fd N]
+
+Serves until SIGTERM, and writes its id to FOLDER/stopped as it ends. FOLDER/misbehave, a JSON
+object, tells an id to ``fail`` (exit 1), to be asked ``wrongly`` (exit 2), or to be ``deaf`` to
+SIGTERM.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from baton.runtime.status import STATUS, Report, open_status
+
+
+def main(folder: Path, role: str, status_fd: int) -> int:
+    me = os.environ["BATON_ID"]
+    rules = folder / "misbehave"
+    rule = json.loads(rules.read_text()).get(me, "") if rules.exists() else ""
+    open_status(status_fd)
+    STATUS.send(Report("starting", "weights", 1, 2))
+    if rule in ("fail", "wrongly"):
+        print(f"baton: {me} can't start", file=sys.stderr)
+        return 2 if rule == "wrongly" else 1
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    STATUS.send(Report("serving", address=f"127.0.0.1:{1000 + len(role)}"))
+    if rule == "deaf":
+        while True:
+            signal.sigwait({signal.SIGTERM})
+    signal.sigwait({signal.SIGTERM})
+    STATUS.send(Report("draining"))
+    with (folder / "stopped").open("a") as file:
+        file.write(f"{me}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[4])))

@@ -1,0 +1,160 @@
+"""Settings: one name each, flag over environment over file over default, and clear complaints."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.config import (
+    DEMO_MODEL,
+    child_environment,
+    home,
+    load_settings,
+    thread_environment,
+    to_environment,
+)
+from baton.errors import Invalid
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in list(os.environ):
+        if name.startswith("BATON_"):
+            monkeypatch.delenv(name)
+    # load_settings() hands a file's name on to later readers; undone after each test.
+    monkeypatch.setenv("BATON_CONFIG", "")
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "baton.yaml"
+    file.write_text(text)
+    return file
+
+
+def test_defaults() -> None:
+    settings = load_settings()
+    assert (settings.port, settings.prefill, settings.decode) == (8000, 1, 1)
+    assert settings.model == str(DEMO_MODEL)
+    assert settings.host == settings.grpc_host == "127.0.0.1"
+    assert settings.transports == ()
+    assert settings.model_name == "demo"
+
+
+def test_flag_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, "port: 1\nprefill: 2\ndecode: 3\n")
+    monkeypatch.setenv("BATON_PREFILL", "20")
+    monkeypatch.setenv("BATON_DECODE", "30")
+    settings = load_settings(file, decode=300)
+    assert (settings.port, settings.prefill, settings.decode) == (1, 20, 300)
+
+
+def test_flags_that_were_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_PORT", "9")
+    assert load_settings(port=None).port == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("port", "70000", "port is '70000': input should be less than or equal to 65535"),
+        ("port", "http", "port is 'http': input should be a valid integer"),
+        ("prefill", "0", "prefill is '0': input should be greater than 0"),
+        ("dtype", "int4", "dtype is 'int4': input should be 'auto', 'float32', 'bfloat16'"),
+        ("device", "tpu", "device is 'tpu'"),
+        ("transports", "shm,pigeon", "transports is .*must be auto, or some of shm,nixl,grpc"),
+        ("pool_bytes", "lots", "pool_bytes is 'lots'"),
+        ("heartbeat_seconds", "nan", "heartbeat_seconds is 'nan'"),
+        ("cluster", "My Cluster", "cluster is 'My Cluster'"),
+        ("log_level", "loud", "log_level is 'loud'"),
+    ],
+)
+def test_wrong_values_name_key_value_and_what_is_right(
+    name: str, value: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Invalid, match=message):
+        load_settings(**{name: value})
+    monkeypatch.setenv(f"BATON_{name.upper()}", value)
+    with pytest.raises(Invalid, match=message):
+        load_settings()
+
+
+def test_several_wrong_values_are_told_at_once() -> None:
+    with pytest.raises(Invalid, match=r"port is -1.*; .*prefill is -2"):
+        load_settings(port=-1, prefill=-2)
+
+
+def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Invalid, match="no setting 'prefil'; did you mean prefill"):
+        load_settings(prefil=1)
+    with pytest.raises(Invalid, match=r"baton\.yaml: there is no setting 'prot'"):
+        load_settings(write(tmp_path, "prot: 1"))
+    monkeypatch.setenv("BATON_CONFIG", "")
+    monkeypatch.setenv("BATON_DECODES", "1")
+    with pytest.raises(Invalid, match=r"environment variable BATON_DECODES.*did you mean decode"):
+        load_settings()
+
+
+@pytest.mark.parametrize("text", ["- a\n", "{", "just words", "\x00"])
+def test_files_that_are_no_mapping(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Invalid, match=r"config file .*baton\.yaml"):
+        load_settings(write(tmp_path, text))
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match=r"nowhere\.yaml"):
+        load_settings(tmp_path / "nowhere.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1", 1), ("10K", 10_000), ("2MiB", 2 << 20), ("3GiB", 3 << 30)]
+)
+def test_sizes(text: str, size: int) -> None:
+    assert load_settings(store_bytes=text).store_bytes == size
+
+
+@pytest.mark.parametrize("name", ["api_keys", "redis_url", "cluster_secret", "admin_key"])
+def test_secrets_are_never_repeated(name: str) -> None:
+    with pytest.raises(Invalid) as failure:
+        load_settings(**{name: ["hush", 7]})
+    assert "hush" not in str(failure.value)
+    assert name in str(failure.value)
+
+
+def test_listening_beyond_loopback_needs_a_lock() -> None:
+    with pytest.raises(Invalid, match="needs api_keys"):
+        load_settings(host="0.0.0.0")
+    with pytest.raises(Invalid, match="needs cluster_secret"):
+        load_settings(grpc_host="0.0.0.0")
+    assert load_settings(host="0.0.0.0", api_keys="k=t").api_keys == {"k": "t"}
+    assert load_settings(host="0.0.0.0", allow_open_http=True).host == "0.0.0.0"
+    assert load_settings(grpc_host="0.0.0.0", cluster_secret="s").grpc_host == "0.0.0.0"
+
+
+@pytest.mark.parametrize("text", ["key", "key=", "=tenant", "{", '{"a": 1}'])
+def test_malformed_api_keys(text: str) -> None:
+    with pytest.raises(Invalid, match="api_keys"):
+        load_settings(api_keys=text)
+
+
+def test_settings_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = load_settings(
+        api_keys={"k,1": "t=2"}, transports="grpc,shm", pool_bytes="1MiB", redis_url="redis://x/0",
+        served_model_name="it's", cluster_secret="s s",
+    )  # fmt: skip
+    monkeypatch.setenv("BATON_PORT", "1")
+    environment = child_environment(to_environment(settings), {"EXTRA": "1"})
+    assert environment["EXTRA"] == "1"
+    for name in [name for name in environment if name.startswith("BATON_")]:
+        monkeypatch.setenv(name, environment[name])
+    assert load_settings() == settings
+
+
+def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BATON_HOME", str(tmp_path))
+    assert home() == tmp_path
+
+
+def test_who_waits_does_not_spin() -> None:
+    assert thread_environment(3)["OMP_NUM_THREADS"] == "3"
+    assert thread_environment(0)["OMP_WAIT_POLICY"] == "PASSIVE"

@@ -1,0 +1,170 @@
+"""Every program's life: STARTING → SERVING → DRAINING → STOPPED, or FAILED."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from baton.errors import BatonError, Invalid, Unavailable
+from baton.runtime import serve as serve_module
+from baton.runtime.serve import TRANSITIONS, Lifecycle, ProgramState, only_error
+
+Act = Callable[[], Coroutine[Any, Any, None]]
+
+
+async def at_once() -> None:
+    return
+
+
+async def never() -> None:
+    await asyncio.Event().wait()
+
+
+def fails(error: BaseException) -> Act:
+    async def act() -> None:
+        raise error
+
+    return act
+
+
+class Fake:
+    """Each phase does what it is told; ``calls`` says which were begun."""
+
+    address = "127.0.0.1:1"
+
+    def __init__(self, **acts: Act) -> None:
+        self._acts = {"start": at_once, "run": never, "drain": at_once, "stop": at_once, **acts}
+        self.calls: list[str] = []
+        self.serving = asyncio.Event()
+        self.draining = asyncio.Event()
+
+    async def _do(self, name: str) -> None:
+        self.calls.append(name)
+        await self._acts[name]()
+
+    async def start(self) -> None:
+        await self._do("start")
+
+    async def run(self) -> None:
+        self.serving.set()
+        await self._do("run")
+
+    async def drain(self) -> None:
+        self.draining.set()
+        await self._do("drain")
+
+    async def stop(self) -> None:
+        await self._do("stop")
+
+
+async def test_a_whole_life() -> None:
+    program = Fake()
+    life = Lifecycle(program, 5.0)
+    running = asyncio.create_task(life.run())
+    await program.serving.wait()
+    assert life.state is ProgramState.SERVING
+    life.ask_to_stop()
+    await running
+    assert life.state is ProgramState.STOPPED
+    assert program.calls == ["start", "run", "drain", "stop"]
+
+
+async def test_a_start_that_fails() -> None:
+    program = Fake(start=fails(Invalid("no such model")))
+    life = Lifecycle(program, 5.0)
+    with pytest.raises(Invalid, match="no such model"):
+        await life.run()
+    assert life.state is ProgramState.FAILED
+    assert program.calls == ["start", "stop"]
+    assert not life.has_served
+
+
+async def test_asked_to_stop_while_starting() -> None:
+    program = Fake(start=never)
+    life = Lifecycle(program, 5.0)
+    life.ask_to_stop()
+    await life.run()
+    assert life.state is ProgramState.STOPPED
+    assert "run" not in program.calls and program.calls[-1] == "stop"
+
+
+async def test_a_crash_while_serving_drains_and_then_raises() -> None:
+    program = Fake(run=fails(Unavailable("the engine has died")))
+    life = Lifecycle(program, 5.0)
+    with pytest.raises(Unavailable, match="the engine has died"):
+        await life.run()
+    assert life.state is ProgramState.FAILED
+    assert program.calls == ["start", "run", "drain", "stop"]
+
+
+async def test_a_crash_while_draining_raises() -> None:
+    crash = asyncio.Event()
+
+    async def run() -> None:
+        await crash.wait()
+        raise Unavailable("died late")
+
+    program = Fake(run=run, drain=never)
+    life = Lifecycle(program, 60.0)
+    running = asyncio.create_task(life.run())
+    await program.serving.wait()
+    life.ask_to_stop()
+    await program.draining.wait()
+    crash.set()
+    with pytest.raises(Unavailable, match="died late"):
+        await running
+    assert program.calls[-1] == "stop"
+
+
+async def test_asked_twice_ends_the_drain() -> None:
+    program = Fake(drain=never)
+    life = Lifecycle(program, 60.0)
+    running = asyncio.create_task(life.run())
+    await program.serving.wait()
+    life.ask_to_stop()
+    await program.draining.wait()
+    life.ask_to_stop()
+    await running
+    assert life.state is ProgramState.STOPPED
+
+
+async def test_a_drain_has_its_time_and_no_more() -> None:
+    program = Fake(drain=never)
+    life = Lifecycle(program, 0.01)
+    running = asyncio.create_task(life.run())
+    await program.serving.wait()
+    life.ask_to_stop()
+    await running
+    assert life.state is ProgramState.STOPPED
+
+
+async def test_a_drain_that_fails_still_stops() -> None:
+    program = Fake(drain=fails(Unavailable("gone")))
+    life = Lifecycle(program, 5.0)
+    running = asyncio.create_task(life.run())
+    await program.serving.wait()
+    life.ask_to_stop()
+    await running
+    assert life.state is ProgramState.STOPPED
+
+
+async def test_a_stop_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "STOP_SECONDS", 0.01)
+    life = Lifecycle(Fake(stop=never, start=fails(Invalid("x"))), 5.0)
+    with pytest.raises(Invalid):
+        await life.run()
+
+
+def test_terminal_states_have_no_way_out() -> None:
+    assert [state for state, after in TRANSITIONS.items() if not after] == [
+        ProgramState.STOPPED,
+        ProgramState.FAILED,
+    ]
+
+
+def test_a_bug_is_never_hidden_behind_an_error_of_ours() -> None:
+    ours, bug = Unavailable("gone"), ValueError("bug")
+    assert only_error(BaseExceptionGroup("g", [ExceptionGroup("h", [ours])])) is ours
+    assert only_error(BaseExceptionGroup("g", [ours, bug])) is None
+    assert isinstance(only_error(BaseExceptionGroup("g", [ours, Invalid("x")])), BatonError)
