@@ -13,7 +13,6 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
-from baton.errors import Invalid
 from baton.text.tokenizer import Tokenizer
 
 
@@ -29,8 +28,6 @@ def run_generate(
     settings: Settings, prompts: Sequence[str], sampling: SamplingParams, as_json: bool
 ) -> None:
     """Prints one answer per prompt, in their order. Raises Invalid."""
-    if not prompts:
-        raise Invalid("generate needs --prompt TEXT or --prompt-file FILE")
     path = resolve_model(settings.model)
     tokenizer = Tokenizer.load(path)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]

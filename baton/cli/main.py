@@ -174,6 +174,8 @@ def generate(
     flags = {"model": model, "device": device, "dtype": dtype}
     settings = load_settings(config, **merged(flags, set_))
     prompts = [*(prompt or []), *([_read(prompt_file)] if prompt_file else [])]
+    if not prompts:
+        raise Invalid("generate needs --prompt TEXT or --prompt-file FILE")
     sampling = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -224,7 +226,7 @@ def _read(path: Path) -> str:
 def main() -> None:
     """Errors of ours are one line on stderr."""
     try:
-        app(standalone_mode=True)
+        app(prog_name="baton")
     except BatonError as error:
         print(f"baton: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2 if isinstance(error, Invalid) else 1)

@@ -1,0 +1,148 @@
+"""The command line: exit codes, one clear line, and no torch where none is needed."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baton.runtime.state import ClusterFolder, ClusterState, ProcessState
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    return {**kept, "BATON_HOME": str(tmp_path)}
+
+
+def baton(
+    environment: dict[str, str], *arguments: str, **more: str
+) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "baton", *arguments],
+        env={**environment, **more},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["status"], 1, "no cluster named 'default' is running here: `baton up`"),
+        (["scale", "prefill=2"], 1, "no cluster named 'default'"),
+        (["scale", "prefill"], 2, "scale takes prefill=N and decode=N, not 'prefill'"),
+        (["scale", "decode=-1"], 2, "not 'decode=-1'"),
+        (["serve", "cook"], 2, "there is no role 'cook'; there are router, conductor"),
+        (["serve", "conductor"], 2, "redis_url is not set: BATON_REDIS_URL="),
+        (["serve", "router", "--set", "prot=1"], 2, "did you mean port"),
+        (["serve", "router", "--set", "port"], 2, "--set"),
+        (["up", "--on", "ray"], 2, "--on ray: this release runs workers as local processes"),
+        (["up", "--prefill", "0"], 2, "prefill is 0: input should be greater than 0"),
+        (["up", "--model", "./nowhere"], 2, "no directory './nowhere'"),
+        (["up", "--redis", "http://x"], 2, "redis_url"),
+        (["up", "--redis", "redis://127.0.0.1:1/0", "--port", "0"], 1, "can't be reached"),
+        (["generate"], 2, "generate needs --prompt TEXT or --prompt-file FILE"),
+        (["generate", "--prompt", "x", "--model", "/nowhere"], 2, "no directory '/nowhere'"),
+        (["explain", "some-request"], 1, "no cluster named 'default'"),
+    ],
+)
+def test_wrong_questions(
+    environment: dict[str, str], arguments: list[str], code: int, message: str
+) -> None:
+    answer = baton(environment, *arguments)
+    assert answer.returncode == code, answer.stderr
+    assert message in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1, answer.stderr
+    assert "Traceback" not in answer.stdout
+
+
+@pytest.mark.parametrize("arguments", ["fly", "up --speed 9", "generate --top-p 7"])
+def test_unknown_commands_and_options(environment: dict[str, str], arguments: str) -> None:
+    answer = baton(environment, *arguments.split())
+    assert answer.returncode == 2
+    assert "Usage: baton" in answer.stderr
+
+
+def test_down_twice_is_down(environment: dict[str, str]) -> None:
+    answer = baton(environment, "down", "--name", "other")
+    assert answer.returncode == 0
+    assert answer.stdout == "no cluster named 'other' is running\n"
+
+
+def test_a_port_in_use(environment: dict[str, str]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        answer = baton(environment, "up", "--detach", "--port", port)
+    assert answer.returncode == 1
+    assert f"port {port} on 127.0.0.1 can't be used" in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_a_wrong_environment_is_told_before_anything_starts(environment: dict[str, str]) -> None:
+    answer = baton(environment, "up", BATON_PREFIL="2")
+    assert answer.returncode == 2
+    assert "environment variable BATON_PREFIL" in answer.stderr
+
+
+def test_light_commands_import_neither_torch_nor_grpc(environment: dict[str, str]) -> None:
+    code = (
+        "import sys; from baton.cli.main import app; "
+        "from typer.testing import CliRunner; CliRunner().invoke(app, ['status']); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'grpc', 'transformers')))"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], env=environment, check=False)
+    assert answer.returncode == 0
+
+
+def test_status_for_scripts(environment: dict[str, str], tmp_path: Path) -> None:
+    folder = ClusterFolder(tmp_path, "default")
+    folder.take()
+    processes = [ProcessState("prefill-0", "prefill", 7, "serving", "127.0.0.1:9")]
+    folder.write(
+        ClusterState(
+            os.getpid(), "http://127.0.0.1:8000", "redis://x", "default",
+            cluster_secret="hush", ready=True, processes=processes,
+        )
+    )  # fmt: skip
+    answer = baton(environment, "status", "--json")
+    folder.release()
+    assert answer.returncode == 0
+    assert "hush" not in answer.stdout
+    status = json.loads(answer.stdout)
+    assert (status["ready"], status["url"]) == (True, "http://127.0.0.1:8000")
+    process = status["processes"][0]
+    wanted = {"id": "prefill-0", "role": "prefill", "pid": 7, "state": "serving"}
+    assert wanted.items() <= process.items()
+    assert process["address"] == "127.0.0.1:9"
+
+
+def test_generate_for_scripts(environment: dict[str, str]) -> None:
+    arguments = ["--max-tokens", "5", "--json", "--prompt", "import ", "--prompt", "def f("]
+    answer = baton(environment, "generate", *arguments)
+    assert answer.returncode == 0, answer.stderr
+    lines = [json.loads(line) for line in answer.stdout.splitlines()]
+    assert len(lines) == 2
+    for line in lines:
+        assert line.keys() >= {"prompt_token_ids", "token_ids", "text", "finish_reason"}
+        assert (len(line["token_ids"]), line["finish_reason"]) == (5, "length")
+
+
+def test_help_names_every_command(environment: dict[str, str]) -> None:
+    answer = baton(environment, "--help")
+    assert answer.returncode == 0
+    for command in ("up", "down", "status", "serve", "generate", "scale", "drain", "explain"):
+        assert command in answer.stdout
+
+
+def test_doctor(environment: dict[str, str]) -> None:
+    answer = baton(environment, "doctor")
+    assert answer.returncode == 0, answer.stdout
+    assert all(line.startswith("ok") for line in answer.stdout.splitlines())

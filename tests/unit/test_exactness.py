@@ -1,0 +1,77 @@
+"""A fair sample of the exactness matrix: the engine alone against transformers, in one process.
+
+``python -m tools.exactness`` runs the whole matrix, clusters and all.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from baton.checkpoint import load_model_config
+from tests.model_zoo import ZOO, make_model
+from tools.exactness import EngineAlone, Score, reference_of
+
+SEED = 20261121
+TOKENS = 24
+LENGTHS = [1, 2, 15, 16, 17, 33, 64, 65, 130, 257, 700]
+"""Prompts around block borders, and longer than several chunks."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    architecture: str
+    chunk: int
+    block: int
+    batch: int
+
+
+SAMPLES = [
+    Sample(name, chunk, block, batch)
+    for name, chunk, block, batch in zip(
+        ZOO,
+        [16, 128, 512, 16, 128, 512, 16],
+        [16, 64, 16, 64, 16, 64, 16],
+        [16, 1, 16, 1, 16, 1, 1],
+        strict=True,
+    )
+]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s.architecture}-{s.chunk}-{s.block}")
+def test_equal_to_transformers(sample: Sample, tmp_path: Path) -> None:
+    print(f"seed {SEED}")
+    make_model(tmp_path, sample.architecture, seed=SEED)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    chance = np.random.default_rng(SEED)
+    references = [
+        reference_of(model, chance.integers(model.config.vocab_size, size=length).tolist(), TOKENS)
+        for length in LENGTHS
+    ]
+    alone = EngineAlone(tmp_path, sample.chunk, sample.block, max(LENGTHS))
+    for warm in (False, True):
+        score = alone.score(references, sample.batch, warm)
+        assert score == Score(TOKENS * len(LENGTHS), ties=0, differences=0)
+    alone.engine.check_integrity()
+
+
+def test_the_sample_has_every_value_of_the_matrix() -> None:
+    assert {sample.chunk for sample in SAMPLES} == {16, 128, 512}
+    assert {sample.block for sample in SAMPLES} == {16, 64}
+    assert {sample.batch for sample in SAMPLES} == {1, 16}
+    assert [sample.architecture for sample in SAMPLES] == list(ZOO)
+
+
+def test_the_zoo_has_odd_shapes(tmp_path: Path) -> None:
+    configs = []
+    for name in ZOO:
+        make_model(tmp_path / name, name)
+        configs.append(load_model_config(tmp_path / name))
+    assert any(c.head_dim != c.hidden_size // c.num_heads for c in configs)
+    assert any(c.num_kv_heads == 1 for c in configs)
+    assert any(c.vocab_size % 64 for c in configs)
+    assert {c.tie_word_embeddings for c in configs} == {True, False}
+    assert any(len(c.eos_token_ids) > 1 for c in configs)
