@@ -33,6 +33,15 @@ Prompts = Sequence[list[int]]
 Answers = list[list[int]]
 
 
+def make_requests(count: int, tokens: int, seed: int) -> tuple[Prompts, list[SamplingParams]]:
+    """Prompts of 1 to LONGEST tokens, each with a seed of its own."""
+    chance = np.random.default_rng(seed)
+    lengths = chance.integers(1, LONGEST, size=count)
+    prompts = [chance.integers(3, 4000, size=length).tolist() for length in lengths]
+    seeds = range(1000 * seed, 1000 * seed + count)
+    return prompts, [replace(SAMPLING, seed=own, max_tokens=tokens) for own in seeds]
+
+
 def alone(prompts: Prompts, samplings: Sequence[SamplingParams]) -> Answers:
     """Each prompt in an engine of its own."""
     settings = load_settings(device="cpu", dtype="float32")
@@ -73,13 +82,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     print(describe())
-    chance = np.random.default_rng(options.seed)
-    lengths = chance.integers(1, LONGEST, size=options.requests)
-    prompts = [chance.integers(3, 4000, size=length).tolist() for length in lengths]
-    samplings = [
-        replace(SAMPLING, seed=1000 + number, max_tokens=options.tokens)
-        for number in range(options.requests)
-    ]
+    prompts, samplings = make_requests(options.requests, options.tokens, options.seed)
     wanted = alone(prompts, samplings)
     equal = {}
     for prefill, decode in SIZES:

@@ -3,17 +3,18 @@
 import json
 import subprocess
 import sys
-import threading
 import urllib.request
 
-import httpx
 import numpy as np
 import openai
 import pytest
 
+from tools.cancellation import ANSWER_TOKENS, Storm, idle_workers
 from tools.local_cluster import LocalCluster
+from tools.sampled import alone, ask, make_requests
 
 pytestmark = pytest.mark.timeout(300)
+SEED = 11
 
 
 def test_status_shows_every_process(cluster: LocalCluster) -> None:
@@ -76,21 +77,13 @@ def test_the_cluster_equals_generate(cluster: LocalCluster) -> None:
     assert choice["finish_reason"] == alone["finish_reason"]
 
 
-def test_seeded_samples_are_the_same_alone_and_in_a_batch(cluster: LocalCluster) -> None:
-    prompts = [[3 + n, 40 + n, 500 + 7 * n] for n in range(16)]
-    fields = {"temperature": 0.9, "top_p": 0.95, "seed": 7}
-    alone = [cluster.complete(prompt, 24, **fields) for prompt in prompts]
-    together: list[list[int]] = [[] for _ in prompts]
-
-    def run(index: int) -> None:
-        together[index] = cluster.complete(prompts[index], 24, **fields)
-
-    threads = [threading.Thread(target=run, args=(index,)) for index in range(16)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert together == alone
+def test_seeded_samples_are_the_engines_own_whatever_runs_beside_them(
+    cluster: LocalCluster,
+) -> None:
+    prompts, samplings = make_requests(16, 24, SEED)
+    wanted = alone(prompts, samplings)
+    assert ask(cluster, prompts, samplings, at_once=1) == wanted
+    assert ask(cluster, prompts, samplings, at_once=16) == wanted
 
 
 def test_a_second_prefill_worker_finds_the_prefix_in_the_store(cluster: LocalCluster) -> None:
@@ -109,47 +102,14 @@ def test_a_second_prefill_worker_finds_the_prefix_in_the_store(cluster: LocalClu
 
 
 def test_cancelled_requests_leave_nothing_behind(cluster: LocalCluster) -> None:
-    seed = 11
-    print(f"seed {seed}")
-    chance = np.random.default_rng(seed)
-
-    lengths = [int(length) for length in chance.integers(1, 700, size=60)]
-    stops = [int(stop) if stop < 30 else None for stop in chance.integers(60, size=60)]
-    prompts = {length: chance.integers(3, 4000, size=length).tolist() for length in lengths}
-
-    def one(cancel_after: int | None, length: int) -> None:
-        body = {
-            "prompt": prompts[length],
-            "max_tokens": 40, "stream": True, "temperature": 0, "ignore_eos": True,
-        }  # fmt: skip
-        url = cluster.url + "/v1/completions"
-        with httpx.Client(timeout=120) as client, client.stream("POST", url, json=body) as answer:
-            for number, _line in enumerate(answer.iter_lines()):
-                if number == cancel_after:
-                    return
-
-    plans = list(zip(stops, lengths, strict=True))
-    for start in range(0, len(plans), 10):
-        threads = [threading.Thread(target=one, args=plan) for plan in plans[start : start + 10]]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    report = wait_until_idle(cluster)
-    for worker in report["workers"]:
+    """200 requests, half of them cancelled at random moments."""
+    print(f"seed {SEED}")
+    storm = Storm.of(200, SEED)
+    finished = storm.run(cluster.url)
+    assert finished == [None if stop is not None else ANSWER_TOKENS for stop in storm.stops]
+    for worker in idle_workers(cluster):
         assert worker["violation"] == ""
-        assert worker["referenced_blocks"] == worker["filling_blocks"] == 0
         assert worker["free_blocks"] + worker["idle_blocks"] == worker["num_blocks"]
-
-
-def wait_until_idle(cluster: LocalCluster) -> dict:
-    """What ``baton check`` says once nothing runs; a pool that stays busy fails the test."""
-    for _ in range(20):
-        report = json.loads(cluster.baton("check", "--json", check=False).stdout)
-        busy = [w for w in report["workers"] if w["referenced_blocks"] or w["filling_blocks"]]
-        if not busy:
-            break
-    return report
 
 
 def test_metrics_and_readiness(cluster: LocalCluster) -> None:

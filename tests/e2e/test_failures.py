@@ -1,0 +1,94 @@
+"""Whichever process dies, the stream goes on with the next token; and nothing outlives its
+supervisor."""
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+
+import httpx
+import psutil
+import pytest
+
+from tools.local_cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.timeout(300)
+PROMPT = list(range(10, 90))
+TOKENS = 300
+KILL_AFTER = 20
+FIELDS = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def fragile() -> Iterator[LocalCluster]:
+    with local_cluster(prefill=2, decode=2) as running:
+        yield running
+
+
+def wait_until_ready(cluster: LocalCluster) -> None:
+    """The test's time-out bounds it."""
+    while not cluster.status()["ready"]:
+        pass
+
+
+def stream_and_kill(cluster: LocalCluster, role: str) -> list[int]:
+    """The answer's tokens; the process of ``role`` that serves it dies after KILL_AFTER."""
+    body = {
+        "prompt": PROMPT, "max_tokens": TOKENS, "stream": True, "return_token_ids": True, **FIELDS,
+    }  # fmt: skip
+    tokens: list[int] = []
+    url = cluster.url + "/v1/completions"
+    with httpx.Client(timeout=120) as client, client.stream("POST", url, json=body) as answer:
+        request_id = answer.headers["x-baton-request-id"]
+        killed = False
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                tokens += choice.get("token_ids") or []
+            if len(tokens) >= KILL_AFTER and not killed:
+                killed = True
+                os.kill(pid_of(cluster, role, request_id), signal.SIGKILL)
+    assert line == "data: [DONE]" or not line
+    return tokens
+
+
+def pid_of(cluster: LocalCluster, role: str, request_id: str) -> int:
+    pids = {process["id"]: process["pid"] for process in cluster.status()["processes"]}
+    if role in pids:
+        return int(pids[role])
+    explained = cluster.get(f"/admin/requests/{request_id}")
+    return int(pids[explained[role]["id"]])
+
+
+@pytest.mark.parametrize("role", ["decode", "prefill", "conductor", "kvstore", "redis"])
+def test_a_stream_survives_the_death_of(role: str, fragile: LocalCluster) -> None:
+    wait_until_ready(fragile)
+    wanted = fragile.complete(PROMPT, TOKENS, **FIELDS)
+    assert stream_and_kill(fragile, role) == wanted
+    wait_until_ready(fragile)
+    assert fragile.complete(PROMPT, TOKENS, **FIELDS) == wanted
+    assert fragile.baton("check").returncode == 0
+    assert any(p["restarts"] for p in fragile.processes(role))
+
+
+def test_ctrl_c_drains_and_leaves_nothing() -> None:
+    with local_cluster() as cluster:
+        state = json.loads((cluster.home / "clusters/default/state.json").read_text())
+        pids = [entry["pid"] for entry in state["processes"]]
+        supervisor = psutil.Process(state["supervisor_pid"])
+        supervisor.send_signal(signal.SIGINT)
+        psutil.wait_procs([supervisor])
+        assert [pid for pid in pids if psutil.pid_exists(pid)] == []
+        assert cluster.baton("status", check=False).returncode == 1
+
+
+def test_a_killed_supervisor_takes_everything_with_it() -> None:
+    with local_cluster() as cluster:
+        state = json.loads((cluster.home / "clusters/default/state.json").read_text())
+        children = [psutil.Process(entry["pid"]) for entry in state["processes"]]
+        os.kill(state["supervisor_pid"], signal.SIGKILL)
+        psutil.wait_procs(children)
+        assert not any(child.is_running() for child in children)

@@ -1,0 +1,47 @@
+"""Clusters that are told which transport to use: their tokens are the reference's."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from tests.model_zoo import make_model
+from tools.exactness import Reference, Score, compare_all, over_http, reference_of
+from tools.local_cluster import local_cluster
+
+pytestmark = pytest.mark.timeout(300)
+SEED = 5
+TOKENS = 16
+LENGTHS = [1, 15, 16, 17, 64, 129, 300, 900]
+CELLS = [("shm", "qwen3-moe", 16, 16), ("nixl", "qwen3-odd", 128, 16), ("grpc", "llama", 128, 64)]
+
+
+def references(path: Path) -> list[Reference]:
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    chance = np.random.default_rng(SEED)
+    prompts = [chance.integers(model.config.vocab_size, size=n).tolist() for n in LENGTHS]
+    return [reference_of(model, prompt, TOKENS) for prompt in prompts]
+
+
+@pytest.mark.parametrize(("transport", "architecture", "chunk", "block"), CELLS)
+def test_tokens_are_the_references(
+    transport: str, architecture: str, chunk: int, block: int, tmp_path: Path
+) -> None:
+    print(f"seed {SEED}")
+    wanted = references(make_model(tmp_path, architecture, seed=SEED))
+    settings = {
+        "transports": transport, "chunk_tokens": chunk, "block_tokens": block,
+        "pool_bytes": "64MiB", "api_keys": "one=a,many=b",
+    }  # fmt: skip
+    with local_cluster(tmp_path, settings=settings) as cluster:
+        for key, at_once in (("one", 1), ("many", len(wanted))):
+            for _cache in ("cold", "warm"):
+                score = compare_all(wanted, over_http(cluster, key), at_once)
+                assert score == Score(TOKENS * len(LENGTHS), ties=0, differences=0)
+        body = {"prompt": wanted[-1].prompt[::-1], "max_tokens": 2}
+        _, headers = replace(cluster, api_key="one").post_with_headers("/v1/completions", body)
+        assert headers["x-baton-transport"] == transport
+        assert int(headers["x-baton-bytes-shipped"]) > 0

@@ -1,0 +1,120 @@
+"""Requests of which half are cancelled at random moments: every pool is free afterwards.
+
+    python -m tools.cancellation [--requests 200] [--prefill 2] [--decode 2]
+
+Prints every worker's books, and JSON as the last line; exits with 1 when one doesn't balance.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from tools.local_cluster import LocalCluster, local_cluster
+
+ANSWER_TOKENS = 40
+LONGEST = 700
+AT_ONCE = 10
+IDLE_CHECKS = 50
+
+
+@dataclass(frozen=True)
+class Storm:
+    """``stops[i]``: request i leaves after so many tokens, 0 before the first; None: it stays."""
+
+    prompts: Sequence[list[int]]
+    stops: Sequence[int | None]
+
+    @classmethod
+    def of(cls, count: int, seed: int) -> "Storm":
+        chance = np.random.default_rng(seed)
+        lengths = chance.integers(1, LONGEST, size=count)
+        prompts = [chance.integers(3, 4000, size=length).tolist() for length in lengths]
+        leaving = set(chance.permutation(count)[: count // 2].tolist())
+        moments = chance.integers(ANSWER_TOKENS, size=count).tolist()
+        return cls(prompts, [moments[n] if n in leaving else None for n in range(count)])
+
+    def run(self, url: str) -> list[int | None]:
+        """Of each request how many tokens came; None for those that left."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(lambda n: self._one(url, n), range(len(self.prompts))))
+
+    def _one(self, url: str, number: int) -> int | None:
+        body = {
+            "prompt": self.prompts[number],
+            "max_tokens": ANSWER_TOKENS,
+            "stream": True,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        stop, count = self.stops[number], 0
+        with (
+            httpx.Client(timeout=120) as client,
+            client.stream("POST", url + "/v1/completions", json=body) as answer,
+        ):
+            if stop == 0:
+                return None
+            for line in answer.iter_lines():
+                if line.startswith("data: {"):
+                    choices = json.loads(line[6:])["choices"]
+                    count += len(choices[0].get("token_ids") or []) if choices else 0
+                if stop is not None and count >= stop:
+                    return None
+        return count
+
+
+def idle_workers(cluster: LocalCluster) -> list[dict[str, Any]]:
+    """Every worker's books once nothing is referenced, or as they are when that never comes."""
+    for _ in range(IDLE_CHECKS):
+        workers = json.loads(cluster.baton("check", "--json", check=False).stdout)["workers"]
+        if not any(w["referenced_blocks"] or w["filling_blocks"] for w in workers):
+            break
+    found: list[dict[str, Any]] = workers
+    return found
+
+
+def is_free(worker: dict[str, Any]) -> bool:
+    """Idle blocks are prefix cache: whoever needs a block may have them."""
+    free = worker["free_blocks"] + worker["idle_blocks"]
+    return free == worker["num_blocks"] and not worker["violation"]
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--prefill", type=int, default=2)
+    parser.add_argument("--decode", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    print(describe())
+    storm = Storm.of(options.requests, options.seed)
+    with local_cluster(None, options.prefill, options.decode) as cluster:
+        finished = storm.run(cluster.url)
+        began = SYSTEM_CLOCK()
+        workers = idle_workers(cluster)
+        seconds = SYSTEM_CLOCK() - began
+    whole = sum(count == ANSWER_TOKENS for count in finished)
+    left = sum(count is None for count in finished)
+    for worker in workers:
+        print(
+            f"{worker['worker_id']:12} {worker['num_blocks']:6} blocks: "
+            f"{worker['free_blocks']} free, {worker['idle_blocks']} idle, "
+            f"{worker['referenced_blocks']} referenced, {worker['filling_blocks']} filling"
+        )
+    ok = all(is_free(worker) for worker in workers) and whole + left == options.requests
+    print(f"{whole} whole, {left} cancelled; all free at the check {seconds:.1f} s later")
+    told = {"ok": ok, "whole": whole, "cancelled": left, "seed": options.seed}
+    print(json.dumps({**told, "workers": workers}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
