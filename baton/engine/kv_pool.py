@@ -8,7 +8,6 @@ owner, however that ends.
 import mmap
 import os
 
-import psutil
 import torch
 
 from baton.checkpoint import ModelConfig
@@ -72,6 +71,8 @@ class KvPool:
         if device.type == "cuda":
             available = torch.cuda.mem_get_info(device)[0]
         else:
+            import psutil  # a pool on a GPU does without it
+
             available = psutil.virtual_memory().available - HEADROOM_BYTES
         if self.num_blocks < 1:
             raise Invalid(
