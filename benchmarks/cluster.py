@@ -17,7 +17,7 @@ import numpy as np
 
 from baton.checkpoint import load_model_config
 from baton.clock import SystemClock
-from baton.config import Settings
+from baton.config import DEMO_MODEL
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
@@ -154,7 +154,7 @@ def main(arguments: list[str]) -> None:
     machine = describe()
     print(machine)
     starts = start_seconds(options.model, options.starts)
-    model = options.model or Path(Settings().model)
+    model = options.model or DEMO_MODEL
     alone = Alone(model)
     settings = {"transports": options.transports} if options.transports else {}
     with local_cluster(options.model, settings=settings) as cluster:

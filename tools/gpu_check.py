@@ -66,9 +66,9 @@ def seconds_of(action: Callable[[], object], rounds: int) -> float:
     """Median by CUDA events, after three calls that warm up."""
     for _ in range(3):
         action()
-    times = []
+    times: list[float] = []
     for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         action()
         end.record()
@@ -120,16 +120,16 @@ def attention_case(rows: list[tuple[int, int]]) -> tuple[Attention, Sequence[tor
     attention.prepare(make_batch(rows_of(case, 1), BLOCK_TOKENS, device()))
     total = sum(new for _, new in rows)
     packed = torch.randn((total, 48, 128), device=device(), dtype=torch.bfloat16)
-    return attention, [part.contiguous() for part in packed.split([32, 8, 8], dim=1)]
+    return attention, [part.contiguous() for part in torch.split(packed, [32, 8, 8], dim=1)]
 
 
 def attention_is_fast(rounds: int) -> Iterator[Line]:
     for tokens in (2048, 8192):
         attention, (q, k, v) = attention_case([(0, tokens)])
         ours = seconds_of(partial(attention.attend, 0, q, k, v), rounds)
-        dense = [part.transpose(0, 1).unsqueeze(0).contiguous() for part in (q, k, v)]
-        sdpa = functional.scaled_dot_product_attention
-        peer = seconds_of(partial(sdpa, *dense, is_causal=True, enable_gqa=True), rounds)
+        dq, dk, dv = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in (q, k, v))
+        sdpa = partial(functional.scaled_dot_product_attention, dq, dk, dv)
+        peer = seconds_of(partial(sdpa, is_causal=True, enable_gqa=True), rounds)
         flops = 2 * 2 * tokens * tokens / 2 * 32 * 128
         what = f"prefill attention, {tokens} tokens, 32/8 heads of 128, BF16"
         yield Line(what, f"{flops / ours / 1e12:.0f} TFLOP/s", ours, peer / ours, "torch SDPA")
@@ -232,7 +232,8 @@ def demo_tokens_are_equal() -> Iterator[Line]:
     )[0, len(ids) :].tolist()
     runner = ModelRunner.load(DEMO, device="cuda", dtype="float32", num_blocks=64)
     blocks = tuple(BlockId(n) for n in range(64))
-    tokens, start, got = tuple(TokenId(token) for token in ids), 0, []
+    tokens, start = tuple(TokenId(token) for token in ids), 0
+    got: list[int] = []
     while len(got) < GREEDY.max_tokens:
         row = Row(RequestId("demo"), tokens, start, blocks, True, GREEDY)
         sampled = runner.run(Plan(0, (row,))).sampled[0]

@@ -6,7 +6,6 @@ several can live side by side and none outlives its ``with`` block.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from baton.runtime.preflight import free_port
 
 BATON = [sys.executable, "-m", "baton"]
 START_SECONDS = 120.0
@@ -45,7 +46,8 @@ class LocalCluster:
         )
 
     def status(self) -> dict[str, Any]:
-        return json.loads(self.baton("status", "--json").stdout)
+        status: dict[str, Any] = json.loads(self.baton("status", "--json").stdout)
+        return status
 
     def processes(self, role: str) -> list[dict[str, Any]]:
         return [entry for entry in self.status()["processes"] if entry["role"] == role]
@@ -70,18 +72,15 @@ class LocalCluster:
 
     def get(self, path: str) -> dict[str, Any]:
         with urllib.request.urlopen(self.url + path, timeout=REQUEST_SECONDS) as response:
-            return json.load(response)
+            body: dict[str, Any] = json.load(response)
+        return body
 
     def complete(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> list[int]:
         """The answer's token ids."""
         body = {"prompt": list(prompt), "max_tokens": max_tokens, "return_token_ids": True}
-        return self.post("/v1/completions", body | fields)["choices"][0]["token_ids"]
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+        choice = self.post("/v1/completions", body | fields)["choices"][0]
+        tokens: list[int] = choice["token_ids"]
+        return tokens
 
 
 @contextmanager
