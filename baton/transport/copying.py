@@ -1,21 +1,26 @@
 """What the backends share that read a peer's memory by copying it: shm, and memory."""
 
+import contextlib
 import ctypes
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from baton.clock import Clock
 from baton.core.handoff import Endpoint
-from baton.errors import BatonError, Invalid
+from baton.errors import BatonError, Invalid, Unavailable
 from baton.transport.base import Region, Span, TransferState
-from baton.transport.links import LinkMeter
+from baton.transport.links import LinkMeter, earlier_lives
 from baton.transport.spans import checked_spans, expect_transport
 
 
 @dataclass(eq=False, slots=True)
 class CopyPeer:
+    """``num_copies`` are under way; its memory is let go with the last of them."""
+
     endpoint: Endpoint
     connected: bool = True
+    num_copies: int = 0
 
 
 @dataclass(eq=False, slots=True)
@@ -40,6 +45,7 @@ class CopyTransport:
     _region: Region | None = None
     _peers: dict[tuple[str, int], CopyPeer] = field(default_factory=dict)
     _meter: LinkMeter = field(default_factory=LinkMeter)
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def register(self, region: Region) -> None:
         if region.device != "cpu":
@@ -55,15 +61,21 @@ class CopyTransport:
     def connect(self, endpoint: Endpoint) -> CopyPeer:
         expect_transport(endpoint, self.name)
         key = (endpoint.owner, endpoint.generation)
-        if key not in self._peers:
-            self.attach(endpoint)
-            self._peers[key] = CopyPeer(endpoint)
-        return self._peers[key]
+        with self._lock:
+            if key not in self._peers:
+                self.attach(endpoint)
+                for dead in earlier_lives(self._peers, endpoint):
+                    self.disconnect(dead)
+                self._peers[key] = CopyPeer(endpoint)
+            return self._peers[key]
 
     def disconnect(self, peer: CopyPeer) -> None:
-        if self._peers.pop((peer.endpoint.owner, peer.endpoint.generation), None) is not None:
-            peer.connected = False
-            self.detach(peer.endpoint)
+        with self._lock:
+            key = (peer.endpoint.owner, peer.endpoint.generation)
+            if self._peers.pop(key, None) is not None:
+                peer.connected = False
+                if peer.num_copies == 0:
+                    self.detach(peer.endpoint)
 
     def prepare(
         self, peer: CopyPeer, spans: Sequence[Span], timeout_seconds: float
@@ -75,16 +87,30 @@ class CopyTransport:
         assert transfer.state is TransferState.PREPARED, transfer.state
         began = self.clock.monotonic()
         try:
-            if not transfer.peer.connected:
-                raise Invalid(f"peer {transfer.peer.endpoint.owner} was disconnected")
-            for span in transfer.spans:
-                self.copy(transfer.peer.endpoint, span)
+            with self._copying(transfer.peer):
+                for span in transfer.spans:
+                    self.copy(transfer.peer.endpoint, span)
         except BatonError as error:
             transfer.state, transfer.error = TransferState.FAILED, str(error)
             return
         transfer.state = TransferState.DONE
         seconds = self.clock.monotonic() - began
         self._meter.record(transfer.peer.endpoint.owner, transfer.size_bytes, seconds)
+
+    @contextlib.contextmanager
+    def _copying(self, peer: CopyPeer) -> Iterator[None]:
+        """Keeps the peer's memory, whoever disconnects it meanwhile."""
+        with self._lock:
+            if not peer.connected:
+                raise Unavailable(f"peer {peer.endpoint.owner} was disconnected")
+            peer.num_copies += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                peer.num_copies -= 1
+                if not peer.connected and peer.num_copies == 0:
+                    self.detach(peer.endpoint)
 
     def poll(self, transfer: CopyTransfer) -> TransferState:
         return transfer.state

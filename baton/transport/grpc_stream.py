@@ -20,7 +20,7 @@ from baton.clock import Clock
 from baton.core.handoff import Endpoint
 from baton.errors import Invalid, Unavailable
 from baton.transport.base import Capabilities, Region, Span, TransferState
-from baton.transport.links import LinkMeter
+from baton.transport.links import LinkMeter, earlier_lives
 from baton.transport.spans import checked_spans, expect_transport
 
 NAME = "grpc"
@@ -90,6 +90,7 @@ class GrpcTransport:
         self._server: Any = None
         self._port = 0
         self._peers: dict[tuple[str, int], GrpcPeer] = {}
+        self._lock = threading.RLock()
         self._readers = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="kv-read")
         self._meter = LinkMeter()
 
@@ -121,15 +122,13 @@ class GrpcTransport:
     def connect(self, endpoint: Endpoint) -> GrpcPeer:
         expect_transport(endpoint, NAME)
         key = (endpoint.owner, endpoint.generation)
-        if key not in self._peers:
-            try:
-                address = endpoint.metadata.decode("ascii")
-            except UnicodeDecodeError as error:
-                raise Invalid("malformed grpc endpoint") from error
-            channel = grpc.insecure_channel(address, options=_OPTIONS)
-            read: Any = channel.unary_stream(f"/{SERVICE}/{METHOD}")
-            self._peers[key] = GrpcPeer(endpoint, channel, read)
-        return self._peers[key]
+        with self._lock:
+            if key not in self._peers:
+                added = _open(endpoint)
+                for dead in earlier_lives(self._peers, endpoint):
+                    self.disconnect(dead)
+                self._peers[key] = added
+            return self._peers[key]
 
     def disconnect(self, peer: GrpcPeer) -> None:
         if self._peers.pop((peer.endpoint.owner, peer.endpoint.generation), None) is not None:
@@ -261,6 +260,16 @@ class _Scatter:
             if length < size:
                 self._places.append((target + length, size - length))
             start += length
+
+
+def _open(endpoint: Endpoint) -> GrpcPeer:
+    try:
+        address = endpoint.metadata.decode("ascii")
+    except UnicodeDecodeError as error:
+        raise Invalid("malformed grpc endpoint") from error
+    channel = grpc.insecure_channel(address, options=_OPTIONS)
+    read: Any = channel.unary_stream(f"/{SERVICE}/{METHOD}")
+    return GrpcPeer(endpoint, channel, read)
 
 
 def _has_secret(context: grpc.ServicerContext, secret: str) -> bool:

@@ -1,6 +1,10 @@
-"""How fast each link has been: the basis of every estimate."""
+"""How fast each link has been, the basis of every estimate; and which links have ended."""
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from typing import TypeVar
+
+from baton.core.handoff import Endpoint
 
 PRIOR_BYTES_PER_SECOND = 2e9
 PRIOR_LATENCY_SECONDS = 0.5e-3
@@ -11,6 +15,16 @@ MIN_SIZE_BYTES = 64 * 1024
 """Smaller transfers say more about latency than about bandwidth."""
 
 MAX_LINKS = 4096
+
+
+P = TypeVar("P")
+
+
+def earlier_lives(peers: Mapping[tuple[str, int], P], endpoint: Endpoint) -> list[P]:
+    """Peers, by owner and generation, whose owner has been born again as ``endpoint`` says.
+    They are dead, and what is held of them (a mapped pool, for one) would never be let go."""
+    owner, generation = endpoint.owner, endpoint.generation
+    return [peer for (name, life), peer in peers.items() if name == owner and life < generation]
 
 
 class LinkMeter:

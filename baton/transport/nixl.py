@@ -22,7 +22,7 @@ from baton.clock import Clock
 from baton.core.handoff import Endpoint
 from baton.errors import Invalid, Unavailable
 from baton.transport.base import Capabilities, Region, Span, TransferState
-from baton.transport.links import LinkMeter
+from baton.transport.links import LinkMeter, earlier_lives
 from baton.transport.spans import checked_spans, expect_transport
 
 NAME = "nixl"
@@ -106,7 +106,10 @@ class NixlTransport:
         key = (endpoint.owner, endpoint.generation)
         with self._lock:
             if key not in self._peers:
-                self._peers[key] = self._add(endpoint)
+                added = self._add(endpoint)
+                for dead in earlier_lives(self._peers, endpoint):
+                    self.disconnect(dead)
+                self._peers[key] = added
             return self._peers[key]
 
     def _add(self, endpoint: Endpoint) -> NixlPeer:

@@ -246,13 +246,39 @@ async def test_a_read_that_outlives_its_deadline_is_a_stray(
 
 
 async def test_a_reborn_peer_is_another_peer(pair: tuple[Source, Reader]) -> None:
+    """And its earlier life is let go by itself."""
     source, reader = pair
     old = source.start(generation=1)
     await read(reader, old, [Span(0, 0, 4096)])
+    dead = reader.transport.connect(old)
     source.kill()
-    reader.transport.disconnect(reader.transport.connect(old))
     await read(reader, source.start(generation=2), [Span(0, 0, SIZE)])
     assert np.array_equal(reader.bytes, pattern(SIZE, 2))
+    late = reader.transport.prepare(dead, [Span(0, 0, 64)], 1.0)
+    reader.transport.post(late)
+    while reader.transport.poll(late) is TransferState.PENDING:
+        await CLOCK.sleep(0.001)
+    assert reader.transport.poll(late) is TransferState.FAILED
+    assert reader.transport.release(late)
+
+
+async def test_a_peer_that_leaves_during_a_read_takes_no_memory_away(
+    pair: tuple[Source, Reader],
+) -> None:
+    source, reader = pair
+    endpoint = source.start()
+    peer = await asyncio.to_thread(reader.transport.connect, endpoint)
+    reading = asyncio.create_task(transfer(reader.transport, peer, [Span(0, 0, SIZE)], 20, CLOCK))
+    await asyncio.sleep(0)
+    reader.transport.disconnect(peer)
+    try:
+        await reading
+    except Unavailable:
+        pass
+    else:
+        assert np.array_equal(reader.bytes, pattern(SIZE, 1))
+    await read(reader, endpoint, [Span(0, 0, SIZE)])
+    assert np.array_equal(reader.bytes, pattern(SIZE, 1))
 
 
 def test_release_is_idempotent_and_legal_before_post(pair: tuple[Source, Reader]) -> None:
