@@ -7,7 +7,8 @@ chunk sizes 16, 128 and 512, block sizes 16 and 64, batch 1 and 16, cold and war
 Where the reference's two best logits are closer than 1e-4 a difference is a tie: it is counted,
 and the comparison goes on from the reference's token. Prints a table, and JSON as the last line;
 in FP32 it exits with 1 if a token differs without a tie, or ties are more than 1 in 10,000. A
-16-bit format rounds differently in every order of summation: there the rate is what is measured.
+16-bit format rounds differently in every order of summation: there the rate is what is measured,
+beside that of transformers' eager attention against its default.
 """
 
 import argparse
@@ -212,6 +213,19 @@ def run_alone(
             yield Cell(name, "generate", chunk, block, batch, cache), score
 
 
+def run_peer(
+    name: str, model: Path, references: list[Reference], options: argparse.Namespace
+) -> tuple[Cell, Score]:
+    """Transformers against itself, with its other attention: what the number format allows."""
+    dtype = getattr(torch, options.dtype)
+    eager = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
+
+    def generate(prompt: Tokens, count: int) -> Tokens:
+        return reference_of(eager.eval(), prompt, count).tokens
+
+    return Cell(name, "its own eager", 0, 0, 1, "cold"), compare_all(references, generate, 1)
+
+
 def run_cluster(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
 ) -> Iterator[tuple[Cell, Score]]:
@@ -246,6 +260,8 @@ def run(options: argparse.Namespace) -> Iterator[tuple[Cell, Score]]:
                 for length in prompt_lengths(options.prompts, options.longest)
             ]
             del model
+            if options.dtype != "float32":
+                yield run_peer(name, Path(folder), references, options)
             yield from run_alone(name, Path(folder), references, options)
             yield from run_cluster(name, Path(folder), references, options)
 
