@@ -23,8 +23,8 @@ from baton.engine.plan import Row
 LAYERS = 2
 SAMPLING = SamplingParams(max_tokens=1)
 UNINTERPRETED = (torch.bfloat16,)
-"""Triton's interpreter (3.7 to 3.9) multiplies the bit patterns of this format. FP16 takes the same path
-through the kernels."""
+"""Triton's interpreter (3.7 to 3.9) multiplies the bit patterns of this format. FP16 takes
+the same path through the kernels."""
 
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute, for values of about 1: sums in another order, and in the 16-bit formats products
@@ -80,6 +80,7 @@ def check(case: Case, backend: type[Any], seed: int, *, poisoned: bool = False) 
         attention.prepare(batch)
     for layer in range(LAYERS):
         got, wanted = (a.attend(layer, q, k, v) for a in (ours, reference))
+        assert got.isfinite().all(), f"{case.name}: not finite"  # max() would drop a NaN
         worst = max(worst, float((got.float() - wanted.float()).abs().max()))
     assert same_bytes(pool, expected_pool), f"{case.name}: the pools differ"
     assert worst <= TOLERANCE[case.dtype], f"{case.name}: differs by {worst}"
