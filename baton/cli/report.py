@@ -19,6 +19,8 @@ from baton.errors import BatonError, NotFound, Unavailable
 from baton.runtime.state import ClusterFolder, ClusterState
 
 REFRESH_SECONDS = 1.0
+PIPE_COLUMNS = 160
+WORKERS = (Role.PREFILL, Role.DECODE)
 
 
 def show_status(name: str, as_json: bool) -> None:
@@ -33,7 +35,7 @@ def show_status(name: str, as_json: bool) -> None:
         print(json.dumps(status_object(state)))
     elif state is not None:
         print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
-        Console().print(_table(state, {}))
+        _console().print(_table(state, asyncio.run(_members(state))))
 
 
 def status_object(state: ClusterState | None) -> dict[str, Any]:
@@ -50,7 +52,7 @@ def status_object(state: ClusterState | None) -> dict[str, Any]:
 def show_top(name: str) -> None:
     folder = ClusterFolder(home(), name)
     clock = SystemClock()
-    with asyncio.Runner() as runner, Live(console=Console(), screen=True) as live:
+    with asyncio.Runner() as runner, Live(console=_console(), screen=True) as live:
         try:
             while True:
                 state = folder.running()
@@ -121,6 +123,12 @@ async def _check(state: ClusterState) -> dict[str, Any]:
     return report
 
 
+def _console() -> Console:
+    """A pipe has no width, and whoever reads it wants whole words."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+
+
 async def _members(state: ClusterState) -> dict[str, Member]:
     from baton.registry.redis import RedisRegistry
 
@@ -136,11 +144,11 @@ async def _members(state: ClusterState) -> dict[str, Member]:
 def _table(state: ClusterState, members: dict[str, Member]) -> Table:
     table = Table(box=None)
     for column in ("id", "role", "pid", "state", "address", "restarts", "running", "waiting"):
-        table.add_column(column)
-    table.add_column("free blocks")
+        table.add_column(column, no_wrap=True)
+    table.add_column("free blocks", no_wrap=True)
     for process in state.processes:
         member = members.get(process.id)
-        load = member.load if member else None
+        load = member.load if member and process.role in WORKERS else None
         told = [str(load.running), str(load.waiting), str(load.free_blocks)] if load else [""] * 3
         table.add_row(
             process.id,
