@@ -19,9 +19,8 @@ from tests.unit.attention_cases import CASES, UNINTERPRETED, Case, bound, check,
 
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
 def test_cpu(seed: int) -> None:
-    """Not poisoned: decodes are padded, and the padding's values meet a weight of zero."""
     print(f"seed {seed}")
-    check(CASES[seed], CpuAttention, seed)
+    check(CASES[seed], CpuAttention, seed, poisoned=True)
 
 
 @pytest.mark.timeout(300)

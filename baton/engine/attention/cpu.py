@@ -1,7 +1,8 @@
 """Attention on the CPU with torch's own kernels, over contexts gathered from the pool.
 
 Decodes are one batch, padded to the longest context; prefill rows go one by one, since their
-lengths differ too much to pad.
+lengths differ too much to pad. Padding is zeroed: a weight of zero does not hide a NaN that
+another request has left there.
 """
 
 import torch
@@ -28,8 +29,12 @@ class CpuAttention:
             num_blocks = -(-max(contexts) // self._block_tokens)
             self._decode_tables = batch.block_tables[:decodes, :num_blocks]
             length = num_blocks * self._block_tokens
-            limits = torch.tensor(contexts).view(-1, 1, 1, 1)
-            self._decode_mask = torch.arange(length).view(1, 1, 1, -1) < limits
+            inside = torch.arange(length) < torch.tensor(contexts).view(-1, 1)
+            self._decode_mask = inside.view(decodes, 1, 1, length)
+            by_block = inside.view(decodes, num_blocks, self._block_tokens)
+            begun = by_block.any(dim=-1, keepdim=True)
+            self._unused_blocks = torch.where(~begun.flatten())[0]
+            self._tails = torch.where(begun & ~by_block)  # rows, blocks, offsets
         self._masks = [
             _causal(batch.contexts[row] - batch.starts[row], batch.starts[row])
             for row in range(decodes, batch.num_rows)
@@ -53,6 +58,9 @@ class CpuAttention:
         no key is repeated."""
         rows, heads, dim = q.shape
         context = pool[self._decode_tables]  # [rows, blocks, 2, tokens, kv_heads, dim]
+        context.flatten(0, 1).index_fill_(0, self._unused_blocks, 0)
+        tail_rows, tail_blocks, tail_offsets = self._tails
+        context[tail_rows, tail_blocks, :, tail_offsets] = 0
         keys, values = (context[:, :, part].flatten(1, 2).transpose(1, 2) for part in (0, 1))
         grouped = q.view(rows, keys.shape[1], -1, dim)
         attended = functional.scaled_dot_product_attention(
