@@ -74,8 +74,8 @@ class WorkerServicer:
     def Pull(self, request_iterator, context):
         """The blocks of one request, read by the decode worker that was placed with it. The stream
         is the lease: when it ends in whatever way, the source unpins. NOT_FOUND: this worker does
-        not hold the request in that epoch (any more). FAILED_PRECONDITION: another model or
-        another layout. Retry is useless for either; ask for a new placement.
+        not hold the request in that epoch (any more). INVALID_ARGUMENT: another model or another
+        layout. Retry is useless for either; ask for a new placement.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
