@@ -25,6 +25,8 @@ class MemoryKvIndex:
             nodes = self._entries.get(key, {})
             if nodes.get(holder.node) == holder.generation:
                 del nodes[holder.node]
+            if not nodes:
+                self._entries.pop(key, None)
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
         self._check()

@@ -14,6 +14,9 @@ from baton.registry.redis_url import bounded, connect
 ENTRY_SECONDS = 24 * 3600
 BATCH_KEYS = 1024
 
+GENERATION_DIGITS = 20
+"""Of 64 bits; what is longer is not ours."""
+
 # KEYS: entries. ARGV: node, generation.
 _REMOVE = """
 for _, entry in ipairs(KEYS) do
@@ -61,7 +64,7 @@ class RedisKvIndex:
         holders = [
             Holder(WorkerId(node.decode("utf-8", "replace")), Generation(int(generation)))
             for node, generation in raw.items()
-            if generation.isdigit()
+            if generation.isdigit() and len(generation) <= GENERATION_DIGITS
         ]
         return tuple(sorted(holders, key=lambda holder: holder.node))
 

@@ -41,8 +41,8 @@ class Heartbeat:
         """Until cancelled; withdraws at the end."""
         try:
             while True:
+                self._hurry.clear()  # before: what changes during a beat asks for another
                 await self.beat()
-                self._hurry.clear()
                 try:
                     async with asyncio.timeout(self._interval_seconds):
                         await self._hurry.wait()

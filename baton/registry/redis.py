@@ -11,28 +11,25 @@ from baton.registry.base import MAX_MEMBERS
 from baton.registry.codec import member_from_json, member_to_json
 from baton.registry.redis_url import bounded, connect
 
-# KEYS: the member, the set of ids. ARGV: JSON, generation, ttl in ms, id.
-_ANNOUNCE = """
-local present = redis.call('GET', KEYS[1])
-if present then
+# What is no member, or has no generation that could be (64 bits), is older than any.
+_IS_NEWER = """
+local function is_newer(key, generation)
+  local present = redis.pcall('GET', key)
   local ok, member = pcall(cjson.decode, present)
-  if ok and type(member) == 'table' and tonumber(member.generation or 0) > tonumber(ARGV[2]) then
-    return 0
-  end
+  local other = ok and type(member) == 'table' and tonumber(member.generation)
+  return other and other < 2 ^ 64 and other > tonumber(generation)
 end
+"""
+# KEYS: the member, the set of ids. ARGV: JSON, generation, ttl in ms, id.
+_ANNOUNCE = f"""{_IS_NEWER}
+if is_newer(KEYS[1], ARGV[2]) then return 0 end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
 redis.call('SADD', KEYS[2], ARGV[4])
 return 1
 """
 # KEYS as above. ARGV: generation, id.
-_WITHDRAW = """
-local present = redis.call('GET', KEYS[1])
-if present then
-  local ok, member = pcall(cjson.decode, present)
-  if ok and type(member) == 'table' and tonumber(member.generation or 0) > tonumber(ARGV[1]) then
-    return 0
-  end
-end
+_WITHDRAW = f"""{_IS_NEWER}
+if is_newer(KEYS[1], ARGV[1]) then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[2])
 return 1
@@ -66,12 +63,14 @@ class RedisRegistry:
         ids = sorted(await self._call(self._redis.smembers(self._ids)))[:MAX_MEMBERS]
         if not ids:
             return []
-        keys = [self._prefix + member_id.decode("utf-8", "replace") for member_id in ids]
+        names = [member_id.decode("utf-8", "replace") for member_id in ids]
+        keys = [self._prefix + name for name in names]
         values = await self._call(self._redis.mget(keys))
         gone = [member_id for member_id, value in zip(ids, values, strict=True) if value is None]
         if gone:
             await self._call(self._redis.srem(self._ids, *gone))
-        return [member for value in values if value and (member := _parse(value)) is not None]
+        found = [_parse(name, value) for name, value in zip(names, values, strict=True) if value]
+        return [member for member in found if member is not None]
 
     async def ping(self) -> None:
         await self._call(self._redis.ping())
@@ -87,9 +86,14 @@ class RedisRegistry:
         return await bounded(self._url, cast(Any, call))
 
 
-def _parse(value: bytes) -> Member | None:
+def _parse(name: str, value: bytes) -> Member | None:
+    """None, and a line in the log, for what is not the member of that name."""
     try:
-        return member_from_json(value)
+        member = member_from_json(value)
     except Invalid as error:
-        log.warning("malformed_member", error=str(error))
+        log.warning("malformed_member", member=name, error=str(error))
         return None
+    if member.id != name:
+        log.warning("malformed_member", member=name, error=f"it says that it is {member.id}")
+        return None
+    return member

@@ -11,7 +11,7 @@ from baton.core.ids import BlockKey, Generation, WorkerId
 from baton.errors import Unavailable
 from baton.kv.index import Holder, KvIndex, PrefixHit, bisect_prefix
 from baton.kv.memory_index import MemoryKvIndex
-from baton.kv.redis_index import BATCH_KEYS, RedisKvIndex
+from baton.kv.redis_index import BATCH_KEYS, ENTRY_SECONDS, RedisKvIndex
 from tests.contract.conftest import RunningValkey
 
 
@@ -99,12 +99,50 @@ async def test_every_change_is_told_in_order(valkey_url: str) -> None:
     await index.close()
 
 
+async def test_entries_and_streams_are_bounded(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("baton.kv.redis_index.MAX_EVENTS", 100)
+    index = RedisKvIndex(valkey_url, "bounded")
+    key = chain(1)
+    for _ in range(500):
+        await index.add(holder("a"), key)
+    with redis.Redis.from_url(valkey_url) as client:
+        # Redis trims whole nodes of a stream, 100 entries by default.
+        assert 100 <= client.xlen("baton:bounded:kv-events:a") <= 200
+        assert 0 < client.ttl(b"baton:bounded:kv:" + key[0]) <= ENTRY_SECONDS
+        await index.remove(holder("a"), key)
+        assert not client.exists(b"baton:bounded:kv:" + key[0])
+    await index.close()
+
+
+async def test_removal_of_what_is_not_there(index: KvIndex) -> None:
+    keys = chain(3)
+    await index.add(holder("a"), [])
+    await index.remove(holder("a"), [])
+    await index.remove(holder("a"), keys)
+    await index.add(holder("b"), keys)
+    await index.remove(holder("a"), keys)
+    assert await index.longest_prefix(keys) == PrefixHit(3, (holder("b"),))
+
+
+async def test_clusters_do_not_meet(valkey_url: str) -> None:
+    one, other = RedisKvIndex(valkey_url, "one"), RedisKvIndex(valkey_url, "other")
+    await one.add(holder("a"), chain(1))
+    assert await other.longest_prefix(chain(1)) == PrefixHit(0, ())
+    await one.close()
+    await other.close()
+
+
 async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
     index = RedisKvIndex(valkey_url, "garbage")
     key = chain(1)[0]
+    entry = b"baton:garbage:kv:" + key
     with redis.Redis.from_url(valkey_url) as client:
-        client.hset(b"baton:garbage:kv:" + key, b"\xff", b"not a number")
-        client.hset(b"baton:garbage:kv:" + key, b"a", b"3")
+        client.hset(entry, b"\xff", b"not a number")
+        client.hset(entry, b"long", b"9" * 5000)
+        client.hset(entry, b"negative", b"-1")
+        client.hset(entry, b"a", b"3")
     assert await index.longest_prefix([key]) == PrefixHit(1, (holder("a", 3),))
     await index.close()
 
@@ -114,7 +152,19 @@ async def test_redis_gone(tmp_path: Path) -> None:
     index = RedisKvIndex(server.url, "test")
     with server:
         await index.add(holder("a"), chain(1))
+    for call in (
+        index.add(holder("a"), chain(1)),
+        index.remove(holder("a"), chain(1)),
+        index.longest_prefix(chain(1)),
+    ):
+        with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:\d+ can't be asked"):
+            await call
+    await index.close()
+
+
+async def test_an_unreachable_twin() -> None:
+    index = MemoryKvIndex()
+    index.reachable = False
     for call in (index.add(holder("a"), chain(1)), index.longest_prefix(chain(1))):
         with pytest.raises(Unavailable):
             await call
-    await index.close()

@@ -4,9 +4,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 import redis
 from redis.asyncio import Redis
+from structlog.testing import capture_logs
 
 from baton.clock import ManualClock, SystemClock
 from baton.core.ids import Generation, WorkerId
@@ -15,8 +17,6 @@ from baton.core.states import Role, WorkerState
 from baton.errors import Invalid, Unavailable
 from baton.registry.base import Registry
 from baton.registry.codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
-from baton.registry.heartbeat import TTL_BEATS, Heartbeat
-from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.registry.redis import RedisRegistry
 from tests.contract.conftest import RunningValkey
@@ -73,24 +73,75 @@ async def test_a_lease_ends_by_itself(registry: Registry) -> None:
     assert found == [member("long")]
 
 
+async def test_a_shorter_lease_replaces_a_longer_one(registry: Registry) -> None:
+    assert await registry.announce(member("a"), LONG)
+    assert await registry.announce(member("a"), 0.001)
+    while await registry.members():
+        pass
+    # An older life may be announced again once nobody newer has a lease.
+    assert await registry.announce(member("a", 2), LONG)
+    await registry.withdraw(WorkerId("a"), Generation(2))
+    assert await registry.announce(member("a", 1), LONG)
+    assert await registry.members() == [member("a", 1)]
+
+
 async def test_leases_follow_the_clock() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
     await registry.announce(member("a"), 3.0)
-    clock.advance(2.9)
+    clock.advance(2.75)
     assert await registry.members() == [member("a")]
-    clock.advance(0.1)
+    await registry.announce(member("a"), 3.0)  # renews
+    clock.advance(2.75)
+    assert await registry.members() == [member("a")]
+    clock.advance(0.25)
     assert await registry.members() == []
 
 
 async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
     registry = RedisRegistry(valkey_url, "garbage")
+    bad = {b"x": b"\xff\x00", b"y": b"{}", b"z": member_to_json(member("a")), b"\xfe": b"[1, 2]"}
     with redis.Redis.from_url(valkey_url) as client:
-        for name, value in {b"x": b"\xff\x00", b"y": b"{}", b"\xfe": b"[1, 2]"}.items():
+        for name, value in bad.items():
             client.sadd("baton:garbage:members", name)
             client.set(b"baton:garbage:member:" + name, value)
+    assert await registry.announce(member("a", 5), LONG)
+    with capture_logs() as lines:
+        assert await registry.members() == [member("a", 5)]
+    told = [(line["event"], line["log_level"], line["member"]) for line in lines]
+    assert told == [("malformed_member", "warning", name) for name in "xyz"]
     assert await registry.announce(member("x", 5), LONG)  # over what was no member
-    assert await registry.members() == [member("x", 5)]
+    assert await registry.members() == [member("a", 5), member("x", 5)]
+    await registry.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"\xff", b"7", b"{}", *(b'{"generation":%b}' % g for g in (b'"x"', b"null", b"1e300"))],
+)
+async def test_what_is_no_member_keeps_nobody_out(valkey_url: str, value: bytes) -> None:
+    registry = RedisRegistry(valkey_url, "blocked")
+    with redis.Redis.from_url(valkey_url) as client:
+        client.delete("baton:blocked:member:a")
+        client.set("baton:blocked:member:a", value)
+        await registry.withdraw(WorkerId("a"), Generation(1))
+        assert client.get("baton:blocked:member:a") is None
+        client.set("baton:blocked:member:a", value)
+        assert await registry.announce(member("a"), LONG)
+        assert await registry.members() == [member("a")]
+        client.delete("baton:blocked:member:a")
+        client.lpush("baton:blocked:member:a", value)
+    assert await registry.announce(member("a"), LONG)
+    assert await registry.members() == [member("a")]
+    await registry.close()
+
+
+async def test_members_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.registry.redis.MAX_MEMBERS", 2)
+    registry = RedisRegistry(valkey_url, "crowd")
+    for name in "cba":
+        await registry.announce(member(name), LONG)
+    assert await registry.members() == [member("a"), member("b")]
     await registry.close()
 
 
@@ -107,9 +158,14 @@ async def test_redis_gone_and_back(tmp_path: Path) -> None:
     registry = RedisRegistry(server.url, "test")
     with server:
         assert await registry.announce(member("a"), LONG)
-    for call in (registry.ping, registry.members):
+    for call in (
+        registry.ping(),
+        registry.members(),
+        registry.announce(member("a"), LONG),
+        registry.withdraw(WorkerId("a"), Generation(1)),
+    ):
         with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:\d+ can't be asked"):
-            await call()
+            await call
     with server:
         assert await registry.announce(member("a"), LONG)
         assert await registry.members() == [member("a")]
@@ -121,8 +177,6 @@ async def test_redis_gone_and_back(tmp_path: Path) -> None:
     [{"generation": -1}, {"generation": "1"}, {"role": "cook"}, {"address": 7}, {"pid": True}],
 )
 def test_malformed_members_are_refused(change: dict[str, object]) -> None:
-    import orjson
-
     raw = orjson.loads(member_to_json(member("a")))
     assert member_from_json(orjson.dumps(raw)) == member("a")
     with pytest.raises(Invalid, match="not a member"):
@@ -134,40 +188,9 @@ def test_an_oversized_member_is_refused() -> None:
         member_from_json(b" " * (MAX_MEMBER_BYTES + 1))
 
 
-async def test_a_heartbeat_outlives_an_outage_and_yields_to_a_newer_life() -> None:
-    clock = ManualClock()
-    registry = MemoryRegistry(clock)
-    heart = Heartbeat(registry, lambda: member("a", 1), clock, interval_seconds=1.0)
-    await heart.beat()
+async def test_an_unreachable_twin() -> None:
+    registry = MemoryRegistry(ManualClock())
     registry.reachable = False
-    await heart.beat()
-    registry.reachable = True
-    clock.advance(TTL_BEATS - 0.5)
-    assert await registry.members() == [member("a", 1)]
-    clock.advance(0.5)
-    assert await registry.members() == []
-    await heart.beat()
-    assert await registry.members() == [member("a", 1)]
-    await registry.announce(member("a", 2), LONG)
-    with pytest.raises(Unavailable, match="a newer a has taken over"):
-        await heart.beat()
-
-
-async def test_membership_keeps_what_it_knew_during_an_outage() -> None:
-    clock = ManualClock()
-    registry = MemoryRegistry(clock)
-    mirror = Membership(registry, clock, grace_seconds=100.0)
-    drains = replace(member("b"), state=WorkerState.DRAINING)
-    await registry.announce(member("a"), LONG)
-    await registry.announce(drains, LONG)
-    await mirror.refresh()
-    assert mirror.members == [member("a"), drains]
-    assert mirror.ready(Role.PREFILL) == [member("a")]
-    assert mirror.ready(Role.DECODE) == []
-    registry.reachable = False
-    clock.advance(99.0)
-    await mirror.refresh()
-    assert mirror.members == [member("a"), drains]
-    clock.advance(2.0)
-    await mirror.refresh()
-    assert mirror.members == []
+    for call in (registry.ping(), registry.members(), registry.announce(member("a"), LONG)):
+        with pytest.raises(Unavailable):
+            await call

@@ -1,0 +1,130 @@
+"""A member's heartbeat, and the mirror that others watch the registry through."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from baton.clock import ManualClock
+from baton.core.ids import Generation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.errors import Unavailable
+from baton.registry.heartbeat import TTL_BEATS, Heartbeat
+from baton.registry.membership import Membership
+from baton.registry.memory import MemoryRegistry
+
+LONG = 60.0
+
+
+def member(name: str, generation: int = 1) -> Member:
+    return Member(
+        WorkerId(name), Role.PREFILL, "127.0.0.1:1", Generation(generation), WorkerState.READY
+    )
+
+
+async def test_a_heartbeat_outlives_an_outage_and_yields_to_a_newer_life() -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    heart = Heartbeat(registry, lambda: member("a", 1), clock, interval_seconds=1.0)
+    await heart.beat()
+    registry.reachable = False
+    await heart.beat()
+    registry.reachable = True
+    clock.advance(TTL_BEATS - 0.5)
+    assert await registry.members() == [member("a", 1)]
+    clock.advance(0.5)
+    assert await registry.members() == []
+    await heart.beat()
+    assert await registry.members() == [member("a", 1)]
+    await registry.announce(member("a", 2), LONG)
+    with pytest.raises(Unavailable, match="a newer a has taken over"):
+        await heart.beat()
+
+
+async def test_membership_keeps_what_it_knew_during_an_outage() -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    mirror = Membership(registry, clock, grace_seconds=100.0)
+    drains = replace(member("b"), state=WorkerState.DRAINING)
+    await registry.announce(member("a"), LONG)
+    await registry.announce(drains, LONG)
+    await mirror.refresh()
+    assert mirror.members == [member("a"), drains]
+    assert mirror.ready(Role.PREFILL) == [member("a")]
+    assert mirror.ready(Role.DECODE) == []
+    registry.reachable = False
+    clock.advance(99.0)
+    await mirror.refresh()
+    assert mirror.members == [member("a"), drains]
+    clock.advance(2.0)
+    await mirror.refresh()
+    assert mirror.members == []
+
+
+async def test_a_mirror_polls_by_the_clock() -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    mirror = Membership(registry, clock, interval_seconds=0.5)
+    async with asyncio.TaskGroup() as tasks:
+        polling = tasks.create_task(mirror.run())
+        await settled()
+        await registry.announce(member("a"), LONG)
+        clock.advance(0.49)
+        await settled()
+        assert mirror.members == []
+        clock.advance(0.01)
+        await settled()
+        assert mirror.members == [member("a")]
+        await registry.withdraw(WorkerId("a"), Generation(1))
+        clock.advance(0.5)
+        await settled()
+        assert mirror.members == []
+        polling.cancel()
+
+
+async def settled() -> None:
+    """Until nothing of the in-memory registry can be waiting any more."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+class SlowRegistry(MemoryRegistry):
+    """Announcements wait at a gate."""
+
+    def __init__(self) -> None:
+        super().__init__(ManualClock())
+        self.announced: list[WorkerState] = []
+        self.gate = asyncio.Event()
+
+    async def announce(self, member: Member, ttl_seconds: float) -> bool:
+        self.announced.append(member.state)
+        await self.gate.wait()
+        return await super().announce(member, ttl_seconds)
+
+
+async def test_a_change_during_a_beat_asks_for_another() -> None:
+    registry = SlowRegistry()
+    now = member("a")
+    heart = Heartbeat(registry, lambda: now, ManualClock(), interval_seconds=LONG)
+    async with asyncio.TaskGroup() as tasks:
+        beating = tasks.create_task(heart.run())
+        await settled()
+        now = replace(now, state=WorkerState.DRAINING)
+        heart.hurry()
+        registry.gate.set()
+        await settled()
+        assert registry.announced == [WorkerState.READY, WorkerState.DRAINING]
+        assert await registry.members() == [now]
+        beating.cancel()
+    assert await registry.members() == []  # withdrawn
+    assert len(registry.announced) == 2
+
+
+async def test_a_successor_ends_the_heartbeat_and_stays() -> None:
+    registry = MemoryRegistry(ManualClock())
+    await registry.announce(member("a", 2), LONG)
+    heart = Heartbeat(registry, lambda: member("a", 1), ManualClock(), interval_seconds=LONG)
+    with pytest.raises(Unavailable, match="a newer a has taken over"):
+        await heart.run()
+    assert await registry.members() == [member("a", 2)]
