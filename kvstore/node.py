@@ -25,6 +25,7 @@ MAX_UNPUBLISHED = 4096
 """Changes that the index has not been told; beyond, it is told everything anew."""
 
 READ_SECONDS = 10.0
+RETRY_SECONDS = 1.0
 REPUBLISH_SECONDS = 600.0
 
 log = structlog.get_logger(__name__)
@@ -61,8 +62,9 @@ class StoreNode:
         return self._transports[name].export()
 
     async def put(self, request: PutRequest) -> PutResult:
-        """Raises Overloaded, Corrupt when a checksum doesn't match, Unavailable when the
-        caller can't be read."""
+        """What there is no room for is left out, from the end: a prefix is worth having alone.
+        Raises Overloaded when there is room for nothing, Corrupt when a checksum doesn't match,
+        Unavailable when the caller can't be read."""
         if self._num_puts >= MAX_PUTS:
             raise Overloaded(f"{MAX_PUTS} puts are running", retry_after_seconds=0.2)
         transport = self._transports.get(request.source.transport)
@@ -105,11 +107,7 @@ class StoreNode:
         """Tells the index what changes, until cancelled. While it can't be reached nothing is
         lost: it is told everything once it can. So it is now and then, in case it forgot."""
         while True:
-            try:
-                async with asyncio.timeout(REPUBLISH_SECONDS):
-                    added, keys = await self._changes.get()
-            except TimeoutError:
-                added, keys = True, self._shelf.keys()
+            added, keys = await self._next_change()
             try:
                 if self._must_resync:
                     self._must_resync = False
@@ -120,16 +118,21 @@ class StoreNode:
                 log.warning("index_unreachable", error=str(error))
                 self._must_resync = True
 
+    async def _next_change(self) -> tuple[bool, list[BlockKey]]:
+        """Nothing new, and the index to be told everything, when nothing changes for long."""
+        try:
+            async with asyncio.timeout(RETRY_SECONDS if self._must_resync else REPUBLISH_SECONDS):
+                return await self._changes.get()
+        except TimeoutError:
+            self._must_resync = True
+            return True, []
+
     async def _put(self, request: PutRequest, transport: Transport) -> PutResult:
         missing = [block for block in request.blocks if block.key not in self._shelf]
+        num_present = len(request.blocks) - len(missing)
         pairs: list[tuple[BlockRef, Slot]] = []
         try:
-            for block in missing:
-                if block.key in self._shelf:  # twice in one put
-                    continue
-                slot, evicted = self._shelf.reserve(block.key, block.size_bytes)
-                pairs.append((block, slot))
-                self._note(False, evicted)
+            self._reserve(request, missing, pairs)
             if pairs:
                 await self._fill(transport, request, pairs)
         except TransferFailed as error:
@@ -147,7 +150,27 @@ class StoreNode:
             self._shelf.seal(slot, block.checksum, request.checksum_algorithm)
         self._shelf.touch([block.key for block in request.blocks])
         self._note(True, [block.key for block, _ in pairs])
-        return PutResult(len(pairs), len(request.blocks) - len(pairs))
+        return PutResult(len(pairs), num_present)
+
+    def _reserve(
+        self,
+        request: PutRequest,
+        missing: Sequence[BlockRef],
+        pairs: list[tuple[BlockRef, Slot]],
+    ) -> None:
+        """Fills ``pairs`` as far as there is room, without taking any from the same prefix."""
+        keys = {block.key for block in request.blocks}
+        for block in missing:
+            if block.key in self._shelf:  # twice in one put
+                continue
+            try:
+                slot, evicted = self._shelf.reserve(block.key, block.size_bytes, keep=keys)
+            except Overloaded:
+                if pairs or len(missing) < len(request.blocks):
+                    return
+                raise
+            pairs.append((block, slot))
+            self._note(False, evicted)
 
     async def _fill(
         self, transport: Transport, request: PutRequest, pairs: Sequence[tuple[BlockRef, Slot]]

@@ -1,7 +1,7 @@
 """What lies where in the arena: keys, states, leases, and who goes when room is needed."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -77,16 +77,19 @@ class Shelf:
         """Of the sealed blocks."""
         return [key for key, slot in self._slots.items() if slot.state is SlotState.SEALED]
 
-    def reserve(self, key: BlockKey, size_bytes: int) -> tuple[Slot, list[BlockKey]]:
-        """A slot to be filled, and the keys that had to go for it. Raises Overloaded when all
-        there is is leased or being filled, Invalid for a size that can't be had."""
+    def reserve(
+        self, key: BlockKey, size_bytes: int, keep: Collection[BlockKey] = ()
+    ) -> tuple[Slot, list[BlockKey]]:
+        """A slot to be filled, and the keys that had to go for it, none of ``keep``. Raises
+        Overloaded when all else is leased or being filled, Invalid for a size that can't be
+        had."""
         assert key not in self._slots, "ask `in` before"
         if not self._slabs.fits(size_bytes):
             raise Invalid(f"a block of {size_bytes} bytes does not fit a slab", param="blocks")
         evicted: list[BlockKey] = []
         offset = self._slabs.take(size_bytes)
         while offset is None:
-            evicted += self._make_room(size_bytes)
+            evicted += self._make_room(size_bytes, keep)
             offset = self._slabs.take(size_bytes)
         slot = Slot(key, offset, size_bytes)
         self._slots[key] = slot
@@ -193,14 +196,14 @@ class Shelf:
             slots.append(slot)
         return slots
 
-    def _make_room(self, size_bytes: int) -> list[BlockKey]:
+    def _make_room(self, size_bytes: int, keep: Collection[BlockKey]) -> list[BlockKey]:
         """Evicts the oldest idle block of that size; if there is none, a whole slab of others."""
         for key, slot in self._idle.items():
-            if slot.size_bytes == size_bytes:
+            if slot.size_bytes == size_bytes and key not in keep:
                 self._evict(slot)
                 return [key]
-        by_offset = {slot.offset: slot for slot in self._idle.values()}
-        for slot in self._idle.values():
+        by_offset = {slot.offset: slot for key, slot in self._idle.items() if key not in keep}
+        for slot in by_offset.values():
             neighbours = self._slabs.neighbours(slot.offset)
             if neighbours <= by_offset.keys():
                 evicted = [by_offset[offset] for offset in neighbours]

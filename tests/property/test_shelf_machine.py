@@ -22,38 +22,71 @@ def size_of(number: int) -> int:
 
 
 class ShelfMachine(RuleBasedStateMachine):
-    """``sealed`` lists keys from the least to the most recently used."""
+    """``sealed`` lists keys from the least to the most recently used; ``slabs`` says which keys
+    lie in which slab, as the offsets told."""
 
     def __init__(self) -> None:
         super().__init__()
         self.shelf = Shelf(ARENA, SLAB)
         self.now = 0.0
         self.filling: list[Slot] = []
+        self.slabs: dict[int, dict[BlockKey, int]] = {}
+        self.num_evicted = 0
         self.sealed: list[BlockKey] = []
         self.leases: dict[str, tuple[list[BlockKey], float]] = {}
 
     def leased(self) -> set[BlockKey]:
         return {key for keys, _ in self.leases.values() for key in keys}
 
-    @rule(number=KEYS)
-    def reserve(self, number: int) -> None:
+    @rule(number=KEYS, kept=st.sets(KEYS, max_size=4))
+    def reserve(self, number: int, kept: set[int]) -> None:
         key = key_of(number)
         if key in self.shelf:
             return
+        keep = {key_of(other) for other in kept}
+        expected = self.must_go(size_of(number), keep)
         try:
-            slot, evicted = self.shelf.reserve(key, size_of(number))
+            slot, evicted = self.shelf.reserve(key, size_of(number), keep)
         except Overloaded:
+            assert expected is None
             return
-        assert slot.size_bytes == size_of(number)
-        assert slot.offset % SLAB + slot.size_bytes <= SLAB
-        assert not set(evicted) & self.leased()
-        same_size = [k for k in self.sealed if size_of(k[-1]) == size_of(number)]
-        idle = [k for k in same_size if k not in self.leased()]
-        if len(evicted) == 1 and idle:
-            assert evicted == idle[:1], "the least recently used goes first"
+        assert expected is not None and sorted(evicted) == sorted(expected)
+        self.num_evicted += len(evicted)
         for gone in evicted:
             self.sealed.remove(gone)
+            self.take_out(gone)
+        assert (slot.key, slot.size_bytes) == (key, size_of(number))
+        assert slot.offset % SLAB % slot.size_bytes == 0
+        neighbours = self.slabs.setdefault(slot.offset // SLAB, {})
+        assert {size_of(other[-1]) for other in neighbours} <= {slot.size_bytes}
+        assert slot.offset not in neighbours.values()
+        neighbours[key] = slot.offset
         self.filling.append(slot)
+
+    def must_go(self, size: int, keep: set[BlockKey]) -> list[BlockKey] | None:
+        """Nobody while there is a free slot or slab; else the least recently used block of that
+        size, else the slab of the least recently used block whose neighbours are idle, too.
+        None: there is no room to be had."""
+        if len(self.slabs) < ARENA // SLAB or any(
+            size_of(next(iter(keys))[-1]) == size and len(keys) < SLAB // size
+            for keys in self.slabs.values()
+        ):
+            return []
+        idle = [key for key in self.sealed if key not in self.leased() | keep]
+        for key in idle:
+            if size_of(key[-1]) == size:
+                return [key]
+        for key in idle:
+            neighbours = next(keys for keys in self.slabs.values() if key in keys)
+            if set(neighbours) <= set(idle):
+                return list(neighbours)
+        return None
+
+    def take_out(self, key: BlockKey) -> None:
+        slab = next(slab for slab, keys in self.slabs.items() if key in keys)
+        del self.slabs[slab][key]
+        if not self.slabs[slab]:
+            del self.slabs[slab]
 
     @precondition(lambda self: self.filling)
     @rule(data=st.data(), good=st.booleans())
@@ -64,6 +97,7 @@ class ShelfMachine(RuleBasedStateMachine):
             self.sealed.append(slot.key)
         else:
             self.shelf.discard(slot)
+            self.take_out(slot.key)
 
     @rule(numbers=st.lists(KEYS, max_size=4), seconds=st.integers(1, 5))
     def lease(self, numbers: list[int], seconds: int) -> None:
@@ -76,7 +110,11 @@ class ShelfMachine(RuleBasedStateMachine):
                 break
             held.append(key)
         assert [block.key for block in got.blocks] == held
-        assert bool(got.lease_id) == bool(held)
+        assert [block.size_bytes for block in got.blocks] == [size_of(key[-1]) for key in held]
+        offsets = {key: offset for keys in self.slabs.values() for key, offset in keys.items()}
+        assert [block.offset_bytes for block in got.blocks] == [offsets[key] for key in held]
+        assert [block.checksum for block in got.blocks] == [offsets[key] for key in held]
+        assert bool(got.lease_id) == bool(held) and got.lease_id not in self.leases
         if held:
             self.leases[got.lease_id] = (held, self.now + seconds)
 
@@ -123,7 +161,9 @@ class ShelfMachine(RuleBasedStateMachine):
         self.shelf.check_integrity()
         assert set(self.shelf.keys()) == set(self.sealed)
         assert self.shelf.num_leased == len(self.leased())
-        assert self.shelf.used_bytes <= ARENA
+        used = [key for keys in self.slabs.values() for key in keys]
+        assert self.shelf.used_bytes == sum(size_of(key[-1]) for key in used)
+        assert self.shelf.evictions == self.num_evicted
         assert self.shelf.num_blocks == len(self.sealed) + len(self.filling)
 
 

@@ -1,6 +1,7 @@
 """The store node over the in-memory transport: what is put is verified, lent, and told."""
 
 import asyncio
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -17,7 +18,7 @@ from baton.kv.memory_index import MemoryKvIndex
 from baton.transport.base import Span
 from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.transport.region import HostMemory
-from kvstore.node import MAX_PUTS, StoreNode
+from kvstore.node import StoreNode
 
 SIZE = 64
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(8)]
@@ -28,7 +29,7 @@ class House:
 
     def __init__(self) -> None:
         self.fabric = MemoryFabric()
-        clock = ManualClock()
+        self.clock = clock = ManualClock()
         self.pool = HostMemory("worker", 8 * SIZE)
         self.bytes = np.frombuffer(self.pool.view, dtype=np.uint8)
         self.bytes[:] = np.random.default_rng(1).integers(256, size=8 * SIZE, dtype=np.uint8)
@@ -123,7 +124,33 @@ async def test_leased_blocks_make_a_put_wait_its_turn() -> None:
     assert (await house.node.put(house.request([4, 5]))).stored == 2
 
 
-async def test_an_index_that_was_gone_is_told_everything() -> None:
+async def test_a_put_takes_no_room_from_its_own_prefix() -> None:
+    house = House()
+    await house.node.put(house.request([0, 1]))
+    await house.node.put(house.request([2, 3]))
+    result = await house.node.put(house.request([0, 1, 4]))
+    assert (result.stored, result.already_present) == (1, 2)
+    assert len(house.node.lease([KEYS[n] for n in (0, 1, 4)], 1.0).blocks) == 3
+    assert len(house.node.lease([KEYS[2]], 1.0).blocks) == 1  # of 2 and 3 the end went
+
+
+async def test_of_a_put_without_room_for_all_the_prefix_is_kept() -> None:
+    house = House()
+    result = await house.node.put(house.request([0, 1, 2, 3, 4, 5]))
+    assert (result.stored, result.already_present) == (4, 0)
+    assert [block.key for block in house.node.lease(KEYS, 1.0).blocks] == KEYS[:4]
+    result = await house.node.put(house.request([0, 1, 2, 3, 4, 5]))
+    assert (result.stored, result.already_present) == (0, 4)
+    stats = house.node.stats()
+    assert (stats.num_blocks, stats.evictions, stats.violation) == (4, 0, "")
+
+
+@pytest.mark.parametrize("resync", ["by the next change", "by itself"])
+async def test_an_index_that_was_gone_is_told_everything(
+    resync: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if resync == "by itself":
+        monkeypatch.setattr("kvstore.node.RETRY_SECONDS", 0.0)
     house = House()
     house.index.reachable = False
     publishing = asyncio.create_task(house.node.publish())
@@ -131,10 +158,82 @@ async def test_an_index_that_was_gone_is_told_everything() -> None:
     while not house.node._must_resync:
         await asyncio.sleep(0)
     house.index.reachable = True
-    await house.node.put(house.request([2]))
-    while (await house.index.longest_prefix(KEYS[:3])).num_blocks < 3:
+    expected = 2
+    if resync == "by the next change":
+        await house.node.put(house.request([2]))
+        expected = 3
+    while (await house.index.longest_prefix(KEYS[:3])).num_blocks < expected:
         await asyncio.sleep(0)
     publishing.cancel()
+
+
+async def test_changes_beyond_the_bound_are_told_all_the_same() -> None:
+    house = House()
+    house.node._changes = asyncio.Queue(1)
+    for number in range(4):
+        await house.node.put(house.request([number]))
+    publishing = asyncio.create_task(house.node.publish())
+    while (await house.index.longest_prefix(KEYS[:4])).num_blocks < 4:
+        await asyncio.sleep(0)
+    publishing.cancel()
+
+
+async def test_a_put_cancelled_while_bytes_come_in_waits_for_their_end() -> None:
+    house = House()
+    copying, go_on = threading.Event(), threading.Event()
+
+    def hold(endpoint: Endpoint, span: Span) -> str:
+        copying.set()
+        assert go_on.wait(30.0)
+        return ""
+
+    house.fabric.fault = hold
+    putting = asyncio.create_task(house.node.put(house.request([0])))
+    await asyncio.to_thread(copying.wait, 30.0)
+    putting.cancel()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert house.node.stats().num_blocks == 1  # still written to
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    assert house.node.stats().num_blocks == 0
+
+
+async def test_a_cancelled_put_leaves_no_slot() -> None:
+    house = House()
+    putting = asyncio.create_task(house.node.put(house.request([0, 1])))
+    while not house.node.stats().num_blocks:
+        await asyncio.sleep(0)
+    putting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await putting
+    stats = house.node.stats()
+    assert (stats.num_blocks, stats.violation) == (0, "")
+    assert (await house.node.put(house.request([0, 1]))).stored == 2
+
+
+async def test_what_is_damaged_on_the_way_is_not_kept() -> None:
+    house = House()
+    house.fabric.fault = lambda endpoint, span: "corrupt"
+    with pytest.raises(Corrupt):
+        await house.node.put(house.request([0]))
+    house.fabric.fault = lambda endpoint, span: "lost"
+    with pytest.raises(Unavailable, match="lost"):
+        await house.node.put(house.request([0]))
+    stats = house.node.stats()
+    assert (stats.num_blocks, stats.checksum_failures, stats.violation) == (0, 1, "")
+
+
+async def test_leases_end_by_the_clock() -> None:
+    house = House()
+    await house.node.put(house.request([0, 1]))
+    assert house.node.lease(KEYS[:2], 5.0).lease_id
+    house.clock.advance(4.75)
+    assert house.node.stats().leased_blocks == 2
+    house.clock.advance(0.25)
+    assert house.node.stats().leased_blocks == 0
+    assert (house.node.stats().hits, house.node.stats().misses) == (2, 0)
 
 
 async def test_wrong_requests() -> None:
@@ -152,11 +251,27 @@ async def test_wrong_requests() -> None:
     assert house.node.stats().num_blocks == 0
 
 
-async def test_puts_are_bounded() -> None:
+async def test_puts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.node.MAX_PUTS", 1)
     house = House()
-    house.node._num_puts = MAX_PUTS
-    with pytest.raises(Overloaded, match=f"{MAX_PUTS} puts are running"):
-        await house.node.put(house.request([0]))
+    putting = asyncio.create_task(house.node.put(house.request([0])))
+    while not house.node.stats().num_blocks:
+        await asyncio.sleep(0)
+    with pytest.raises(Overloaded, match="1 puts are running") as refusal:
+        await house.node.put(house.request([1]))
+    assert refusal.value.retry_after_seconds == 0.2
+    assert (await putting).stored == 1
+    assert (await house.node.put(house.request([1]))).stored == 1
+
+
+async def test_what_is_put_again_counts_as_used() -> None:
+    house = House()
+    await house.node.put(house.request([0, 1]))
+    await house.node.put(house.request([2, 3]))
+    assert (await house.node.put(house.request([0, 1]))).already_present == 2
+    await house.node.put(house.request([4]))
+    held = [len(house.node.lease([key], 1.0).blocks) for key in KEYS[:5]]
+    assert held == [1, 1, 1, 0, 1]
 
 
 async def test_slots_of_a_stray_read_come_back() -> None:

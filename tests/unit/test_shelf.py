@@ -4,6 +4,7 @@ import pytest
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
+from kvstore import shelf as shelf_module
 from kvstore.shelf import MAX_LEASE_SECONDS, Shelf
 from kvstore.slabs import Slabs, default_slab_bytes
 
@@ -46,6 +47,43 @@ def test_a_leased_prefix_stays() -> None:
     assert shelf.reserve(key("z"), 4)[1] == [key("b")]
     shelf.check_integrity()
     assert shelf.describe().startswith("4 blocks, 0 leases: fff.")
+    assert (shelf.hits, shelf.misses, shelf.evictions) == (2, 1, 3)
+
+
+def test_what_is_to_be_kept_stays() -> None:
+    shelf = Shelf(16, 16)
+    filled(shelf, "abcd")  # a is the oldest
+    assert shelf.reserve(key("x"), 4, keep=keys("ab"))[1] == [key("c")]
+    assert shelf.reserve(key("y"), 4, keep=keys("ab"))[1] == [key("d")]
+    with pytest.raises(Overloaded):
+        shelf.reserve(key("z"), 4, keep=keys("ab"))
+    shelf.check_integrity()
+
+
+def test_no_slab_goes_of_which_anything_is_to_be_kept() -> None:
+    shelf = Shelf(32, 16)
+    filled(shelf, "abcdefgh")
+    _, evicted = shelf.reserve(key("L"), 16, keep=keys("a"))
+    assert sorted(evicted) == keys("efgh")
+    with pytest.raises(Overloaded):
+        shelf.reserve(key("M"), 16, keep=keys("a"))
+    shelf.check_integrity()
+
+
+def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shelf_module, "MAX_LEASES", 2)
+    shelf = Shelf(16, 16)
+    filled(shelf, "a")
+    first = shelf.lease(keys("a"), 1.0, now=0.0).lease_id
+    shelf.lease(keys("a"), 9.0, now=0.0)
+    with pytest.raises(Overloaded, match="2 leases are out"):
+        shelf.lease(keys("a"), 1.0, now=0.5)
+    third = shelf.lease(keys("a"), 1.0, now=1.0).lease_id  # the first has ended
+    shelf.release(first)
+    shelf.release(third)
+    shelf.release(third)
+    assert shelf.num_leased == 1
+    shelf.check_integrity()
 
 
 def test_another_size_takes_a_whole_slab() -> None:
@@ -100,6 +138,12 @@ def test_slabs_return_when_empty() -> None:
     slabs.give(6)
     assert slabs.take(16) == 0
     slabs.check_integrity()
+
+
+def test_an_arena_below_a_slab_holds_nothing() -> None:
+    slabs = Slabs(8, 16)
+    assert not slabs.fits(4)
+    assert slabs.take(4) is None
 
 
 @pytest.mark.parametrize(
