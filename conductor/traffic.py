@@ -43,7 +43,8 @@ class Placed:
         self._workers: OrderedDict[BlockKey, set[WorkerId]] = OrderedDict()
 
     def record(self, worker: WorkerId, keys: tuple[BlockKey, ...]) -> None:
-        for key in keys:
+        # The start of a prefix is placed last, so that its end is forgotten first.
+        for key in reversed(keys):
             workers = self._workers.pop(key, None) or set()
             workers.add(worker)
             self._workers[key] = workers

@@ -34,7 +34,7 @@ def member_from_json(data: bytes) -> Member:
             address=_text(raw, "address"),
             host=_text(raw, "host"),
             model=_text(raw, "model"),
-            model_digest=_text(raw, "model_digest"),
+            model_digest=_hex(raw, "model_digest"),
             kv_dtype=_text(raw, "kv_dtype"),
             pid=_number(raw, "pid"),
             block_tokens=_number(raw, "block_tokens"),
@@ -48,6 +48,11 @@ def _text(raw: Any, key: str) -> str:
     if not isinstance(raw[key], str):
         raise ValueError(f"{key} is {raw[key]!r}, and must be a string")
     return str(raw[key])
+
+
+def _hex(raw: Any, key: str) -> str:
+    bytes.fromhex(_text(raw, key))
+    return _text(raw, key)
 
 
 def _number(raw: Any, key: str) -> int:

@@ -174,7 +174,16 @@ async def test_redis_gone_and_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"generation": -1}, {"generation": "1"}, {"role": "cook"}, {"address": 7}, {"pid": True}],
+    [
+        {"generation": -1},
+        {"generation": "1"},
+        {"role": "cook"},
+        {"address": 7},
+        {"pid": True},
+        {"load": {"running": 1}},
+        {"transports": 1},
+        {"model_digest": "not hex"},
+    ],
 )
 def test_malformed_members_are_refused(change: dict[str, object]) -> None:
     raw = orjson.loads(member_to_json(member("a")))

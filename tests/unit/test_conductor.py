@@ -1,5 +1,7 @@
 """The conductor's memory of traffic, and the live state that decisions are made from."""
 
+from dataclasses import replace
+
 import pytest
 
 from baton.clock import ManualClock
@@ -12,7 +14,7 @@ from baton.registry.memory import MemoryRegistry
 from conductor import traffic
 from conductor.conductor import UNREPORTED_SECONDS, Conductor
 from conductor.policy.placement import PlacementConfig
-from conductor.policy.snapshot import Query
+from conductor.policy.snapshot import Query, WorkerView
 from conductor.traffic import WINDOW_REQUESTS, Heads, Placed
 
 
@@ -75,8 +77,14 @@ def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     placed = Placed()
     placed.record(WorkerId("a"), keys(1, 2))
     placed.record(WorkerId("a"), keys(3, 4))
-    assert placed.cached_blocks(WorkerId("a"), keys(1)) == 0
-    assert placed.cached_blocks(WorkerId("a"), keys(2)) == 1
+    # The end of the older prefix is forgotten.
+    assert placed.cached_blocks(WorkerId("a"), keys(1, 2)) == 1
+    assert placed.cached_blocks(WorkerId("a"), keys(2)) == 0
+    assert placed.cached_blocks(WorkerId("a"), keys(3, 4)) == 2
+    placed.record(WorkerId("b"), keys(1))  # used again
+    placed.record(WorkerId("b"), keys(5))
+    assert placed.cached_blocks(WorkerId("a"), keys(3, 4)) == 1
+    assert [placed.cached_blocks(WorkerId(name), keys(1)) for name in "ab"] == [1, 1]
 
 
 async def test_what_was_sent_counts_until_it_is_reported() -> None:
@@ -113,9 +121,67 @@ async def test_a_reborn_worker_holds_nothing() -> None:
     assert house.conductor.snapshot().cached_blocks(WorkerId("p"), keys(1, 2, 3)) == 3
     await house.announce(member("p", Role.PREFILL, generation=2))
     assert house.conductor.snapshot().cached_blocks(WorkerId("p"), keys(1, 2, 3)) == 0
+    house.conductor.place(query("two", 32, keys(1, 2)))
+    assert house.conductor.snapshot().cached_blocks(WorkerId("p"), keys(1, 2, 3)) == 2
 
 
-async def test_without_workers() -> None:
+async def test_what_everybody_shares_is_noticed() -> None:
+    house = House()
+    await house.announce(member("p", Role.PREFILL), member("d", Role.DECODE))
+    for number in range(20):
+        house.conductor.place(query(str(number), 32, keys(0, number + 1)))
+    share = house.conductor.snapshot().share
+    assert [share(key) for key in keys(0, 1, 99)] == [1.0, 0.05, 0.0]
+
+
+async def test_a_snapshot_holds_those_that_take_requests() -> None:
+    house = House()
+    loads = {"running": 2, "waiting": 1, "queued_tokens": 30}
+    busy = member("p0", Role.PREFILL, **loads)
+    leaving = replace(member("p1", Role.PREFILL), state=WorkerState.DRAINING)
+    await house.announce(busy, leaving, member("d0", Role.DECODE), member("s", Role.KVSTORE))
+    house.conductor.place(query("one", 50))
+    snapshot = house.conductor.snapshot()
+    assert snapshot.prefills == (WorkerView(busy, sent_requests=1, sent_tokens=50),)
+    assert [view.id for view in snapshot.decodes] == ["d0"]
+    assert house.conductor.members == [
+        member("d0", Role.DECODE),
+        busy,
+        leaving,
+        member("s", Role.KVSTORE),
+    ]
+
+
+async def test_a_worker_alone_is_sent_to_once() -> None:
+    house = House()
+    await house.announce(member("d", Role.DECODE))
+    decision = house.conductor.place(query("one", 48, keys(1, 2, 3)))
+    assert (decision.prefill, decision.decode.id) == (None, "d")
+    snapshot = house.conductor.snapshot()
+    assert (snapshot.decodes[0].num_requests, snapshot.decodes[0].queued_tokens) == (1, 48)
+    assert snapshot.cached_blocks(WorkerId("d"), keys(1, 2, 3)) == 3
+
+
+async def test_a_conversation_stays_where_it_is() -> None:
+    house = House()
+    await house.announce(
+        *(member(f"p{n}", Role.PREFILL) for n in range(4)), member("d", Role.DECODE)
+    )
+    turns = [keys(*range(end)) for end in (4, 8, 12)]
+    homes = []
+    for turn in turns:
+        decision = house.conductor.place(query(f"turn {len(turn)}", 16 * len(turn) + 5, turn))
+        homes.append((decision.prefill.id, decision.prefill_scores[0].cached_blocks))
+        house.clock.advance(60.0)
+    assert [cached for _, cached in homes] == [0, 4, 8]
+    assert len({home for home, _ in homes}) == 1
+
+
+async def test_a_refused_request_leaves_no_trace() -> None:
     house = House()
     with pytest.raises(Unavailable, match="no worker is ready"):
-        house.conductor.place(query("one"))
+        house.conductor.place(query("one", 48, keys(1)))
+    await house.announce(member("p", Role.PREFILL), member("d", Role.DECODE))
+    snapshot = house.conductor.snapshot()
+    assert snapshot.prefills[0].num_requests == 0
+    assert snapshot.cached_blocks(WorkerId("p"), keys(1)) == 0

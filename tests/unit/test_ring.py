@@ -5,7 +5,17 @@ import sys
 
 import pytest
 
+from baton.clock import ManualClock
+from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, WorkerId
+from baton.core.member import Load, Member
+from baton.core.states import Role, WorkerState
+from baton.registry.memory import MemoryRegistry
 from baton.ring import successors
+from conductor.policy.placement import PlacementConfig, place
+from conductor.policy.snapshot import Query, Snapshot, WorkerView
+from router.cluster import Cluster
+from router.placement import PlaceQuery
+from router.ring import KEY_DEPTH, RingPlacer
 
 WORKERS = tuple(sorted(f"worker-{number}" for number in range(16)))
 KEYS = [number.to_bytes(4, "big") for number in range(8000)]
@@ -42,6 +52,57 @@ def test_a_leaver_moves_its_own_keys_alone() -> None:
         else:
             assert after == before
     assert 0.5 / len(WORKERS) < moved / len(KEYS) < 2 / len(WORKERS)
+
+
+def test_a_newcomer_takes_from_all_and_moves_nothing_else() -> None:
+    more = tuple(sorted((*WORKERS, "worker-new")))
+    taken = dict.fromkeys(WORKERS, 0)
+    for key in KEYS:
+        before, after = first(WORKERS, key), first(more, key)
+        if after == "worker-new":
+            taken[before] += 1
+        else:
+            assert after == before
+    assert 0.5 / len(more) < sum(taken.values()) / len(KEYS) < 2 / len(more)
+    assert all(taken.values())
+
+
+def member(name: str, role: Role) -> Member:
+    return Member(
+        WorkerId(name), role, f"{name}:1", Generation(1), WorkerState.READY,
+        block_tokens=16, load=Load(free_blocks=1000, num_blocks=1000),
+    )  # fmt: skip
+
+
+async def test_a_router_alone_places_as_an_idle_conductor_does() -> None:
+    """Both take the same ring: where the conductor's traffic has it pick the router's depth as
+    key, and no load or cache weighs in, they agree on every request."""
+    registry = MemoryRegistry(ManualClock())
+    prefills = [member(f"prefill-{n}", Role.PREFILL) for n in range(5)]
+    decodes = [member(f"decode-{n}", Role.DECODE) for n in range(4)]
+    for one in (*prefills, *decodes):
+        await registry.announce(one, 60.0)
+    cluster = Cluster(registry, ManualClock(), max_model_tokens=4096)
+    await cluster.refresh()
+    for number in range(200):
+        keys = tuple(BlockKey(bytes([n, number]) * 8) for n in range(KEY_DEPTH + 3))
+        excluded = frozenset({WorkerId(f"prefill-{number % 6}"), WorkerId(f"decode-{number % 5}")})
+        name = RequestId(f"request {number}")
+        decision = place(
+            Snapshot(
+                tuple(WorkerView(one) for one in prefills),
+                tuple(WorkerView(one) for one in decodes),
+                lambda worker, keys: 0,
+                lambda key: float(key[0] < KEY_DEPTH - 1),
+            ),
+            Query(name, 16 * len(keys), 32, keys, excluded),
+            PlacementConfig(),
+        )
+        alone = await RingPlacer(cluster).place(
+            PlaceQuery(name, Epoch(1), TenantId("t"), 16 * len(keys), 32, keys, excluded, "m")
+        )
+        assert decision.prefill is not None and alone.prefill is not None
+        assert (alone.prefill.id, alone.decode.id) == (decision.prefill.id, decision.decode.id)
 
 
 def test_ids_must_be_sorted() -> None:
