@@ -80,6 +80,7 @@ def _pairs(value: Any) -> Any:
 
 
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
+SizeOrNone = Annotated[int, BeforeValidator(_size), Field(ge=0)]
 Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 Count = Annotated[int, Field(gt=0)]
@@ -135,6 +136,16 @@ class Settings(BaseSettings):
     transports: Transports = ()
     """Empty (or ``auto``): all that can start, best first."""
     store_bytes: Size = 256 * 2**20
+    store_disk_bytes: SizeOrNone = 2**30
+    """Of the store's SSD tier; 0: none."""
+    store_folder: str | None = None
+    """Where the SSD tier lies; None: below BATON_HOME, per cluster."""
+    store_eviction: Literal["baton", "lru", "lfu", "length_aware"] = "baton"
+    store_tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Of each tier, at most, for one tenant."""
+    store_seconds: Seconds = 0.2
+    """What a request waits for a call of the store at most."""
+    store_reload: Literal["auto", "fetch", "recompute", "split"] = "auto"
 
     # The router
     api_keys: Pairs = Field(default_factory=dict)

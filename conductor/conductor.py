@@ -8,6 +8,7 @@ from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.registry.membership import Membership
+from conductor.mirror import Mirror
 from conductor.policy.placement import PlacementConfig, place
 from conductor.policy.snapshot import Decision, Query, Snapshot, WorkerView
 from conductor.traffic import Heads, Placed
@@ -26,8 +27,11 @@ class _Sent:
 
 
 class Conductor:
-    def __init__(self, membership: Membership, clock: Clock, config: PlacementConfig) -> None:
+    def __init__(
+        self, membership: Membership, mirror: Mirror, clock: Clock, config: PlacementConfig
+    ) -> None:
         self._membership = membership
+        self._mirror = mirror
         self._clock = clock
         self._config = config
         self._heads = Heads()
@@ -54,6 +58,7 @@ class Conductor:
             self._views(Role.DECODE),
             self._placed.cached_blocks,
             self._heads.share,
+            self._mirror.best,
         )
 
     @property

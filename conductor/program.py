@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 import grpc.aio
 
@@ -11,15 +11,19 @@ from baton.config import Settings
 from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey, Generation, RequestId, WorkerId
 from baton.core.member import Member
+from baton.core.placement import Placement
 from baton.core.states import Role, WorkerState
+from baton.core.store import WatchPage
 from baton.registry.codec import member_to_json
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
 from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.server import build_server, listen
 from baton.runtime.serve import Program
 from conductor.conductor import Conductor
+from conductor.mirror import Mirror, Watchers
 from conductor.policy.placement import PlacementConfig
 from conductor.policy.snapshot import Query
 
@@ -38,12 +42,12 @@ class Door:
         max_new_tokens: int,
         keys: tuple[BlockKey, ...],
         excluded: frozenset[str],
-    ) -> tuple[WorkerRef | None, WorkerRef, str]:
+    ) -> Placement:
         names = frozenset(WorkerId(name) for name in excluded)
         query = Query(RequestId(request_id), num_tokens, max_new_tokens, keys, names)
         decision = self._conductor.place(query)
         prefill = _ref(decision.prefill) if decision.prefill is not None else None
-        return prefill, _ref(decision.decode), decision.reason
+        return Placement(prefill, _ref(decision.decode), decision.reason, decision.store_hint)
 
     def describe(self) -> tuple[Sequence[str], str]:
         members = self._conductor.members
@@ -72,7 +76,9 @@ class ConductorProgram:
         settings = self._settings
         await self._registry.ping()
         await self._membership.refresh()
-        conductor = Conductor(self._membership, self._clock, PlacementConfig())
+        mirror = Mirror()
+        conductor = Conductor(self._membership, mirror, self._clock, PlacementConfig())
+        self._watchers = Watchers(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.cluster_secret)
         add_conductor_service(self._server, Door(conductor))
         port = await listen(self._server, settings.grpc_host, settings.grpc_port)
@@ -85,6 +91,7 @@ class ConductorProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._membership.run())
             tasks.create_task(self._heartbeat.run())
+            tasks.create_task(self._watchers.run())
 
     async def drain(self) -> None:
         """A placement takes microseconds; routers learn that they should ask another."""
@@ -95,6 +102,16 @@ class ConductorProgram:
         if self._server is not None:
             await self._server.stop(grace=1.0)
         await self._registry.close()
+
+    async def _watch(
+        self, node: Member, generation: Generation, number: int
+    ) -> AsyncIterator[WatchPage]:
+        client = KvStoreClient(node.address, self._settings.cluster_secret)
+        try:
+            async for page in client.watch(generation, number):
+                yield page
+        finally:
+            await client.close()
 
     def _member(self) -> Member:
         return Member(

@@ -1,34 +1,59 @@
-"""The store node: reads blocks out of workers' pools into its arena, and lends them out."""
+"""The store node: reads blocks out of workers' pools into its tiers, and lends them out."""
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
 
-import structlog
 import xxhash
 
 from baton.clock import Clock
 from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
-from baton.core.ids import BlockKey
-from baton.core.store import LeasedBlocks, PutRequest, PutResult, StoreStats
-from baton.errors import BatonError, Corrupt, Invalid, Overloaded
-from baton.kv.index import Holder, KvIndex
-from baton.transport.base import Span, Transfer, Transport
-from baton.transport.flow import TransferFailed, transfer
+from baton.core.ids import BlockKey, Generation
+from baton.core.store import (
+    BlockFilter,
+    Change,
+    LeasedBlocks,
+    LeaseQuery,
+    PutRequest,
+    PutResult,
+    StoredBlock,
+    StoreStats,
+    Tier,
+    WatchPage,
+)
+from baton.errors import Corrupt, Invalid, Overloaded
+from baton.threads import in_thread
+from baton.transport.base import Span, Transport
+from baton.transport.flow import TransferFailed, gather
 from baton.transport.region import HostMemory
 from baton.transport.select import choose
+from baton.transport.strays import Strays
+from kvstore.demotion import Demotion
+from kvstore.disk import DiskTier
+from kvstore.events import EventLog
+from kvstore.segment import Record
 from kvstore.shelf import Shelf, Slot
+from kvstore.tiers import Tiers
 
 MAX_PUTS = 16
 """Reads from workers at a time; a further put is refused."""
 
-MAX_UNPUBLISHED = 4096
-"""Changes that the index has not been told; beyond, it is told everything anew."""
+MAX_PROMOTIONS = 4
+"""Leases that wait for the disk at a time; a further one gets what is in DRAM."""
 
-READ_SECONDS = 10.0
-RETRY_SECONDS = 1.0
-REPUBLISH_SECONDS = 600.0
+READ_SECONDS = 5.0
+PAGE_KEYS = 65_536
+"""Of a snapshot: 1 MiB."""
 
-log = structlog.get_logger(__name__)
+
+@dataclass(slots=True)
+class _Filling:
+    """A put under way: what is there already, held, and what comes in."""
+
+    present: list[Slot]
+    coming: list[tuple[BlockRef, Slot]]
+    num_present: int = 0
 
 
 class StoreNode:
@@ -36,180 +61,370 @@ class StoreNode:
 
     def __init__(
         self,
-        holder: Holder,
+        generation: Generation,
         memory: HostMemory,
         transports: dict[str, Transport],
-        index: KvIndex,
         host: str,
         clock: Clock,
-        slab_bytes: int | None = None,
+        shelf: Shelf,
+        disk: DiskTier | None = None,
     ) -> None:
-        self._holder = holder
+        self._generation = generation
         self._memory = memory
         self._transports = transports
-        self._index = index
         self._host = host
         self._clock = clock
-        self._shelf = Shelf(memory.region.size_bytes, slab_bytes)
+        self._shelf = shelf
+        self.events = EventLog()
+        self._tiers = Tiers(memory, shelf, disk, self.events, clock)
+        self.demotion = Demotion(self._tiers)
+        self._strays = Strays()
         self._num_puts = 0
-        self._strays: list[tuple[Transport, Transfer, list[Slot]]] = []
-        self._checksum_failures = 0
-        self._changes: asyncio.Queue[tuple[bool, list[BlockKey]]] = asyncio.Queue(MAX_UNPUBLISHED)
-        self._must_resync = False
+        self._num_promotions = 0
 
     def endpoint_for(self, transports: Sequence[str], host: str) -> Endpoint:
         name = choose(tuple(self._transports), transports, host == self._host)
         return self._transports[name].export()
 
+    # -- put -------------------------------------------------------------------------------
+
     async def put(self, request: PutRequest) -> PutResult:
         """What there is no room for is left out, from the end: a prefix is worth having alone.
-        Raises Overloaded when there is room for nothing, Corrupt when a checksum doesn't match,
-        Unavailable when the caller can't be read."""
+        Raises Overloaded when there is room for nothing, Corrupt when a checksum doesn't match
+        (the blocks before it are kept), Unavailable when the caller can't be read."""
         if self._num_puts >= MAX_PUTS:
             raise Overloaded(f"{MAX_PUTS} puts are running", retry_after_seconds=0.2)
         transport = self._transports.get(request.source.transport)
         if transport is None:
             raise Invalid(f"this node has no transport {request.source.transport!r}")
+        if request.blocks:
+            self._shelf.check_size(request.blocks[0].size_bytes)
         self._num_puts += 1
-        self._recover_strays()
+        self.sweep()
         try:
             return await self._put(request, transport)
         finally:
             self._num_puts -= 1
-
-    def lease(self, keys: Sequence[BlockKey], seconds: float) -> LeasedBlocks:
-        return self._shelf.lease(keys, seconds, self._clock.monotonic())
-
-    def release(self, lease_id: str) -> None:
-        self._shelf.release(lease_id)
-
-    def stats(self) -> StoreStats:
-        shelf = self._shelf
-        shelf.expire(self._clock.monotonic())
-        try:
-            shelf.check_integrity()
-            violation = ""
-        except AssertionError as error:
-            violation = str(error) or "integrity violated"
-        return StoreStats(
-            arena_bytes=shelf.arena_bytes,
-            used_bytes=shelf.used_bytes,
-            num_blocks=shelf.num_blocks,
-            leased_blocks=shelf.num_leased,
-            hits=shelf.hits,
-            misses=shelf.misses,
-            evictions=shelf.evictions,
-            checksum_failures=self._checksum_failures,
-            violation=violation,
-        )
-
-    async def publish(self) -> None:
-        """Tells the index what changes, until cancelled. While it can't be reached nothing is
-        lost: it is told everything once it can. So it is now and then, in case it forgot."""
-        while True:
-            added, keys = await self._next_change()
-            try:
-                if self._must_resync:
-                    self._must_resync = False
-                    await self._index.add(self._holder, self._shelf.keys())
-                change = self._index.add if added else self._index.remove
-                await change(self._holder, keys)
-            except BatonError as error:
-                log.warning("index_unreachable", error=str(error))
-                self._must_resync = True
-
-    async def _next_change(self) -> tuple[bool, list[BlockKey]]:
-        """Nothing new, and the index to be told everything, when nothing changes for long."""
-        try:
-            async with asyncio.timeout(RETRY_SECONDS if self._must_resync else REPUBLISH_SECONDS):
-                return await self._changes.get()
-        except TimeoutError:
-            self._must_resync = True
-            return True, []
+            self.demotion.notice()
 
     async def _put(self, request: PutRequest, transport: Transport) -> PutResult:
-        missing = [block for block in request.blocks if block.key not in self._shelf]
-        num_present = len(request.blocks) - len(missing)
-        pairs: list[tuple[BlockRef, Slot]] = []
+        self._shelf.tick()
+        filling = _Filling([], [])
+        num_good = 0
+        held: list[Slot] = []
         try:
-            self._reserve(request, missing, pairs)
-            if pairs:
-                await self._fill(transport, request, pairs)
+            self._reserve(request, filling)
+            held = [slot for _, slot in filling.coming]
+            if held:
+                num_good = await self._fill(transport, request, filling.coming)
+            bad = filling.coming[num_good:]
         except TransferFailed as error:
-            slots = [slot for _, slot in pairs]
-            if error.stray is None:
-                self._discard(slots)
-            else:
-                self._strays.append((transport, error.stray, slots))
+            if error.strays:
+                # Nobody gets the slots before the reads that may still write to them have ended.
+                self._strays.keep(transport, error.strays, lambda: self._discard(held))
+                filling.coming.clear()
             raise
-        except BaseException:
-            self._discard([slot for _, slot in pairs])
-            raise
-        # The first block is sealed last, so that of a prefix the end is evicted first.
-        for block, slot in reversed(pairs):
-            self._shelf.seal(slot, block.checksum, request.checksum_algorithm)
-        self._shelf.touch([block.key for block in request.blocks])
-        self._note(True, [block.key for block, _ in pairs])
-        return PutResult(len(pairs), num_present)
+        finally:
+            self._discard([slot for _, slot in filling.coming[num_good:]])
+            self._shelf.let_go(sorted([*filling.present, *held[:num_good]], key=_depth))
+        if bad:
+            self._tiers.counts.checksum_failures += len(bad)
+            raise Corrupt(f"{len(bad)} blocks are not what was announced, and were not kept")
+        return PutResult(num_good, filling.num_present)
 
-    def _reserve(
-        self,
-        request: PutRequest,
-        missing: Sequence[BlockRef],
-        pairs: list[tuple[BlockRef, Slot]],
-    ) -> None:
-        """Fills ``pairs`` as far as there is room, without taking any from the same prefix."""
-        keys = {block.key for block in request.blocks}
-        for block in missing:
-            if block.key in self._shelf:  # twice in one put
-                continue
-            try:
-                slot, evicted = self._shelf.reserve(block.key, block.size_bytes, keep=keys)
-            except Overloaded:
-                if pairs or len(missing) < len(request.blocks):
-                    return
-                raise
-            pairs.append((block, slot))
-            self._note(False, evicted)
+    def _reserve(self, request: PutRequest, filling: _Filling) -> None:
+        """Holds what is here, and takes slots for what isn't, as far as there is room: what a
+        put holds can't go for its own sake."""
+        now = self._clock.wall_nanoseconds() / 1e9
+        for key in request.head:
+            self._hold_present(key, filling)
+        for index, block in enumerate(request.blocks):
+            if self._hold_present(block.key, filling) or block.key in self._shelf:
+                filling.num_present += 1
+            elif not self._take(request, block, index, now, filling):
+                return
+
+    def _hold_present(self, key: BlockKey, filling: _Filling) -> bool:
+        slot = self._shelf.get(key)
+        if slot is not None:
+            self._shelf.use(slot)
+            self._shelf.hold(slot)
+            filling.present.append(slot)
+            return True
+        disk = self._tiers.disk
+        block = disk.get(key) if disk is not None else None
+        if disk is None or block is None:
+            return False
+        disk.use(block)
+        return True
+
+    def _take(
+        self, request: PutRequest, block: BlockRef, index: int, now: float, filling: _Filling
+    ) -> bool:
+        """Raises Overloaded when the put can't have anything at all."""
+        try:
+            self._tiers.make_quota(request.tenant, block.size_bytes)
+            slot = self._tiers.take(
+                block.key,
+                block.size_bytes,
+                depth=request.first_block + index,
+                tenant=request.tenant,
+                model=request.model,
+                stored_at=now,
+            )
+            if slot is None:
+                raise Overloaded("every block of the store is leased or being filled")
+        except Overloaded:
+            if filling.coming or filling.num_present:
+                return False
+            raise
+        filling.coming.append((block, slot))
+        return True
 
     async def _fill(
         self, transport: Transport, request: PutRequest, pairs: Sequence[tuple[BlockRef, Slot]]
-    ) -> None:
-        peer = await asyncio.to_thread(transport.connect, request.source)
+    ) -> int:
+        """Reads, verifies and seals; how many leading blocks are good."""
+        peer = await in_thread(lambda: transport.connect(request.source))
         spans = [Span(block.offset_bytes, slot.offset, slot.size_bytes) for block, slot in pairs]
-        await transfer(transport, peer, spans, READ_SECONDS, self._clock)
-        if request.checksum_algorithm == CHECKSUM_XXH3:
-            good = await asyncio.to_thread(self._matches, pairs)
-            if not good:
-                self._checksum_failures += 1
-                raise Corrupt("what was read is not what was announced; nothing was kept")
 
-    def _matches(self, pairs: Sequence[tuple[BlockRef, Slot]]) -> bool:
-        view = self._memory.view
-        return all(
-            xxhash.xxh3_64_intdigest(view[slot.offset : slot.offset + slot.size_bytes])
-            == block.checksum
-            for block, slot in pairs
-        )
+        def check(first: int, last: int) -> list[bool]:
+            return [self._is_announced(request, *pair) for pair in pairs[first:last]]
+
+        read = await gather(transport, peer, spans, check, READ_SECONDS, self._clock)
+        good = pairs[: read.num_good]
+        checksums = [block.checksum for block, _ in good]
+        self._tiers.seal([slot for _, slot in good], checksums, request.checksum_algorithm)
+        self._tiers.counts.put_blocks += len(good)
+        self._tiers.counts.put_bytes += sum(slot.size_bytes for _, slot in good)
+        return len(good)
+
+    def _is_announced(self, request: PutRequest, block: BlockRef, slot: Slot) -> bool:
+        if request.checksum_algorithm != CHECKSUM_XXH3:
+            return True  # of a GPU's memory: its reader checks
+        return bool(xxhash.xxh3_64_intdigest(self._tiers.window(slot)) == block.checksum)
 
     def _discard(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
             self._shelf.discard(slot)
 
-    def _recover_strays(self) -> None:
-        """Frees the slots of reads that could not be ended, once they have ended."""
-        under_way = []
-        for transport, stray, slots in self._strays:
-            if transport.release(stray):
-                self._discard(slots)
-            else:
-                under_way.append((transport, stray, slots))
-        self._strays = under_way
+    # -- lease -----------------------------------------------------------------------------
 
-    def _note(self, added: bool, keys: list[BlockKey]) -> None:
-        if not keys:
-            return
-        if self._changes.full():
-            self._must_resync = True
-        else:
-            self._changes.put_nowait((added, keys))
+    async def lease(self, query: LeaseQuery) -> LeasedBlocks:
+        """Raises Invalid, Overloaded. Asking alone pins nothing: without ``max_bytes`` no lease
+        is taken."""
+        self._shelf.expire(self._clock.monotonic())
+        num_held = self._tiers.num_held(query.keys)
+        counts = self._tiers.counts
+        counts.missed_blocks += len(query.keys) - num_held
+        if not num_held or query.max_bytes <= 0:
+            return LeasedBlocks("", "", (), num_held)
+        self._shelf.tick()
+        with self._holding() as slots:
+            num_promoted = await self._collect(query, num_held, slots)
+            leased = _alike(slots)
+            if not leased:
+                return LeasedBlocks("", "", (), num_held)
+            lease_id = self._shelf.lease(leased, query.seconds, self._clock.monotonic())
+        num_promoted = max(num_promoted - (len(slots) - len(leased)), 0)
+        counts.hit_blocks_dram += len(leased) - num_promoted
+        counts.hit_blocks_disk += num_promoted
+        blocks = tuple(BlockRef(s.offset, s.size_bytes, s.checksum, s.key) for s in leased)
+        return LeasedBlocks(lease_id, leased[0].algorithm, blocks, num_held, num_promoted)
+
+    def release(self, lease_id: str) -> None:
+        self._shelf.release(lease_id)
+
+    def pin(self, keys: Sequence[BlockKey], seconds: float) -> int:
+        """How many leading blocks are kept for so long. Raises Invalid, Overloaded."""
+        now = self._clock.monotonic()
+        self._shelf.expire(now)
+        slots: list[Slot] = []
+        for key in keys:
+            slot = self._shelf.get(key)
+            if slot is None:
+                break
+            slots.append(slot)
+        if slots:
+            self._shelf.pin(slots, seconds, now)
+        return len(slots)
+
+    @contextmanager
+    def _holding(self) -> Iterator[list[Slot]]:
+        """A list of slots that are held as long as this lasts."""
+        slots: list[Slot] = []
+        try:
+            yield slots
+        finally:
+            self._shelf.let_go(slots)
+
+    async def _collect(self, query: LeaseQuery, num_held: int, slots: list[Slot]) -> int:
+        """Adds held slots: first those in DRAM, then what has to come from the disk for the
+        rest of ``max_bytes``. Returns how many did."""
+        room = query.max_bytes
+        for index, key in enumerate(query.keys[:num_held]):
+            slot = self._shelf.get(key)
+            if slot is None:
+                promoted = await self._promote(query.keys[index:num_held], room)
+                slots += promoted
+                return len(promoted)
+            if slot.size_bytes > room:
+                break
+            room -= slot.size_bytes
+            self._shelf.use(slot)
+            self._shelf.hold(slot)
+            slots.append(slot)
+        return 0
+
+    async def _promote(self, keys: Sequence[BlockKey], max_bytes: int) -> list[Slot]:
+        disk = self._tiers.disk
+        if disk is None or self._num_promotions >= MAX_PROMOTIONS:
+            return []
+        wanted, room = [], max_bytes
+        for key in keys:
+            block = disk.get(key)
+            if block is None or block.size_bytes > room:
+                break
+            room -= block.size_bytes
+            wanted.append(key)
+        self._num_promotions += 1
+        try:
+            return await self._tiers.read_in(wanted)
+        finally:
+            self._num_promotions -= 1
+            self.demotion.notice()
+
+    async def report(self, keys: Sequence[BlockKey]) -> int:
+        """Somebody got damaged bytes: the bad ones among our copies go. How many were bad."""
+        bad = 0
+        for key in keys:
+            slot = self._shelf.get(key)
+            if slot is None:
+                continue
+            self._shelf.hold(slot)
+            try:
+                sound = await in_thread(partial(self._tiers.is_sound, slot))
+            finally:
+                self._shelf.let_go([slot])
+            if not sound and self._shelf.get(key) is slot:
+                self._tiers.drop_damaged(key, Tier.DRAM, "reported by a reader")
+                bad += 1
+        return bad
+
+    # -- watchers --------------------------------------------------------------------------
+
+    async def watch(self, generation: Generation, number: int) -> AsyncGenerator[WatchPage]:
+        """What is held, then every change. A watcher that knows everything up to ``number`` of
+        this ``generation`` gets what followed."""
+        known = generation == self._generation and self.events.after(number) is not None
+        while True:
+            if not known:
+                number = self.events.number
+                for page in self._snapshot(number):
+                    yield page
+            for change in self.events.after(number) or ():
+                number = change.number
+                yield self._page(change)
+            await self.events.wait(number)
+            known = self.events.after(number) is not None
+
+    def _snapshot(self, number: int) -> list[WatchPage]:
+        """All of one moment, so that the changes after ``number`` follow on it."""
+        pages = [
+            WatchPage(self._generation, number, tier, tuple(keys[start : start + PAGE_KEYS]))
+            for tier, keys in self._tiers.keys().items()
+            for start in range(0, len(keys), PAGE_KEYS)
+        ]
+        pages = pages or [WatchPage(self._generation, number, Tier.NONE, ())]
+        last = len(pages) - 1
+        return [page.marked(reset=i == 0, more=i < last) for i, page in enumerate(pages)]
+
+    def _page(self, change: Change) -> WatchPage:
+        return WatchPage(self._generation, change.number, change.tier, change.keys)
+
+    # -- for the operator ------------------------------------------------------------------
+
+    def stats(self) -> StoreStats:
+        shelf, disk = self._shelf, self._tiers.disk
+        shelf.expire(self._clock.monotonic())
+        return StoreStats(
+            arena_bytes=shelf.arena_bytes,
+            used_bytes=shelf.used_bytes,
+            num_blocks=shelf.num_blocks,
+            leased_blocks=shelf.num_leased,
+            pinned_bytes=shelf.pinned_bytes,
+            disk_capacity_bytes=disk.size_bytes if disk is not None else 0,
+            disk_used_bytes=disk.used_bytes if disk is not None else 0,
+            disk_blocks=disk.num_blocks if disk is not None else 0,
+            evictions=shelf.evictions,
+            quota_evictions=shelf.quota_evictions,
+            disk_evictions=disk.evictions if disk is not None else 0,
+            violation=self._violation(),
+            **asdict(self._tiers.counts),
+        )
+
+    def list_blocks(
+        self, filter_: BlockFilter, skip: int, limit: int
+    ) -> tuple[list[StoredBlock], int]:
+        """A page of the blocks that match, oldest first, and how many there are in all."""
+        found = sorted(self._matching(filter_), key=lambda block: (block.stored_at, block.depth))
+        return found[skip : skip + limit], len(found)
+
+    def purge(self, filter_: BlockFilter) -> int:
+        """Forgets the blocks that match; what somebody reads just now goes when he has."""
+        keys = {block.key for block in self._matching(filter_)}
+        purged = sum(self._tiers.drop(key) for key in keys)
+        self._tiers.counts.purged_blocks += purged
+        return purged
+
+    def sweep(self) -> None:
+        """Frees the slots of reads that could not be ended, once they have ended."""
+        self._strays.sweep()
+        self._shelf.expire(self._clock.monotonic())
+
+    def keys(self) -> dict[Tier, list[BlockKey]]:
+        return self._tiers.keys()
+
+    def _matching(self, filter_: BlockFilter) -> Iterator[StoredBlock]:
+        """A block in both tiers counts as in DRAM."""
+        for slot in self._shelf.sealed():
+            if filter_.matches(slot.tenant, slot.model, slot.stored_at):
+                yield _stored(slot, Tier.DRAM, slot.num_holds)
+        for block in self._tiers.disk.blocks() if self._tiers.disk is not None else ():
+            record, here = block.record, self._shelf.get(block.key) is not None
+            if not here and filter_.matches(record.tenant, record.model, record.stored_at):
+                yield _stored(record, Tier.DISK, 0)
+
+    def _violation(self) -> str:
+        try:
+            self._shelf.check_integrity()
+            if self._tiers.disk is not None:
+                self._tiers.disk.check_integrity()
+        except AssertionError as error:
+            return str(error) or "integrity violated"
+        return ""
+
+
+def _depth(slot: Slot) -> int:
+    return slot.depth
+
+
+def _alike(slots: Sequence[Slot]) -> list[Slot]:
+    """The leading ones with one checksum algorithm: a lease names but one."""
+    for index, slot in enumerate(slots):
+        if slot.algorithm != slots[0].algorithm:
+            return list(slots[:index])
+    return list(slots)
+
+
+def _stored(block: Slot | Record, tier: Tier, num_leases: int) -> StoredBlock:
+    return StoredBlock(
+        block.key,
+        tier,
+        block.size_bytes,
+        block.depth,
+        block.tenant,
+        block.model,
+        block.stored_at,
+        num_leases,
+    )

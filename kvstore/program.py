@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import tempfile
+from pathlib import Path
 
 import grpc.aio
+import structlog
 
 from baton.clock import Clock, SystemClock
-from baton.config import Settings
+from baton.config import Settings, home
 from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
@@ -15,12 +18,21 @@ from baton.kv.index import Holder
 from baton.kv.redis_index import RedisKvIndex
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
+from baton.rpc.door import DoorServer, door_path
+from baton.rpc.kvstore_calls import StoreCalls
 from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.server import build_server, listen
 from baton.runtime.serve import Program
 from baton.transport.region import HostMemory
 from baton.transport.select import host_id, open_transports
+from kvstore.disk import DiskTier
 from kvstore.node import StoreNode
+from kvstore.publisher import Publisher
+from kvstore.shelf import Shelf
+
+SWEEP_SECONDS = 1.0
+
+log = structlog.get_logger(__name__)
 
 
 class KvStoreProgram:
@@ -33,6 +45,9 @@ class KvStoreProgram:
         self._registry = RedisRegistry(url, settings.cluster)
         self._index = RedisKvIndex(url, settings.cluster)
         self._server: grpc.aio.Server | None = None
+        self._disk: DiskTier | None = None
+        self._door: DoorServer | None = None
+        self._door_address = ""
         self._state = WorkerState.READY
         self._address = ""
 
@@ -45,6 +60,7 @@ class KvStoreProgram:
         settings = self._settings
         await self._registry.ping()
         self._memory = _arena(settings.store_bytes)
+        self._disk = await asyncio.to_thread(_disk, settings, self._id)
         self._transports = open_transports(
             settings.transports,
             owner=self._id,
@@ -56,13 +72,17 @@ class KvStoreProgram:
             secret=settings.cluster_secret,
         )
         self._node = StoreNode(
-            Holder(self._id, self._generation),
+            self._generation,
             self._memory,
             self._transports,
-            self._index,
             host_id(),
             self._clock,
+            _shelf(settings),
+            self._disk,
         )
+        holder = Holder(self._id, self._generation)
+        self._publisher = Publisher(holder, self._node, self._index, self._clock)
+        await self._open_door()
         self._server = build_server(settings.cluster_secret)
         add_kvstore_service(self._server, self._node)
         port = await listen(self._server, settings.grpc_host, settings.grpc_port)
@@ -74,20 +94,45 @@ class KvStoreProgram:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._heartbeat.run())
-            tasks.create_task(self._node.publish())
+            tasks.create_task(self._publisher.run())
+            tasks.create_task(self._node.demotion.run())
+            tasks.create_task(self._sweep())
 
     async def drain(self) -> None:
-        """A reader that loses the store recomputes; there is nothing to wait for."""
+        """A reader that loses the store recomputes: nobody is waited for. What is in DRAM only
+        goes to the SSD, as far as there is time."""
         self._state = WorkerState.DRAINING
         self._heartbeat.hurry()
+        flushed = await self._node.demotion.flush()
+        log.info("store_flushed", num_blocks=flushed)
 
     async def stop(self) -> None:
+        if self._door is not None:
+            await self._door.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
             for transport in self._transports.values():
                 await asyncio.to_thread(transport.close)
+        if self._disk is not None:
+            self._disk.close()
         await self._index.close()
         await self._registry.close()
+
+    async def _open_door(self) -> None:
+        """Without one, workers of this host come over gRPC like everybody else."""
+        folder = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
+        path = door_path(folder, f"{self._settings.cluster}-{self._id}-{os.getpid()}")
+        if path is None:
+            log.warning("no_local_door", folder=str(folder))
+            return
+        door = DoorServer(StoreCalls(self._node), path)
+        await door.start()
+        self._door, self._door_address = door, str(path)
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            self._node.sweep()
 
     def _member(self) -> Member:
         return Member(
@@ -99,11 +144,25 @@ class KvStoreProgram:
             host=host_id(),
             pid=os.getpid(),
             transports=tuple(self._transports),
+            door=self._door_address,
         )
 
 
 def build(settings: Settings) -> Program:
     return KvStoreProgram(settings)
+
+
+def _shelf(settings: Settings) -> Shelf:
+    share = int(settings.store_bytes * settings.store_tenant_share)
+    return Shelf(settings.store_bytes, policy=settings.store_eviction, tenant_bytes=share)
+
+
+def _disk(settings: Settings, node: WorkerId) -> DiskTier | None:
+    if not settings.store_disk_bytes:
+        return None
+    default = home() / "store" / settings.cluster / node
+    folder = Path(settings.store_folder) if settings.store_folder else default
+    return DiskTier(folder, settings.store_disk_bytes, settings.store_eviction)
 
 
 def _arena(size_bytes: int) -> HostMemory:

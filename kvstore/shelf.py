@@ -1,48 +1,62 @@
-"""What lies where in the arena: keys, states, leases, and who goes when room is needed."""
+"""The DRAM tier: what lies where in the arena, who holds it, and who goes when room is needed."""
 
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from baton.core.handoff import BlockRef
 from baton.core.ids import BlockKey
-from baton.core.store import LeasedBlocks
 from baton.errors import Invalid, Overloaded
+from kvstore.eviction import EvictionPolicy, new_policy
 from kvstore.slabs import Slabs, default_slab_bytes
 
 MAX_LEASES = 65_536
 MAX_LEASE_SECONDS = 60.0
+MAX_PIN_SECONDS = 24 * 3600.0
+
+PIN_SHARE = 0.5
+"""Of the arena, at most, for blocks that were pinned: the rest must be able to move."""
 
 
 class SlotState(StrEnum):
-    """FREE slots are unknown here: they are the slabs' own."""
+    """FREE slots are unknown here: they are the slabs' own. DOOMED blocks can't be found any
+    more, and are free once the last lease of them has ended."""
 
     FREE = "free"
     FILLING = "filling"
     SEALED = "sealed"
+    DOOMED = "doomed"
 
 
 SLOT_TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
     SlotState.FREE: frozenset({SlotState.FILLING}),
     # verified | not what was announced
     SlotState.FILLING: frozenset({SlotState.SEALED, SlotState.FREE}),
-    # evicted
-    SlotState.SEALED: frozenset({SlotState.FREE}),
+    # evicted, purged or damaged | the same, while somebody reads it
+    SlotState.SEALED: frozenset({SlotState.FREE, SlotState.DOOMED}),
+    # the last reader left
+    SlotState.DOOMED: frozenset({SlotState.FREE}),
 }
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
-    """``checksum`` by ``algorithm``, as of when it was sealed."""
+    """``checksum`` by ``algorithm``, as of when it was sealed. ``depth`` counts blocks from the
+    start of its prefix; ``tenant`` and ``model`` are tags; ``stored_at`` is wall time;
+    ``last_used`` counts requests."""
 
     key: BlockKey
     offset: int
     size_bytes: int
+    depth: int = 0
+    tenant: bytes = b""
+    model: bytes = b""
+    stored_at: float = 0.0
     state: SlotState = SlotState.FILLING
     checksum: int = 0
     algorithm: str = ""
-    num_leases: int = 0
+    num_holds: int = 0
+    last_used: int = 0
 
     def move(self, state: SlotState) -> None:
         assert state in SLOT_TRANSITIONS[self.state], f"{self.state} → {state}"
@@ -53,99 +67,70 @@ class Slot:
 class _Lease:
     slots: tuple[Slot, ...]
     until_seconds: float
+    pinned_bytes: int
+
+
+@dataclass(slots=True)
+class _Tenant:
+    """What one tenant has here. ``idle``: keys that may go, least recently used first."""
+
+    num_bytes: int
+    idle: OrderedDict[BlockKey, None]
 
 
 class Shelf:
-    """Synchronous; times come in. Eviction takes the least recently used unleased block; of
-    one prefix the last block counts as used first, so that a prefix is eaten from its end."""
+    """Synchronous; times come in. A block is evictable while nobody holds it: whoever fills,
+    reads, demotes or pins it does. Whose bytes exceed ``tenant_bytes`` loses its own first."""
 
-    def __init__(self, arena_bytes: int, slab_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        arena_bytes: int,
+        slab_bytes: int | None = None,
+        policy: str = "baton",
+        tenant_bytes: int | None = None,
+    ) -> None:
         self.arena_bytes = arena_bytes
+        self.used_bytes = 0
+        self.pinned_bytes = 0
+        self.evictions = 0
+        self.quota_evictions = 0
+        self._tenant_bytes = tenant_bytes or arena_bytes
+        self._policy_name = policy
         self._slabs = Slabs(arena_bytes, slab_bytes or default_slab_bytes(arena_bytes))
         self._slots: dict[BlockKey, Slot] = {}
-        self._idle: OrderedDict[BlockKey, Slot] = OrderedDict()  # least recently used first
+        self._at: dict[int, Slot] = {}
+        self._policies: dict[int, EvictionPolicy] = {}  # per size
+        self._tenants: dict[bytes, _Tenant] = {}
         self._leases: OrderedDict[str, _Lease] = OrderedDict()
         self._num_leases = 0
-        self.hits = 0
-        self.misses = 0
-        self.evictions = 0
+        self._clock = 0
+        new_policy(policy)  # a wrong name fails now
+
+    # -- questions -------------------------------------------------------------------------
 
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._slots
 
-    def keys(self) -> list[BlockKey]:
-        """Of the sealed blocks."""
-        return [key for key, slot in self._slots.items() if slot.state is SlotState.SEALED]
+    def get(self, key: BlockKey) -> Slot | None:
+        """The sealed block of that key."""
+        slot = self._slots.get(key)
+        return slot if slot is not None and slot.state is SlotState.SEALED else None
 
-    def reserve(
-        self, key: BlockKey, size_bytes: int, keep: Collection[BlockKey] = ()
-    ) -> tuple[Slot, list[BlockKey]]:
-        """A slot to be filled, and the keys that had to go for it, none of ``keep``. Raises
-        Overloaded when all else is leased or being filled, Invalid for a size that can't be
-        had."""
-        assert key not in self._slots, "ask `in` before"
+    def sealed(self) -> list[Slot]:
+        return [slot for slot in self._slots.values() if slot.state is SlotState.SEALED]
+
+    def check_size(self, size_bytes: int) -> None:
+        """Raises Invalid for a block that can't ever be had."""
         if not self._slabs.fits(size_bytes):
-            raise Invalid(f"a block of {size_bytes} bytes does not fit a slab", param="blocks")
-        evicted: list[BlockKey] = []
-        offset = self._slabs.take(size_bytes)
-        while offset is None:
-            evicted += self._make_room(size_bytes, keep)
-            offset = self._slabs.take(size_bytes)
-        slot = Slot(key, offset, size_bytes)
-        self._slots[key] = slot
-        return slot, evicted
+            raise Invalid(
+                f"a block of {size_bytes} bytes does not fit a slab of the arena, which has "
+                f"{self._slabs.slab_bytes}: raise store_bytes",
+                param="blocks",
+            )
 
-    def seal(self, slot: Slot, checksum: int, algorithm: str) -> None:
-        slot.move(SlotState.SEALED)
-        slot.checksum, slot.algorithm = checksum, algorithm
-        self._idle[slot.key] = slot
-
-    def discard(self, slot: Slot) -> None:
-        """What was read into it is not what was announced."""
-        slot.move(SlotState.FREE)
-        del self._slots[slot.key]
-        self._slabs.give(slot.offset)
-
-    def touch(self, keys: Sequence[BlockKey]) -> None:
-        """Used now; the first key counts as the last used."""
-        for key in reversed(keys):
-            if key in self._idle:
-                self._idle.move_to_end(key)
-
-    def lease(self, keys: Sequence[BlockKey], seconds: float, now: float) -> LeasedBlocks:
-        """The longest sealed prefix of ``keys`` with one checksum algorithm, pinned."""
-        self.expire(now)
-        if not 0 < seconds <= MAX_LEASE_SECONDS:
-            raise Invalid(f"a lease lasts up to {MAX_LEASE_SECONDS:g} s, not {seconds:g}")
-        if len(self._leases) >= MAX_LEASES:
-            raise Overloaded(f"{MAX_LEASES} leases are out")
-        slots = self._prefix(keys)
-        self.hits += len(slots)
-        self.misses += len(keys) - len(slots)
-        if not slots:
-            return LeasedBlocks("", "", ())
-        for slot in slots:
-            slot.num_leases += 1
-            self._idle.pop(slot.key, None)
-        self._num_leases += 1
-        lease_id = str(self._num_leases)
-        self._leases[lease_id] = _Lease(tuple(slots), now + seconds)
-        blocks = tuple(BlockRef(s.offset, s.size_bytes, s.checksum, s.key) for s in slots)
-        return LeasedBlocks(lease_id, slots[0].algorithm, blocks)
-
-    def release(self, lease_id: str) -> None:
-        """Unknown leases have ended already."""
-        lease = self._leases.pop(lease_id, None)
-        for slot in reversed(lease.slots) if lease else ():
-            slot.num_leases -= 1
-            if slot.num_leases == 0:
-                self._idle[slot.key] = slot
-
-    def expire(self, now: float) -> None:
-        """Ends the leases whose time is up."""
-        late = [name for name, lease in self._leases.items() if lease.until_seconds <= now]
-        for lease_id in late:
-            self.release(lease_id)
+    def num_free(self, size_bytes: int) -> int:
+        """Blocks of that size that find room without an eviction."""
+        return self._slabs.num_free(size_bytes)
 
     @property
     def num_blocks(self) -> int:
@@ -153,66 +138,225 @@ class Shelf:
 
     @property
     def num_leased(self) -> int:
-        return sum(slot.num_leases > 0 for slot in self._slots.values())
+        return len({slot.key for lease in self._leases.values() for slot in lease.slots})
 
-    @property
-    def used_bytes(self) -> int:
-        return sum(slot.size_bytes for slot in self._slots.values())
+    def sizes(self) -> list[int]:
+        return list(self._policies)
+
+    # -- room ------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One more request has come: the clock of the eviction policies."""
+        self._clock += 1
+        for policy in self._policies.values():
+            policy.tick()
+
+    def take(self, key: BlockKey, size_bytes: int, **tags: object) -> Slot | None:
+        """A slot to be filled, held by the caller; None when an eviction has to come first.
+        ``tags`` are fields of :class:`Slot`."""
+        assert key not in self._slots, "ask `in` before"
+        offset = self._slabs.take(size_bytes)
+        if offset is None:
+            return None
+        slot = Slot(key, offset, size_bytes, num_holds=1, **tags)  # type: ignore[arg-type]
+        self._slots[key] = self._at[offset] = slot
+        self.used_bytes += size_bytes
+        self._policy(size_bytes).admit(key, slot.depth)
+        tenant = self._tenants.setdefault(slot.tenant, _Tenant(0, OrderedDict()))
+        tenant.num_bytes += size_bytes
+        return slot
+
+    def victims(self, size_bytes: int) -> list[Slot]:
+        """Who must go so that one more block of that size fits: one of its size, or, where
+        another size has a slab that was left alone for longer, all of that slab. None goes by
+        this call. Empty when everything is held."""
+        key = self._policy(size_bytes).victim()
+        own = [] if key is None else [self._slots[key]]
+        slab = self._coldest_slab(size_bytes)
+        if slab is not None and (not own or _age(slab) < own[0].last_used):
+            return slab
+        return own
+
+    def over_quota(self, tenant: bytes, size_bytes: int) -> list[Slot]:
+        """The tenant's own blocks that must go before it gets ``size_bytes`` more. Raises
+        Overloaded when those that it has are held."""
+        entry = self._tenants.get(tenant)
+        if entry is None or entry.num_bytes + size_bytes <= self._tenant_bytes:
+            return []
+        gone, freed = [], 0
+        for key in entry.idle:
+            gone.append(self._slots[key])
+            freed += gone[-1].size_bytes
+            if entry.num_bytes + size_bytes - freed <= self._tenant_bytes:
+                return gone
+        raise Overloaded(f"a tenant may have {self._tenant_bytes} bytes of the store")
+
+    def evict(self, slot: Slot, *, for_quota: bool = False) -> None:
+        assert slot.state is SlotState.SEALED and slot.num_holds == 0, slot
+        self._drop(slot)
+        self.evictions += not for_quota
+        self.quota_evictions += for_quota
+
+    # -- a block's life --------------------------------------------------------------------
+
+    def seal(self, slot: Slot, checksum: int, algorithm: str) -> None:
+        """It is what its checksum says. Its filler still holds it."""
+        slot.move(SlotState.SEALED)
+        slot.checksum, slot.algorithm = checksum, algorithm
+
+    def discard(self, slot: Slot) -> None:
+        """Ends a slot that was being filled: what came in is not what was announced."""
+        assert slot.state is SlotState.FILLING, slot
+        slot.num_holds = 0
+        self._drop(slot)
+
+    def hold(self, slot: Slot) -> None:
+        if slot.num_holds == 0:
+            self._policy(slot.size_bytes).hold(slot.key)
+            self._tenants[slot.tenant].idle.pop(slot.key, None)
+        slot.num_holds += 1
+
+    def let_go(self, slots: Sequence[Slot]) -> None:
+        """The blocks of one request, in the order of their prefix: its end goes first."""
+        for slot in reversed(slots):
+            slot.num_holds -= 1
+            if slot.num_holds:
+                continue
+            slot.last_used = self._clock
+            if slot.state is SlotState.DOOMED:
+                self._free(slot)
+            else:
+                self._policy(slot.size_bytes).release(slot.key)
+                self._tenants[slot.tenant].idle[slot.key] = None
+
+    def use(self, slot: Slot) -> None:
+        self._policy(slot.size_bytes).use(slot.key)
+
+    def doom(self, slot: Slot) -> None:
+        """Damaged or purged: can't be found from now on, free once nobody reads it."""
+        if slot.num_holds == 0:
+            self._drop(slot)
+            return
+        slot.move(SlotState.DOOMED)
+        self._forget(slot)
+
+    # -- leases ----------------------------------------------------------------------------
+
+    def lease(self, slots: Sequence[Slot], seconds: float, now: float) -> str:
+        """Holds sealed blocks until :meth:`release` or for ``seconds``; the caller's own hold
+        of them stays. Raises Invalid, Overloaded."""
+        if not 0 < seconds <= MAX_LEASE_SECONDS:
+            raise Invalid(f"a lease lasts up to {MAX_LEASE_SECONDS:g} s, not {seconds:g}")
+        return self._lease(slots, seconds, now, pinned_bytes=0)
+
+    def pin(self, slots: Sequence[Slot], seconds: float, now: float) -> str:
+        """A lease that lasts longer, of a bounded share of the arena."""
+        if not 0 < seconds <= MAX_PIN_SECONDS:
+            raise Invalid(f"a pin lasts up to {MAX_PIN_SECONDS:g} s, not {seconds:g}")
+        size = sum(slot.size_bytes for slot in slots)
+        if self.pinned_bytes + size > PIN_SHARE * self.arena_bytes:
+            raise Overloaded(f"{self.pinned_bytes} bytes are pinned; {PIN_SHARE:.0%} may be")
+        return self._lease(slots, seconds, now, pinned_bytes=size)
+
+    def release(self, lease_id: str) -> None:
+        """Unknown leases have ended already."""
+        lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            self.pinned_bytes -= lease.pinned_bytes
+            self.let_go(lease.slots)
+
+    def expire(self, now: float) -> None:
+        """Ends the leases whose time is up."""
+        late = [name for name, lease in self._leases.items() if lease.until_seconds <= now]
+        for lease_id in late:
+            self.release(lease_id)
+
+    # -- self-help -------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Raises AssertionError when the books don't balance."""
         self._slabs.check_integrity()
-        offsets = [slot.offset for slot in self._slots.values()]
-        assert sorted(offsets) == sorted(self._slabs.used()), "slots and slabs differ"
-        counts: dict[BlockKey, int] = {}
+        assert sorted(self._at) == sorted(self._slabs.used()), "slots and slabs differ"
+        assert sum(slot.size_bytes for slot in self._at.values()) == self.used_bytes, "bytes"
+        leased: dict[int, int] = {}
         for lease in self._leases.values():
             for slot in lease.slots:
-                counts[slot.key] = counts.get(slot.key, 0) + 1
-        for key, slot in self._slots.items():
-            assert slot.key == key and slot.state is not SlotState.FREE, slot
-            assert slot.num_leases == counts.get(key, 0), slot
-            idle = slot.state is SlotState.SEALED and slot.num_leases == 0
-            assert idle == (key in self._idle), slot
+                leased[slot.offset] = leased.get(slot.offset, 0) + 1
+        for offset, slot in self._at.items():
+            assert slot.offset == offset and slot.state is not SlotState.FREE, slot
+            assert slot.num_holds >= leased.get(offset, 0), slot
+            found = self._slots.get(slot.key) is slot
+            assert found == (slot.state is not SlotState.DOOMED), slot
+            idle = slot.key in self._tenants[slot.tenant].idle
+            assert (idle and found) == (found and slot.num_holds == 0), slot
+        for size, policy in self._policies.items():
+            idle_slots = [s for s in self._slots.values() if s.size_bytes == size]
+            assert len(policy) == sum(s.num_holds == 0 for s in idle_slots), f"size {size}"
+        assert sum(t.num_bytes for t in self._tenants.values()) == self.used_bytes, "tenants"
 
     def describe(self) -> str:
-        """One character per block: f filling, l leased, . idle; oldest idle first."""
-        marks = [
-            "f" if slot.state is SlotState.FILLING else "l"
-            for slot in self._slots.values()
-            if slot.key not in self._idle
-        ]
-        return f"{len(self._slots)} blocks, {len(self._leases)} leases: {''.join(marks)}" + (
-            "." * len(self._idle)
-        )
+        """Counts, and one character per block: f filling, h held, d doomed, . idle."""
+        marks = "".join(_mark(slot) for slot in self._at.values())
+        return f"{len(self._at)} blocks, {len(self._leases)} leases: {marks}"
 
-    def _prefix(self, keys: Sequence[BlockKey]) -> list[Slot]:
-        slots: list[Slot] = []
-        for key in keys:
-            slot = self._slots.get(key)
-            if slot is None or slot.state is not SlotState.SEALED:
-                break
-            if slots and slot.algorithm != slots[0].algorithm:
-                break
-            slots.append(slot)
-        return slots
+    # -- parts -----------------------------------------------------------------------------
 
-    def _make_room(self, size_bytes: int, keep: Collection[BlockKey]) -> list[BlockKey]:
-        """Evicts the oldest idle block of that size; if there is none, a whole slab of others."""
-        for key, slot in self._idle.items():
-            if slot.size_bytes == size_bytes and key not in keep:
-                self._evict(slot)
-                return [key]
-        by_offset = {slot.offset: slot for key, slot in self._idle.items() if key not in keep}
-        for slot in by_offset.values():
-            neighbours = self._slabs.neighbours(slot.offset)
-            if neighbours <= by_offset.keys():
-                evicted = [by_offset[offset] for offset in neighbours]
-                for gone in evicted:
-                    self._evict(gone)
-                return [gone.key for gone in evicted]
-        raise Overloaded("every block of the store is leased or being filled")
+    def _lease(self, slots: Sequence[Slot], seconds: float, now: float, pinned_bytes: int) -> str:
+        if len(self._leases) >= MAX_LEASES:
+            raise Overloaded(f"{MAX_LEASES} leases are out")
+        for slot in slots:
+            self.hold(slot)
+        self._num_leases += 1
+        lease_id = str(self._num_leases)
+        self._leases[lease_id] = _Lease(tuple(slots), now + seconds, pinned_bytes)
+        self.pinned_bytes += pinned_bytes
+        return lease_id
 
-    def _evict(self, slot: Slot) -> None:
-        del self._idle[slot.key]
-        self.discard(slot)
-        self.evictions += 1
+    def _policy(self, size_bytes: int) -> EvictionPolicy:
+        policy = self._policies.get(size_bytes)
+        if policy is None:
+            policy = self._policies[size_bytes] = new_policy(self._policy_name)
+        return policy
+
+    def _coldest_slab(self, size_bytes: int) -> list[Slot] | None:
+        """Of the other sizes' slabs without a held block, the one that was left alone longest."""
+        coldest: list[Slot] | None = None
+        for slab in self._slabs.assigned(except_size=size_bytes):
+            slots = [self._at[offset] for offset in self._slabs.slots_of(slab)]
+            if any(slot.num_holds for slot in slots):
+                continue
+            if coldest is None or _age(slots) < _age(coldest):
+                coldest = slots
+        return coldest
+
+    def _drop(self, slot: Slot) -> None:
+        self._forget(slot)
+        self._free(slot)
+
+    def _forget(self, slot: Slot) -> None:
+        del self._slots[slot.key]
+        self._policy(slot.size_bytes).forget(slot.key)
+        self._tenants[slot.tenant].idle.pop(slot.key, None)
+
+    def _free(self, slot: Slot) -> None:
+        slot.move(SlotState.FREE)
+        del self._at[slot.offset]
+        self._slabs.give(slot.offset)
+        self.used_bytes -= slot.size_bytes
+        tenant = self._tenants[slot.tenant]
+        tenant.num_bytes -= slot.size_bytes
+        if not tenant.num_bytes:
+            del self._tenants[slot.tenant]
+
+
+def _age(slots: Iterable[Slot]) -> int:
+    """When any of them was last used."""
+    return max(slot.last_used for slot in slots)
+
+
+def _mark(slot: Slot) -> str:
+    if slot.state is SlotState.FILLING:
+        return "f"
+    if slot.state is SlotState.DOOMED:
+        return "d"
+    return "h" if slot.num_holds else "."

@@ -2,10 +2,11 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.handoff import WorkerRef
 from baton.core.ids import WorkerId
+from baton.core.placement import Placement
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import (
@@ -19,7 +20,6 @@ from baton.errors import (
 from router.inbox import Inbox, Item
 from router.links import Links, WorkerLink
 from router.merge import Merge
-from router.placement import Placement
 
 RETRYABLE_STATUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "NOT_FOUND"})
 """What another placement may mend."""
@@ -53,7 +53,7 @@ class Attempt:
     ) -> None:
         two = placement.prefill is not None and placement.prefill.id != placement.decode.id
         alone = not two or spec.max_new_tokens == 1
-        self._spec = spec
+        self._spec = replace(spec, store_hint=placement.store_hint)
         self._prefill = None if alone else placement.prefill
         self._decode = placement.decode
         self._links: dict[WorkerId, WorkerLink] = {

@@ -9,7 +9,6 @@ from baton.core.ids import TenantId
 from router.problem import Problem
 
 DEFAULT_TENANT = TenantId("default")
-SALT_BYTES = 16
 _SCHEME = "bearer "
 
 
@@ -39,15 +38,6 @@ class Doorkeeper:
                 raise _unauthorized("the admin key is missing or wrong")
         elif not _is_loopback(client_host):
             raise Problem(403, "without an admin key, the admin API answers this machine only")
-
-
-def tenant_salt(secret: str | None, tenant: TenantId) -> bytes:
-    """What keeps tenants' blocks apart. Nobody without ``secret`` can compute it, so nobody can
-    guess another tenant's keys."""
-    key = hashlib.blake2b((secret or "").encode(), digest_size=32).digest()
-    return hashlib.blake2b(
-        tenant.encode(), digest_size=SALT_BYTES, key=key, person=b"baton.tenant.v1"
-    ).digest()
 
 
 def _bearer(authorization: str | None) -> str:

@@ -5,12 +5,13 @@ from collections.abc import Callable
 import grpc.aio
 
 from baton.clock import Clock
+from baton.core.placement import Placement
 from baton.core.states import Role
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from baton.rpc.channel import open_channel
 from baton.rpc.conductor_client import ask_placement
 from router.cluster import Cluster
-from router.placement import Placement, PlaceQuery
+from router.placement import PlaceQuery
 
 CALL_SECONDS = 2.0
 """A placement is microseconds of work; a conductor that takes longer is not answering."""
@@ -64,7 +65,7 @@ class ConductorPlacer:
         return failed_at is not None and self._clock.monotonic() < failed_at + COOLDOWN_SECONDS
 
     async def _ask(self, address: str, query: PlaceQuery) -> Placement:
-        prefill, decode, reason = await ask_placement(
+        return await ask_placement(
             await self._channel(address),
             request_id=query.request_id,
             epoch=query.epoch,
@@ -76,7 +77,6 @@ class ConductorPlacer:
             model=query.model,
             timeout_seconds=CALL_SECONDS,
         )
-        return Placement(prefill, decode, reason)
 
     async def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels and len(self._channels) >= MAX_CHANNELS:

@@ -9,12 +9,13 @@ import structlog
 from baton.clock import Clock
 from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey, Epoch, TenantId, TokenId, WorkerId
+from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
 from baton.errors import BatonError, DeadlineExceeded, Unavailable
 from router.attempt import Attempt, AttemptFailed, Deadlines
 from router.key_chain import KeyChain, keys_of
 from router.links import Links
-from router.placement import Placement, PlaceQuery, Placer
+from router.placement import PlaceQuery, Placer
 from router.record import JourneyRecord
 
 log = structlog.get_logger(__name__)

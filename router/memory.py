@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from baton.core.handoff import WorkerRef
 from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.placement import Placement
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.errors import Unavailable
 from router.inbox import Inbox
-from router.placement import Placement, PlaceQuery
+from router.placement import PlaceQuery
 
 Answer = Callable[[Sequence[TokenId], RequestSpec], TokenId]
 """The next token after all those before: a model without weights."""

@@ -53,7 +53,8 @@ class Metrics:
         )
         self.cached_tokens = Counter(
             "baton_cached_tokens_total",
-            "Tokens of prompts that were not computed.",
+            "Tokens of prompts that were not computed, by the tier that they came from.",
+            ["tier"],
             registry=registry,
         )
         self.completion_tokens = Counter(
@@ -78,7 +79,8 @@ class Metrics:
         """Once per answer, at its end."""
         self.answers.labels(record.finish_reason).inc()
         self.prompt_tokens.inc(record.num_prompt_tokens)
-        self.cached_tokens.inc(record.cached_tokens or 0)
+        for tier, tokens in record.cached_by_tier.items():
+            self.cached_tokens.labels(tier).inc(tokens)
         self.completion_tokens.inc(record.num_tokens)
         self.failovers.inc(max(len(record.placements) - 1, 0))
         if record.bytes_shipped:

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import structlog
 
-from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey, Epoch, RequestId, TenantId, WorkerId
+from baton.core.placement import Placement
 from baton.errors import Unavailable
 
 log = structlog.get_logger(__name__)
@@ -26,19 +26,6 @@ class PlaceQuery:
     block_keys: tuple[BlockKey, ...] = field(repr=False)
     excluded: frozenset[WorkerId]
     model: str
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Without ``prefill``, ``decode`` does the whole request."""
-
-    prefill: WorkerRef | None
-    decode: WorkerRef
-    reason: str
-
-    @property
-    def workers(self) -> tuple[WorkerRef, ...]:
-        return (self.decode,) if self.prefill is None else (self.prefill, self.decode)
 
 
 class Placer(Protocol):

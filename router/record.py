@@ -7,8 +7,8 @@ from typing import Any
 
 from baton.core.handoff import WorkerRef
 from baton.core.ids import Epoch, RequestId
+from baton.core.placement import Placement
 from baton.core.request import RequestOutput
-from router.placement import Placement
 
 MAX_RECORDS = 4096
 """About 2 KB each; the record that was written longest ago goes first."""
@@ -36,6 +36,7 @@ class JourneyRecord:
     placements: list[PlacementRecord] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
     cached_tokens: int | None = None
+    cached_by_tier: dict[str, int] = field(default_factory=dict)
     bytes_shipped: int = 0
     num_tokens: int = 0
     queue_seconds: float | None = None
@@ -55,6 +56,7 @@ class JourneyRecord:
         if self.ttft_seconds is None and output.token_ids:
             self.ttft_seconds = now - self.arrived_at
             self.cached_tokens = min(output.cached_tokens, self.num_prompt_tokens)
+            self.cached_by_tier = _by_tier(self.cached_tokens, output.details)
         self.num_tokens += len(output.token_ids)
         if output.details:
             self._note_details(output.details)
@@ -111,6 +113,7 @@ class JourneyRecord:
             "bytes_shipped": self.bytes_shipped,
             "prompt_tokens": self.num_prompt_tokens,
             "cached_tokens": self.cached_tokens or 0,
+            "cached_tokens_by_tier": self.cached_by_tier,
             "completion_tokens": self.num_tokens,
             "queue_seconds": self.queue_seconds,
             "ttft_seconds": self.ttft_seconds,
@@ -149,6 +152,16 @@ class Records:
         if len(records) > 1:
             explained["choices"] = [record.explain() for record in records]
         return explained
+
+
+def _by_tier(cached_tokens: int, details: Mapping[str, str]) -> dict[str, int]:
+    """Adds up to ``cached_tokens``, whatever a worker says."""
+    left, tiers = cached_tokens, {}
+    for tier in ("disk", "dram"):
+        told = details.get(f"cached_{tier}", "")
+        tiers[tier] = min(int(told), left) if told.isdecimal() else 0
+        left -= tiers[tier]
+    return {"device": left, "dram": tiers["dram"], "disk": tiers["disk"]}
 
 
 def _worker(worker: WorkerRef | None) -> dict[str, Any] | None:

@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 from baton.core.handoff import WorkerRef
 from baton.core.member import Member
+from baton.core.placement import Placement
 from baton.core.states import Role
 from baton.errors import Unavailable
 from baton.ring import successors
 from router.cluster import Cluster
-from router.placement import Placement, PlaceQuery
+from router.placement import PlaceQuery
 
 KEY_DEPTH = 8
 """Blocks whose chain key picks the prefill worker: 128 tokens of 16 go beyond the system

@@ -10,9 +10,10 @@ from typing import TypeVar
 from baton.clock import Clock
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.request import RequestSpec
+from baton.core.tenant import tenant_salt
 from baton.errors import BatonError, Unavailable
 from baton.text.tokenizer import Tokenizer
-from router.auth import Doorkeeper, tenant_salt
+from router.auth import Doorkeeper
 from router.choice import Choice, Emit
 from router.cluster import Cluster
 from router.gate import Gate

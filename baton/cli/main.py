@@ -192,6 +192,85 @@ def generate(
     run_generate(settings, prompts, sampling, as_json)
 
 
+kv = typer.Typer(help="The KV store: what it holds, and what to do about it.", no_args_is_help=True)
+app.add_typer(kv, name="kv")
+
+Tenant = Annotated[str | None, typer.Option(help="Only this tenant's blocks.")]
+Model = Annotated[str | None, typer.Option(help="Only this model's: its name, or digest.")]
+OlderThan = Annotated[
+    str | None, typer.Option(help="Only what was stored before: 90, 15m, 2h, 3d.")
+]
+
+
+@kv.command("stats")
+def kv_stats(as_json: AsJson = False, name: Name = None) -> None:
+    """Bytes, blocks, hits and evictions of every node."""
+    from baton.cli.kv import run_stats
+
+    run_stats(cluster_of(name), as_json)
+
+
+@kv.command("ls")
+def kv_ls(
+    tenant: Tenant = None,
+    model: Model = None,
+    older_than: OlderThan = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Blocks per node.")] = 20,
+    as_json: AsJson = False,
+    name: Name = None,
+) -> None:
+    """Blocks one by one, oldest first."""
+    from baton.cli.kv import filter_of, run_list
+
+    cluster = cluster_of(name)
+    run_list(cluster, filter_of(cluster, tenant, model, older_than), limit, as_json)
+
+
+@kv.command("find")
+def kv_find(
+    wanted: Annotated[str, typer.Argument(help="A block's key in hex, or the text of a prompt.")],
+    tenant: Annotated[str, typer.Option(help="Whose prompt it is.")] = "default",
+    as_json: AsJson = False,
+    name: Name = None,
+) -> None:
+    """Which nodes hold a block, or how much of a prompt."""
+    from baton.cli.kv import run_find
+
+    run_find(cluster_of(name), wanted, tenant, as_json)
+
+
+@kv.command("purge")
+def kv_purge(
+    tenant: Tenant = None,
+    model: Model = None,
+    older_than: OlderThan = None,
+    everything: Annotated[bool, typer.Option("--all", help="Everything there is.")] = False,
+    as_json: AsJson = False,
+    name: Name = None,
+) -> None:
+    """Forget blocks, in every tier of every node."""
+    from baton.cli.kv import filter_of, run_purge
+
+    if not (tenant or model or older_than or everything):
+        raise Invalid("purge needs --tenant, --model, --older-than, or --all")
+    cluster = cluster_of(name)
+    run_purge(cluster, filter_of(cluster, tenant, model, older_than), as_json)
+
+
+@kv.command("warm")
+def kv_warm(
+    prompt: Annotated[list[str] | None, typer.Option(help="Repeatable.")] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="One prompt per line.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="As a user's message.")] = False,
+    api_key: Annotated[str | None, typer.Option(help="Of the tenant to warm for.")] = None,
+    name: Name = None,
+) -> None:
+    """Have prompts computed and stored before their users come."""
+    from baton.cli.kv import read_prompts, run_warm
+
+    run_warm(cluster_of(name), read_prompts(prompt or [], prompt_file), api_key, chat)
+
+
 @app.command()
 def explain(request_id: str, as_json: AsJson = False, name: Name = None) -> None:
     """Where a request went, what was shipped, what was cached."""

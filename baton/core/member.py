@@ -21,7 +21,8 @@ class Load:
 class Member:
     """``address`` is host:port of its gRPC server (for a router, of its HTTP server).
 
-    ``transports`` are the names of the KV transports that it can serve, best first.
+    ``transports`` are the names of the KV transports that it can serve, best first. ``door`` is
+    a store node's Unix socket, for members of its host.
     ``model_digest`` is hex; members with different ones never share KV.
     """
 
@@ -38,4 +39,5 @@ class Member:
     kv_dtype: str = ""
     max_model_tokens: int = 0
     transports: tuple[str, ...] = ()
+    door: str = ""
     load: Load = field(default_factory=Load)

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.store import StoreHint
 
 MAX_LOGPROBS = 20
 
@@ -53,7 +54,7 @@ class RequestSpec:
     ``token_ids`` are the prompt and, after a failover, the tokens emitted so far;
     ``num_prompt_tokens`` says where the prompt ends, so that penalties, ``max_tokens`` and
     the generator's position count the same on every worker. ``tenant_salt`` enters the
-    block keys' root.
+    block keys' root. ``store_hint`` says where the placement believes the prefix to be stored.
     """
 
     request_id: RequestId
@@ -62,6 +63,7 @@ class RequestSpec:
     num_prompt_tokens: int
     sampling: SamplingParams
     tenant_salt: bytes = b""
+    store_hint: StoreHint | None = None
 
     @property
     def num_emitted_tokens(self) -> int:

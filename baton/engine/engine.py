@@ -14,12 +14,22 @@ from baton.engine.imports import Imports
 from baton.engine.integrity import check_lineups, check_owners, check_sequence
 from baton.engine.plan import Plan, Row, Runner, SampledToken, StepOutput
 from baton.engine.prefix import ChainMemo
-from baton.engine.result import EngineStats, PrefillProgress, Reservation, StepResult
+from baton.engine.result import (
+    EngineStats,
+    PrefillProgress,
+    Reservation,
+    SealedRun,
+    StepResult,
+    StepWork,
+)
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
 from baton.errors import Invalid, NotFound, Overloaded
 
-__all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "StepResult"]
+__all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "SealedRun", "StepResult"]
+
+PUBLISH_BLOCKS = 16
+"""A growing answer's blocks are worth keeping before it ends, in case its worker dies."""
 
 
 class Engine:
@@ -100,6 +110,7 @@ class Engine:
         sequence.num_computed = sequence.num_known
         self._scheduler.seal_computed(sequence)
         sequence.first_start = 0  # here nothing is counted as cached: the source did that
+        sequence.num_published = sequence.num_sealed
         sequence.append(token_id)
         self._scheduler.transfer(sequence, Phase.RUNNING)
         if sequence.finish_reason(self._eos_token_ids) is not None:
@@ -181,24 +192,29 @@ class Engine:
 
     def step(self) -> StepResult:
         """Schedules, runs, applies. An empty result when nothing could be scheduled."""
-        plan = self._scheduler.schedule(self._clock.monotonic())
+        began = self._clock.monotonic()
+        plan = self._scheduler.schedule(began)
         if not plan.rows:
             return StepResult()
-        return self._apply(plan, self._runner.run(plan))
+        output = self._runner.run(plan)
+        return self._apply(plan, output, _work(plan, self._clock.monotonic() - began))
 
-    def _apply(self, plan: Plan, output: StepOutput) -> StepResult:
+    def _apply(self, plan: Plan, output: StepOutput, work: StepWork) -> StepResult:
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
+        sealed: list[SealedRun] = []
         for row, sampled in zip(plan.rows, output.sampled, strict=True):
             sequence = self._sequences[row.request_id]
             sequence.num_computed = row.context_tokens
             self._scheduler.seal_computed(sequence)
+            num_sealed = sequence.num_sealed
             if sequence.task is Task.PREFILL:
                 progress.append(self._progress(sequence, row))
             assert (sampled is not None) == row.sample, f"row of {row.request_id}"
             if sampled is not None:
                 outputs.append(self._accept(sequence, sampled))
-        return StepResult(tuple(outputs), tuple(progress))
+            sealed += _sealed_run(sequence, num_sealed)
+        return StepResult(tuple(outputs), tuple(progress), tuple(sealed), work)
 
     def _progress(self, sequence: Sequence, row: Row) -> PrefillProgress:
         first_start = sequence.first_start
@@ -232,6 +248,21 @@ class Engine:
             finish_reason=finish_reason,
             cached_tokens=sequence.cached_tokens if is_first_output else 0,
         )
+
+    def pin_cached(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:
+        """References the cached blocks of ``keys[first:]``, as far as they go, for whoever reads
+        them. Ends with :meth:`unpin`."""
+        return self._imports.pin(self._pool.find(keys[first:]))
+
+    def unpin(self, block_ids: Seq[BlockId]) -> None:
+        self._imports.unpin(block_ids)
+
+    def num_computed_tokens(self, request_id: RequestId) -> int | None:
+        """How far a request's prompt is; None when it is not here, or not begun."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.phase is Phase.WAITING:
+            return None
+        return sequence.num_computed
 
     # Self-help
 
@@ -296,3 +327,27 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)
         del self._sequences[sequence.request_id]
+
+
+def _sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
+    """Once a prompt is computed, an answer has grown by some blocks, or has ended. A request that
+    has ended has given its blocks back; ``num_sealed`` were its own."""
+    grown = num_sealed - sequence.num_published
+    over = sequence.phase in (Phase.HELD, Phase.FINISHED)
+    ripe = grown >= PUBLISH_BLOCKS and sequence.num_remaining == 1
+    if grown <= 0 or not (over or ripe):
+        return []
+    run = SealedRun(
+        tuple(sequence.keys[:num_sealed]), sequence.num_published, sequence.spec.tenant_salt
+    )
+    sequence.num_published = num_sealed
+    return [run]
+
+
+def _work(plan: Plan, seconds: float) -> StepWork:
+    num_tokens = [len(row.token_ids) for row in plan.rows]
+    attended = sum(
+        count * row.start + count * (count + 1) // 2
+        for count, row in zip(num_tokens, plan.rows, strict=True)
+    )
+    return StepWork(sum(num_tokens), attended, seconds, min(num_tokens) > 1)

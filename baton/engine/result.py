@@ -26,11 +26,34 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class SealedRun:
+    """Blocks [first, len(keys)) of a chain were sealed since the last run of their request, and
+    are worth keeping. They are not pinned."""
+
+    keys: tuple[BlockKey, ...]
+    first: int
+    tenant_salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class StepWork:
+    """What a step computed: ``num_tokens`` that attend to ``num_attended`` in all, in
+    ``seconds``. ``is_prefill`` when none of its rows was a decode."""
+
+    num_tokens: int
+    num_attended: int
+    seconds: float
+    is_prefill: bool
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """Outputs of WHOLE, DECODE and PREFILL requests in batch order; progress of PREFILL."""
 
     outputs: tuple[RequestOutput, ...] = ()
     progress: tuple[PrefillProgress, ...] = ()
+    sealed: tuple[SealedRun, ...] = ()
+    work: StepWork | None = None
 
 
 @dataclass(frozen=True, slots=True)

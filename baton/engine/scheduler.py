@@ -149,10 +149,30 @@ class Scheduler:
             if budget == 0:
                 break
             if sequence.num_remaining > 1:
+                self._adopt(sequence)
                 row = self._chunk(sequence, budget)
                 rows.append(row)
                 budget -= row.num_tokens
         return rows
+
+    def _adopt(self, sequence: Sequence) -> None:
+        """Takes over the blocks that follow and that others have sealed meanwhile: an import, or
+        a request with the same prompt. The last known token is always computed."""
+        block_tokens = self._config.block_tokens
+        first = sequence.num_sealed
+        limit = (sequence.num_known - 1) // block_tokens
+        found = self._pool.find(sequence.keys[first:limit])
+        if not found:
+            return
+        own = sequence.block_ids[first : first + len(found)]
+        self._pool.reference(found)
+        rest = sequence.block_ids[first + len(found) :]
+        sequence.block_ids = (*sequence.block_ids[:first], *found, *rest)
+        self._pool.release(own)
+        sequence.num_sealed += len(found)
+        end = sequence.num_sealed * block_tokens
+        sequence.num_adopted += end - sequence.num_computed
+        sequence.num_computed = end
 
     def _chunk(self, sequence: Sequence, budget: int) -> Row:
         return sequence.row(min(sequence.num_remaining, self._config.chunk_limit, budget))

@@ -49,7 +49,9 @@ class Sequence:
         "block_ids",
         "first_start",
         "max_tokens",
+        "num_adopted",
         "num_computed",
+        "num_published",
         "num_sealed",
         "phase",
         "spec",
@@ -79,6 +81,10 @@ class Sequence:
         self.block_ids: tuple[BlockId, ...] = ()
         self.num_computed = 0
         self.num_sealed = 0
+        self.num_adopted = 0
+        """Prompt tokens that were taken over after it was first admitted, not computed."""
+        self.num_published = 0
+        """Blocks that a SealedRun has named."""
         self.first_start: int | None = None
         """Tokens that were cached when it was first admitted; None before."""
         self._chain = chain
@@ -99,7 +105,7 @@ class Sequence:
     @property
     def cached_tokens(self) -> int:
         """Prompt tokens that were never computed for this request."""
-        return min(self.first_start or 0, self.spec.num_prompt_tokens)
+        return min((self.first_start or 0) + self.num_adopted, self.spec.num_prompt_tokens)
 
     @property
     def keys(self) -> list[BlockKey]:

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from baton.core.ids import BlockKey, Generation, WorkerId
-
-MAX_EVENTS = 10_000
-"""Of each node's stream; a reader that is further behind resyncs."""
+from baton.core.store import Tier
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,22 +27,27 @@ class PrefixHit:
 class KvIndex(Protocol):
     """Methods raise Unavailable when the index can't be reached in time."""
 
-    async def add(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
-        """``holder`` has sealed these. Replaces an entry of its earlier lives."""
+    async def add(self, holder: Holder, keys: Sequence[BlockKey], tier: Tier) -> None:
+        """``holder`` has these in ``tier``. Replaces what it said before, also in earlier
+        lives."""
         ...
 
     async def remove(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
-        """``holder`` has evicted these. An entry of another life stays."""
+        """``holder`` has these no more. An entry of another life stays."""
         ...
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
         """By bisection, since a node that holds a block holds, as a rule, all before it."""
         ...
 
+    async def holders(self, key: BlockKey) -> dict[Holder, Tier]:
+        """Who holds one block, and where."""
+        ...
+
     async def close(self) -> None: ...
 
 
-HoldersOf = Callable[[BlockKey], Awaitable[tuple[Holder, ...]]]
+HoldersOf = Callable[[BlockKey], Awaitable[dict[Holder, Tier]]]
 
 
 async def bisect_prefix(keys: Sequence[BlockKey], holders_of: HoldersOf) -> PrefixHit:
@@ -55,7 +58,7 @@ async def bisect_prefix(keys: Sequence[BlockKey], holders_of: HoldersOf) -> Pref
         middle = (low + high) // 2
         holders = await holders_of(keys[middle])
         if holders:
-            low, best = middle + 1, holders
+            low, best = middle + 1, tuple(holders)
         else:
             high = middle
     return PrefixHit(low, best)

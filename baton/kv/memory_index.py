@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.store import Tier
 from baton.errors import Unavailable
 from baton.kv.index import Holder, PrefixHit, bisect_prefix
 
@@ -12,32 +13,33 @@ class MemoryKvIndex:
 
     def __init__(self) -> None:
         self.reachable = True
-        self._entries: dict[BlockKey, dict[WorkerId, Generation]] = {}
+        self._entries: dict[BlockKey, dict[WorkerId, tuple[Generation, Tier]]] = {}
 
-    async def add(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
+    async def add(self, holder: Holder, keys: Sequence[BlockKey], tier: Tier) -> None:
         self._check()
         for key in keys:
-            self._entries.setdefault(key, {})[holder.node] = holder.generation
+            self._entries.setdefault(key, {})[holder.node] = (holder.generation, tier)
 
     async def remove(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
         self._check()
         for key in keys:
             nodes = self._entries.get(key, {})
-            if nodes.get(holder.node) == holder.generation:
+            if holder.node in nodes and nodes[holder.node][0] == holder.generation:
                 del nodes[holder.node]
             if not nodes:
                 self._entries.pop(key, None)
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
         self._check()
-        return await bisect_prefix(keys, self._holders_of)
+        return await bisect_prefix(keys, self.holders)
+
+    async def holders(self, key: BlockKey) -> dict[Holder, Tier]:
+        self._check()
+        nodes = sorted(self._entries.get(key, {}).items())
+        return {Holder(node, generation): tier for node, (generation, tier) in nodes}
 
     async def close(self) -> None:
         """Nothing is held."""
-
-    async def _holders_of(self, key: BlockKey) -> tuple[Holder, ...]:
-        nodes = self._entries.get(key, {})
-        return tuple(Holder(node, generation) for node, generation in sorted(nodes.items()))
 
     def _check(self) -> None:
         if not self.reachable:

@@ -1,26 +1,30 @@
-"""The index in Redis: a hash per block, node → generation, and a numbered stream per node.
+"""The index in Redis: a hash per block, node → generation and tier.
 
 An entry expires a while after it was last added, so that what a dead node left behind goes by
-itself. The stream carries (operation, keys) in the order of its own ids.
+itself.
 """
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from baton.core.ids import BlockKey, Generation, WorkerId
-from baton.kv.index import MAX_EVENTS, Holder, PrefixHit, bisect_prefix
+from baton.core.store import Tier
+from baton.errors import Unavailable
+from baton.kv.index import Holder, PrefixHit, bisect_prefix
 from baton.registry.redis_url import bounded, connect
 
 ENTRY_SECONDS = 24 * 3600
 BATCH_KEYS = 1024
 
-GENERATION_DIGITS = 20
-"""Of 64 bits; what is longer is not ours."""
+_PLACE = re.compile(rb"([0-9]{1,20}) ([12])")
+"""Generation (64 bits) and tier; what looks otherwise is not ours."""
 
-# KEYS: entries. ARGV: node, generation.
+# KEYS: entries. ARGV: node, generation and a space.
 _REMOVE = """
 for _, entry in ipairs(KEYS) do
-  if redis.call('HGET', entry, ARGV[1]) == ARGV[2] then
+  local place = redis.call('HGET', entry, ARGV[1])
+  if place and string.sub(place, 1, #ARGV[2]) == ARGV[2] then
     redis.call('HDEL', entry, ARGV[1])
   end
 end
@@ -32,52 +36,44 @@ class RedisKvIndex:
         self._url = url
         self._redis = connect(url)
         self._prefix = f"baton:{cluster}:kv:".encode()
-        self._events = f"baton:{cluster}:kv-events:"
 
-    async def add(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
+    async def add(self, holder: Holder, keys: Sequence[BlockKey], tier: Tier) -> None:
         for start in range(0, len(keys), BATCH_KEYS):
-            batch = keys[start : start + BATCH_KEYS]
             pipeline = self._redis.pipeline(transaction=False)
-            for key in batch:
-                pipeline.hset(self._entry(key), holder.node, str(holder.generation))
+            for key in keys[start : start + BATCH_KEYS]:
+                pipeline.hset(self._entry(key), holder.node, f"{holder.generation} {tier:d}")
                 pipeline.expire(self._entry(key), ENTRY_SECONDS)
-            self._tell(pipeline, holder, "add", batch)
             await self._call(pipeline.execute())
 
     async def remove(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
         for start in range(0, len(keys), BATCH_KEYS):
-            batch = keys[start : start + BATCH_KEYS]
-            pipeline = self._redis.pipeline(transaction=False)
-            entries = [self._entry(key) for key in batch]
-            pipeline.eval(_REMOVE, len(entries), *entries, holder.node, str(holder.generation))
-            self._tell(pipeline, holder, "remove", batch)
-            await self._call(pipeline.execute())
+            entries = [self._entry(key) for key in keys[start : start + BATCH_KEYS]]
+            life = f"{holder.generation} "
+            await self._call(self._redis.eval(_REMOVE, len(entries), *entries, holder.node, life))
 
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
-        return await bisect_prefix(keys, self._holders_of)
+        return await bisect_prefix(keys, self.holders)
+
+    async def holders(self, key: BlockKey) -> dict[Holder, Tier]:
+        try:
+            raw = await self._call(self._redis.hgetall(self._entry(key)))
+        except Unavailable as error:
+            if "WRONGTYPE" in str(error):  # somebody else's; as good as nothing
+                return {}
+            raise
+        holders = {}
+        for node, place in sorted(raw.items()):
+            match = _PLACE.fullmatch(place)
+            if match is not None:
+                name = WorkerId(node.decode("utf-8", "replace"))
+                holders[Holder(name, Generation(int(match[1])))] = Tier(int(match[2]))
+        return holders
 
     async def close(self) -> None:
         await self._redis.aclose()
 
-    async def _holders_of(self, key: BlockKey) -> tuple[Holder, ...]:
-        raw = await self._call(self._redis.hgetall(self._entry(key)))
-        holders = [
-            Holder(WorkerId(node.decode("utf-8", "replace")), Generation(int(generation)))
-            for node, generation in raw.items()
-            if generation.isdigit() and len(generation) <= GENERATION_DIGITS
-        ]
-        return tuple(sorted(holders, key=lambda holder: holder.node))
-
     def _entry(self, key: BlockKey) -> bytes:
         return self._prefix + key
-
-    def _tell(self, pipeline: Any, holder: Holder, what: str, keys: Sequence[BlockKey]) -> None:
-        event = {
-            "operation": what,
-            "generation": str(holder.generation),
-            "keys": b"".join(keys),
-        }
-        pipeline.xadd(self._events + holder.node, event, maxlen=MAX_EVENTS, approximate=True)
 
     async def _call(self, call: Any) -> Any:
         return await bounded(self._url, call)

@@ -1,124 +1,265 @@
-"""A worker's client of the cluster's store nodes: which one to ask, and over what."""
+"""A worker's client of the cluster's store nodes: which one to ask, over what, and how long."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
+import structlog
+
+from baton.clock import Clock
 from baton.core.handoff import BlockRef, Endpoint
 from baton.core.ids import BlockKey
 from baton.core.member import Member
 from baton.core.states import Role
-from baton.core.store import PutRequest
-from baton.errors import BatonError, Unavailable
-from baton.kv.index import KvIndex
+from baton.core.store import LeasedBlocks, LeaseQuery, PutRequest, StoreHint
+from baton.errors import (
+    BatonError,
+    DeadlineExceeded,
+    Invalid,
+    Overloaded,
+    Unavailable,
+)
+from baton.kv.breaker import Breaker
+from baton.kv.index import Holder, KvIndex
 from baton.registry.membership import Membership
 from baton.rpc.kvstore_client import KvStoreClient
-from baton.transport.base import Transport
+from baton.threads import in_thread
+from baton.transport.base import Peer, Transport
 from baton.transport.select import choose
+
+LEASE_SECONDS = 10.0
+PUT_SECONDS = 10.0
+"""In the background: nobody waits for a put."""
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLease:
-    """Blocks of one node, safe to read over ``endpoint`` until released."""
+    """Blocks of one node, safe to read from ``peer`` until released. The node holds
+    ``num_held`` of the asked keys in all."""
 
     node: Member
-    endpoint: Endpoint
-    lease_id: str
-    checksum_algorithm: str
-    blocks: tuple[BlockRef, ...]
+    transport: Transport
+    peer: Peer
+    leased: LeasedBlocks
+
+    @property
+    def blocks(self) -> tuple[BlockRef, ...]:
+        return self.leased.blocks
 
 
 @dataclass(slots=True)
 class _Node:
     member: Member
     client: KvStoreClient
-    endpoint: Endpoint | None = None
+    breaker: Breaker = field(default_factory=Breaker)
+    link: tuple[Transport, Peer] | None = None
 
 
 class StoreClient:
-    """The index says who holds a prefix; while it can't be reached, the store of this host is
-    asked instead. New blocks go to the store of this host, or to the first there is."""
+    """Every call that a request waits for takes ``call_seconds`` at most, and a node that failed
+    is left alone for a while. So a store that is sick costs a recompute, never a stall.
+
+    A prefix is looked for where the placement's hint says; without one, at the only node there
+    is, or where the index says; while the index can't be reached, at the node of this host. New
+    blocks go to the node of this host, or to the first there is.
+    """
 
     def __init__(
         self,
         membership: Membership,
         index: KvIndex,
-        transports: Sequence[str],
+        transports: dict[str, Transport],
         secret: str | None,
         host: str,
+        clock: Clock,
+        call_seconds: float,
     ) -> None:
         self._membership = membership
         self._index = index
-        self._transports = tuple(transports)
+        self._transports = transports
         self._secret = secret
         self._host = host
+        self._clock = clock
+        self._call_seconds = call_seconds
         self._nodes: dict[str, _Node] = {}
+        self._retired: list[KvStoreClient] = []
 
-    async def lease(self, keys: Sequence[BlockKey], seconds: float) -> StoreLease | None:
-        """The longest prefix that a node holds, leased; None when none holds any. Raises what
-        the node does."""
-        node = await self._holder(keys)
-        if node is None:
-            return None
-        leased = await node.client.lease(keys, seconds)
-        if not leased.lease_id:
-            return None
-        endpoint = await self._endpoint(node)
-        return StoreLease(
-            node.member, endpoint, leased.lease_id, leased.checksum_algorithm, leased.blocks
-        )
+    async def find(self, keys: Sequence[BlockKey], hint: StoreHint | None) -> Member | None:
+        """The node to lease ``keys`` from; None when there is none to ask."""
+        stores = self._usable()
+        if hint is not None:
+            named = [member for member in stores if member.id == hint.node]
+            if named:
+                return named[0]
+        if len(stores) < 2:
+            return stores[0] if stores else None
+        return await self._ask_index(keys, stores)
+
+    async def lease(
+        self, node: Member, keys: Sequence[BlockKey], max_bytes: int
+    ) -> StoreLease | None:
+        """As much of the longest prefix as ``max_bytes`` take; None when the node has nothing.
+        Raises what the node does, Unavailable while it is left alone."""
+        entry = self._node(node)
+        await self._close_retired()
+        async with self._guarded(entry):
+            query = LeaseQuery(tuple(keys), LEASE_SECONDS, max_bytes)
+            leased = await entry.client.lease(query)
+            if not leased.lease_id:
+                return None
+            transport, peer = await self._link(entry)
+        return StoreLease(node, transport, peer, leased)
 
     async def release(self, lease: StoreLease) -> None:
         """A lease that can't be given back ends by itself."""
         try:
-            await self._node(lease.node).client.release(lease.lease_id)
+            await self._node(lease.node).client.release(lease.leased.lease_id)
         except BatonError:
             return
 
+    async def report(self, lease: StoreLease, keys: Sequence[BlockKey]) -> None:
+        """These did not arrive as they should."""
+        try:
+            await self._node(lease.node).client.report(keys)
+        except BatonError as error:
+            log.info("report_failed", node=lease.node.id, error=str(error))
+
+    def blame(self, lease: StoreLease) -> None:
+        """A read from the node failed: it is left alone for a while."""
+        self._node(lease.node).breaker.fail(self._clock.monotonic())
+
+    async def forget_hint(self, node: Member, keys: Sequence[BlockKey]) -> None:
+        """``node`` was named for blocks that it does not have: the index shall not again."""
+        if len(self._usable()) < 2:
+            return  # nobody named it; it was the only one to ask
+        try:
+            await self._index.remove(Holder(node.id, node.generation), keys)
+        except BatonError as error:
+            log.info("index_not_repaired", error=str(error))
+
+    async def count(self, keys: Sequence[BlockKey]) -> int:
+        """How many leading blocks are where a put would go. Raises as :meth:`put`."""
+        entry = self._target()
+        async with self._guarded(entry):
+            leased = await entry.client.lease(LeaseQuery(tuple(keys), LEASE_SECONDS, 0))
+        return leased.num_held
+
     async def put(
         self,
-        transports: dict[str, Transport],
         blocks: Sequence[BlockRef],
         checksum_algorithm: str,
+        *,
+        head: Sequence[BlockKey],
+        tenant: bytes,
+        model: bytes,
     ) -> None:
-        """Raises Unavailable when there is no store, and what it says."""
-        node = self._nearest()
-        if node is None:
-            raise Unavailable("there is no store node")
-        same_host = node.member.host == self._host
-        name = choose(tuple(transports), node.member.transports, same_host)
-        source = transports[name].export()
-        await node.client.put(PutRequest(source, checksum_algorithm, tuple(blocks)))
+        """Blocks that follow on ``head``, which is there already. Raises Unavailable when there
+        is no store that is well, and what it says."""
+        entry = self._target()
+        same_host = entry.member.host == self._host
+        name = choose(tuple(self._transports), entry.member.transports, same_host)
+        source = self._transports[name].export()
+        request = PutRequest(
+            source,
+            checksum_algorithm,
+            tuple(blocks),
+            head=tuple(head),
+            first_block=len(head),
+            tenant=tenant,
+            model=model,
+        )
+        async with self._guarded(entry):
+            await entry.client.put(request, PUT_SECONDS)
 
     async def close(self) -> None:
-        for node in self._nodes.values():
-            await node.client.close()
+        self._retired += [node.client for node in self._nodes.values()]
         self._nodes.clear()
+        await self._close_retired()
 
-    async def _holder(self, keys: Sequence[BlockKey]) -> _Node | None:
-        try:
-            hit = await self._index.longest_prefix(keys)
-        except Unavailable:
-            return self._nearest()
-        lives = {(m.id, m.generation): m for m in self._membership.ready(Role.KVSTORE)}
-        held = [lives.get((holder.node, holder.generation)) for holder in hit.holders]
-        alive = [member for member in held if member is not None]
-        nearest = sorted(alive, key=lambda member: (member.host != self._host, member.id))
-        return self._node(nearest[0]) if nearest else None
+    # -- parts -----------------------------------------------------------------------------
 
-    def _nearest(self) -> _Node | None:
+    def _target(self) -> _Node:
+        stores = self._usable()
+        if not stores:
+            raise Unavailable("there is no store node to put to")
+        return self._node(stores[0])
+
+    def _usable(self) -> list[Member]:
+        """Nodes that may be asked now, those of this host first."""
+        now = self._clock.monotonic()
         stores = self._membership.ready(Role.KVSTORE)
-        ordered = sorted(stores, key=lambda member: (member.host != self._host, member.id))
-        return self._node(ordered[0]) if ordered else None
+        well = [member for member in stores if self._node(member).breaker.allows(now)]
+        return sorted(well, key=lambda member: (member.host != self._host, member.id))
+
+    async def _ask_index(self, keys: Sequence[BlockKey], stores: list[Member]) -> Member | None:
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                hit = await self._index.longest_prefix(keys)
+        except (Unavailable, TimeoutError):
+            return stores[0]
+        held = {(holder.node, holder.generation) for holder in hit.holders}
+        return next((m for m in stores if (m.id, m.generation) in held), None)
+
+    @asynccontextmanager
+    async def _guarded(self, node: _Node) -> AsyncIterator[None]:
+        """One call, whose fate the breaker learns. A node that answers no is well."""
+        breaker = node.breaker
+        if not breaker.allows(self._clock.monotonic()):
+            raise Unavailable(f"store node {node.member.id} failed lately")
+        breaker.enter()
+        try:
+            yield
+        except (Unavailable, DeadlineExceeded):
+            breaker.fail(self._clock.monotonic())
+            raise
+        except (Invalid, Overloaded):
+            breaker.succeed()
+            raise
+        except BaseException:
+            breaker.leave()
+            raise
+        else:
+            breaker.succeed()
 
     def _node(self, member: Member) -> _Node:
         """One client per life of a node."""
         present = self._nodes.get(member.id)
         if present is None or present.member.generation != member.generation:
-            present = _Node(member, KvStoreClient(member.address, self._secret))
-            self._nodes[member.id] = present
+            if present is not None:
+                self._retired.append(present.client)
+            door = member.door if member.host == self._host else ""
+            client = KvStoreClient(member.address, self._secret, door, self._call_seconds)
+            present = self._nodes[member.id] = _Node(member, client)
         return present
 
-    async def _endpoint(self, node: _Node) -> Endpoint:
-        if node.endpoint is None:
-            node.endpoint = await node.client.open(self._transports, self._host)
-        return node.endpoint
+    async def _close_retired(self) -> None:
+        """Clients of lives that have ended."""
+        while self._retired:
+            await self._retired.pop().close()
+
+    async def _link(self, node: _Node) -> tuple[Transport, Peer]:
+        if node.link is None:
+            endpoint: Endpoint = await node.client.open(tuple(self._transports), self._host)
+            transport = self._transports.get(endpoint.transport)
+            if transport is None:
+                raise Invalid(f"node chose {endpoint.transport!r}, which was not offered")
+            node.link = (transport, await self._connected(transport, endpoint))
+        return node.link
+
+    async def _connected(self, transport: Transport, endpoint: Endpoint) -> Peer:
+        """To connect may take long, and can't be interrupted: whoever waits longer than a call
+        goes on without it."""
+        connecting = asyncio.ensure_future(in_thread(lambda: transport.connect(endpoint)))
+        done, _ = await asyncio.wait([connecting], timeout=self._call_seconds)
+        if not done:
+            connecting.add_done_callback(_ignore)
+            raise DeadlineExceeded(f"can't connect to {endpoint.owner} in time")
+        return connecting.result()
+
+
+def _ignore(connecting: "asyncio.Future[Peer]") -> None:
+    if not connecting.cancelled():
+        connecting.exception()

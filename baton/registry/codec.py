@@ -33,6 +33,7 @@ def member_from_json(data: bytes) -> Member:
             load=Load(**{name: _number(raw["load"], name) for name in _LOADS}),
             address=_text(raw, "address"),
             host=_text(raw, "host"),
+            door=_text(raw, "door"),
             model=_text(raw, "model"),
             model_digest=_hex(raw, "model_digest"),
             kv_dtype=_text(raw, "kv_dtype"),

@@ -33,7 +33,9 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 
 def open_channel(address: str, secret: str | None = None) -> grpc.aio.Channel:
     """A channel to ``address`` (host:port); it connects on the first call."""
-    interceptors = [_UnarySecret(secret), _StreamSecret(secret)] if secret else None
+    interceptors = (
+        [_UnarySecret(secret), _StreamSecret(secret), _WatchSecret(secret)] if secret else None
+    )
     return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
 
 
@@ -76,3 +78,11 @@ class _StreamSecret(grpc.aio.StreamStreamClientInterceptor):
 
     async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
         return await continuation(_with_secret(details, self._secret), requests)
+
+
+class _WatchSecret(grpc.aio.UnaryStreamClientInterceptor):
+    def __init__(self, secret: str) -> None:
+        self._secret = secret
+
+    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
+        return await continuation(_with_secret(details, self._secret), request)

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 
 import grpc.aio
 
-from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey
+from baton.core.placement import Placement
 from baton.errors import Unavailable
 from baton.rpc.channel import translated
-from baton.rpc.convert import ref_from_proto
+from baton.rpc.convert import hint_from_proto, ref_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
@@ -25,9 +25,8 @@ async def ask_placement(
     excluded: Iterable[str],
     model: str,
     timeout_seconds: float,
-) -> tuple[WorkerRef | None, WorkerRef, str]:
-    """Prefill worker (None: the other does everything), decode worker, reason. Raises what the
-    conductor does, Unavailable for an answer without a worker."""
+) -> Placement:
+    """Raises what the conductor does, Unavailable for an answer without a worker."""
     request = pb.PlaceRequest(
         request_id=request_id,
         epoch=epoch,
@@ -43,4 +42,9 @@ async def ask_placement(
     if not answer.decode.address:
         raise Unavailable("a conductor answered without a decode worker")
     prefill = ref_from_proto(answer.prefill) if answer.HasField("prefill") else None
-    return prefill, ref_from_proto(answer.decode), answer.reason
+    return Placement(
+        prefill,
+        ref_from_proto(answer.decode),
+        answer.reason,
+        hint_from_proto(answer.store_hint),
+    )

@@ -6,10 +6,10 @@ from typing import Any, Protocol
 import grpc.aio
 
 from baton.core.block_key import KEY_BYTES
-from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey
+from baton.core.placement import Placement
 from baton.errors import Invalid
-from baton.rpc.convert import ref_to_proto
+from baton.rpc.convert import hint_to_proto, ref_to_proto
 from baton.rpc.server import answer
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
@@ -27,8 +27,8 @@ class ConductorCore(Protocol):
         max_new_tokens: int,
         keys: tuple[BlockKey, ...],
         excluded: frozenset[str],
-    ) -> tuple[WorkerRef | None, WorkerRef, str]:
-        """Prefill worker, decode worker, reason."""
+    ) -> Placement:
+        """Raises Unavailable, Overloaded."""
         ...
 
     def describe(self) -> tuple[Sequence[str], str]:
@@ -42,15 +42,20 @@ class ConductorService(pb_grpc.ConductorServicer):
 
     async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.Placement:
         async def call() -> pb.Placement:
-            prefill, decode, reason = self._core.place(
+            placement = self._core.place(
                 request_id=request.request_id,
                 num_tokens=request.num_tokens,
                 max_new_tokens=request.max_new_tokens,
                 keys=_keys(request.block_keys),
                 excluded=frozenset(request.excluded_worker_ids),
             )
-            first = ref_to_proto(prefill) if prefill is not None else None
-            return pb.Placement(prefill=first, decode=ref_to_proto(decode), reason=reason)
+            first = ref_to_proto(placement.prefill) if placement.prefill is not None else None
+            return pb.Placement(
+                prefill=first,
+                decode=ref_to_proto(placement.decode),
+                reason=placement.reason,
+                store_hint=hint_to_proto(placement.store_hint),
+            )
 
         return await answer(context, call)  # type: ignore[no-any-return]
 

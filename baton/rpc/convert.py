@@ -13,6 +13,7 @@ from baton.core.request import (
     SamplingParams,
     TokenLogprob,
 )
+from baton.core.store import StoreHint
 from baton.errors import Invalid
 from baton.rpc.v1 import common_pb2 as pb
 
@@ -74,6 +75,7 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         num_prompt_tokens=spec.num_prompt_tokens,
         sampling=sampling_to_proto(spec.sampling),
         tenant_salt=spec.tenant_salt,
+        store_hint=hint_to_proto(spec.store_hint),
     )
 
 
@@ -92,6 +94,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         num_prompt_tokens=message.num_prompt_tokens,
         sampling=sampling_from_proto(message.sampling),
         tenant_salt=message.tenant_salt,
+        store_hint=hint_from_proto(message.store_hint),
     )
 
 
@@ -125,6 +128,14 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
         cached_tokens=message.cached_tokens,
         details=details,
     )
+
+
+def hint_to_proto(hint: StoreHint | None) -> pb.StoreHint | None:
+    return None if hint is None else pb.StoreHint(node=hint.node, num_blocks=hint.num_blocks)
+
+
+def hint_from_proto(message: pb.StoreHint) -> StoreHint | None:
+    return StoreHint(WorkerId(message.node), message.num_blocks) if message.node else None
 
 
 def ref_to_proto(ref: WorkerRef) -> pb.WorkerRef:

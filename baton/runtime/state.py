@@ -41,6 +41,7 @@ class ClusterState:
     cluster: str
     cluster_secret: str | None = None
     admin_key: str | None = None
+    tenant_secret: str = "baton"
     ready: bool = False
     failure: str = ""
     processes: list[ProcessState] = field(default_factory=list)

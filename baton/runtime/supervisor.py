@@ -216,6 +216,7 @@ class Supervisor:
             cluster=self._settings.cluster,
             cluster_secret=self._settings.cluster_secret,
             admin_key=self._settings.admin_key,
+            tenant_secret=self._settings.tenant_secret,
             ready=self.ready,
             failure=self._failure,
             processes=[child.state for child in self._children.values()],

@@ -1,11 +1,15 @@
-"""One batch of reads from beginning to end, in an event loop, safe to cancel."""
+"""Batches of reads from beginning to end, in an event loop, safe to cancel."""
 
 import asyncio
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from baton.clock import Clock
 from baton.errors import Unavailable
+from baton.threads import in_thread
 from baton.transport.base import Peer, Span, Transfer, TransferState, Transport
 
 FIRST_POLL_SECONDS = 50e-6
@@ -14,6 +18,17 @@ SETTLE_SECONDS = 1.0
 """How long an ended transfer may take to let go of the local blocks before the caller is told
 that they are unsafe."""
 
+INLINE_BYTES = 1024 * 1024
+"""A copy within the host that is smaller takes less than its way to a thread and back."""
+
+GROUP_BYTES = 8 * 1024 * 1024
+LANES = 2
+"""Groups under way at a time: one is checked while the next one is read, and two cores copy
+faster than one."""
+
+CheckBlocks = Callable[[int, int], Sequence[bool]]
+"""Whether each block of [first, last) holds what it should. Called off the event loop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Moved:
@@ -21,38 +36,150 @@ class Moved:
     seconds: float
 
 
-class TransferFailed(Unavailable):
-    """The bytes did not arrive. With ``stray``, the transfer may still write to the local
-    blocks: quarantine them until ``transport.release(stray)`` says True."""
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """``num_good`` leading blocks hold what they should."""
 
-    def __init__(self, message: str, stray: Transfer | None = None) -> None:
+    size_bytes: int
+    seconds: float
+    num_good: int
+
+
+class TransferFailed(Unavailable):
+    """The bytes did not arrive. The transfers of ``strays`` may still write to the local blocks:
+    quarantine them until ``transport.release(stray)`` says True for each."""
+
+    def __init__(self, message: str, strays: Sequence[Transfer] = ()) -> None:
         super().__init__(message)
-        self.stray = stray
+        self.strays = tuple(strays)
 
 
 async def transfer(
-    transport: Transport, peer: Peer, spans: Sequence[Span], timeout_seconds: float, clock: Clock
+    transport: Transport,
+    peer: Peer,
+    spans: Sequence[Span],
+    timeout_seconds: float,
+    clock: Clock,
+    settle_seconds: float = SETTLE_SECONDS,
 ) -> Moved:
     """Reads ``spans`` from ``peer``. Raises TransferFailed; Invalid for spans out of range.
 
     Cancelled, it returns once nothing writes to the local blocks any more, or raises
     TransferFailed with a stray.
     """
+    return await _transfer(transport, peer, spans, timeout_seconds, clock, settle_seconds, None)
+
+
+async def gather(
+    transport: Transport,
+    peer: Peer,
+    spans: Sequence[Span],
+    check: CheckBlocks,
+    timeout_seconds: float,
+    clock: Clock,
+    settle_seconds: float = SETTLE_SECONDS,
+) -> Gathered:
+    """Reads one block per span, group by group, and checks each group as soon as it is there.
+
+    Raises and is cancelled as :func:`transfer`; the deadline is that of each group.
+    """
+    began = clock.monotonic()
+    waiting = deque(_groups(spans))
+    good = [False] * len(spans)
+    failures: list[TransferFailed] = []
+
+    async def lane() -> None:
+        while waiting and not failures:
+            first, last = waiting.popleft()
+            group = spans[first:last]
+            look = partial(note, first, last)
+            try:
+                await _transfer(
+                    transport, peer, group, timeout_seconds, clock, settle_seconds, look
+                )
+            except TransferFailed as error:
+                failures.append(error)
+
+    def note(first: int, last: int) -> None:
+        good[first:last] = check(first, last)
+
+    try:
+        await _side_by_side(lane, min(LANES, len(waiting)))
+    except asyncio.CancelledError:
+        if any(failure.strays for failure in failures):
+            raise _joined(failures) from None
+        raise
+    if failures:
+        raise _joined(failures)
+    num_good = good.index(False) if False in good else len(good)
+    size = sum(span.size_bytes for span in spans)
+    return Gathered(size, clock.monotonic() - began, num_good)
+
+
+async def _side_by_side(lane: Callable[[], Coroutine[Any, Any, None]], num_lanes: int) -> None:
+    if num_lanes == 1:
+        await lane()
+        return
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(num_lanes):
+            tasks.create_task(lane())
+
+
+def _joined(failures: Sequence[TransferFailed]) -> TransferFailed:
+    strays = [stray for failure in failures for stray in failure.strays]
+    return TransferFailed(str(failures[0]), strays)
+
+
+def _groups(spans: Sequence[Span]) -> list[tuple[int, int]]:
+    """Half-open ranges of at most GROUP_BYTES, or of one span."""
+    groups: list[tuple[int, int]] = []
+    first, size = 0, 0
+    for index, span in enumerate(spans):
+        if size and size + span.size_bytes > GROUP_BYTES:
+            groups.append((first, index))
+            first, size = index, 0
+        size += span.size_bytes
+    return [*groups, (first, len(spans))]
+
+
+async def _transfer(
+    transport: Transport,
+    peer: Peer,
+    spans: Sequence[Span],
+    timeout_seconds: float,
+    clock: Clock,
+    settle_seconds: float,
+    after: Callable[[], None] | None,
+) -> Moved:
+    """Calls ``after`` once everything has arrived: in the thread that copied, if one did, since
+    what it looks at is in that core's cache."""
     began = clock.monotonic()
     batch = transport.prepare(peer, spans, timeout_seconds)
+
+    def post_and_look() -> None:
+        nonlocal after
+        transport.post(batch)
+        if after is not None and transport.poll(batch) is TransferState.DONE:
+            after()
+            after = None
+
     try:
-        if transport.capabilities().copies_in_post:
-            await _post_in_thread(transport, batch)
-        else:
+        if not transport.capabilities().copies_in_post:
             transport.post(batch)
+        elif transport.capabilities().local_only and batch.size_bytes <= INLINE_BYTES:
+            post_and_look()
+        else:
+            await in_thread(post_and_look)
         await _arrival(transport, batch, clock)
         state, error = transport.poll(batch), batch.error
     except asyncio.CancelledError:
-        await _let_go(transport, batch, clock)
+        await _let_go(transport, batch, clock, settle_seconds)
         raise
-    await _let_go(transport, batch, clock)
+    await _let_go(transport, batch, clock, settle_seconds)
     if state is not TransferState.DONE:
         raise TransferFailed(f"{transport.name} read from {peer.endpoint.owner}: {error}")
+    if after is not None:
+        await in_thread(after)
     return Moved(batch.size_bytes, clock.monotonic() - began)
 
 
@@ -63,23 +190,11 @@ async def _arrival(transport: Transport, batch: Transfer, clock: Clock) -> None:
         pause = min(2 * pause, LONGEST_POLL_SECONDS)
 
 
-async def _post_in_thread(transport: Transport, batch: Transfer) -> None:
-    """A thread can't be interrupted, so a cancelled caller waits for its end."""
-    copying = asyncio.get_running_loop().run_in_executor(None, transport.post, batch)
-    cancelled: asyncio.CancelledError | None = None
-    while not copying.done():
-        try:
-            await asyncio.wait([copying])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    copying.result()
-    if cancelled is not None:
-        raise cancelled
-
-
-async def _let_go(transport: Transport, batch: Transfer, clock: Clock) -> None:
+async def _let_go(
+    transport: Transport, batch: Transfer, clock: Clock, settle_seconds: float
+) -> None:
     began = clock.monotonic()
     while not transport.release(batch):
-        if clock.monotonic() - began > SETTLE_SECONDS:
-            raise TransferFailed(f"{transport.name} can't end a read", stray=batch)
+        if clock.monotonic() - began >= settle_seconds:
+            raise TransferFailed(f"{transport.name} can't end a read", [batch])
         await clock.sleep(LONGEST_POLL_SECONDS)

@@ -42,6 +42,10 @@ class LinkMeter:
         if len(self._rates) > MAX_LINKS:
             self._rates.popitem(last=False)
 
+    def bytes_per_second(self, owner: str) -> float | None:
+        """None before anything was measured."""
+        return self._rates.get(owner)
+
     def estimate_seconds(self, owner: str, size_bytes: int) -> float:
         rate = self._rates.get(owner, PRIOR_BYTES_PER_SECOND)
         return PRIOR_LATENCY_SECONDS + size_bytes / rate

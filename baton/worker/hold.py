@@ -36,12 +36,6 @@ class Hold:
         self._closed = False
 
     @property
-    def refs(self) -> list[BlockRef]:
-        """The blocks that were announced. Their checksums were taken while they were pinned,
-        so whoever reads them later, unpinned, notices if they have changed since."""
-        return self._refs
-
-    @property
     def has_reader(self) -> bool:
         return self._endpoint is not None
 

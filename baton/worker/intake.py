@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from baton.clock import Clock
 from baton.core.handoff import (
@@ -21,7 +22,7 @@ from baton.engine.engine import Reservation
 from baton.errors import Corrupt, DeadlineExceeded, Invalid, Unavailable
 from baton.rpc.worker_client import PullPeers, PullReader
 from baton.transport.base import Peer, Transfer, Transport
-from baton.transport.flow import TransferFailed, transfer
+from baton.transport.flow import TransferFailed, gather
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.kv_layout import KvLayout
 
@@ -54,14 +55,14 @@ class Shipment:
 
 @dataclass(slots=True)
 class Landing:
-    """One request's way in. ``stray`` is a transfer that could not be ended: the reservation's
-    blocks must be quarantined until it can."""
+    """One request's way in. ``strays`` are transfers that could not be ended: the reservation's
+    blocks must be quarantined until they can."""
 
     reservation: Reservation | None = None
     transport: Transport | None = None
     peer: Peer | None = None
     num_read: int = 0
-    stray: Transfer | None = None
+    strays: tuple[Transfer, ...] = ()
     shipment: Shipment = field(default_factory=Shipment)
 
 
@@ -192,29 +193,30 @@ class Intake:
             raise Invalid(f"a block has {self._layout.block_bytes} bytes here")
         for attempt in range(READ_ATTEMPTS):
             try:
-                await self._read_once(blocks, block_ids, landing)
-            except Unavailable:
-                if attempt + 1 == READ_ATTEMPTS or landing.stray is not None:
-                    raise
-            else:
-                if await self._layout.matches(blocks, block_ids):
+                if await self._read_once(blocks, block_ids, landing):
                     return
+            except Unavailable:
+                if attempt + 1 == READ_ATTEMPTS or landing.strays:
+                    raise
         raise Corrupt(f"blocks arrived damaged over {landing.shipment.transport}")
 
     async def _read_once(
         self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId], landing: Landing
-    ) -> None:
+    ) -> bool:
+        """Whether all that arrived is what was announced."""
         assert landing.transport is not None and landing.peer is not None
         spans = self._layout.spans(blocks, block_ids)
+        good = partial(self._layout.good, self._layout.checksum_algorithm, blocks, block_ids)
         try:
-            result = await transfer(
-                landing.transport, landing.peer, spans, self._config.read_seconds, self._clock
+            result = await gather(
+                landing.transport, landing.peer, spans, good, self._config.read_seconds, self._clock
             )
         except TransferFailed as error:
-            landing.stray = error.stray
+            landing.strays = error.strays
             raise
         landing.shipment.size_bytes += result.size_bytes
         landing.shipment.reading_seconds += result.seconds
+        return result.num_good == len(blocks)
 
 
 @asynccontextmanager

@@ -31,7 +31,9 @@ from baton.transport.select import host_id, open_transports
 from baton.worker.engine_thread import EngineThread
 from baton.worker.intake import Intake, IntakeConfig
 from baton.worker.kv_layout import KvLayout
+from baton.worker.reload import Way
 from baton.worker.store_prefixes import StorePrefixes
+from baton.worker.store_publisher import StorePublisher
 from baton.worker.worker import Worker, WorkerConfig
 
 log = structlog.get_logger(__name__)
@@ -169,21 +171,7 @@ class WorkerProgram:
             self._clock,
             IntakeConfig(),
         )
-        client = self._client = StoreClient(
-            self._membership,
-            self._index,
-            tuple(self._transports),
-            self._settings.cluster_secret,
-            host,
-        )
-        self._store = StorePrefixes(
-            self._thread,
-            client,
-            self._transports,
-            layout,
-            runner.block_tokens,
-            self._clock,
-        )
+        self._store = self._build_store(layout, host)
         return Worker(
             self._id,
             self._generation,
@@ -197,6 +185,29 @@ class WorkerProgram:
             digest,
             host,
             self._clock,
+        )
+
+    def _build_store(self, layout: KvLayout, host: str) -> StorePrefixes:
+        settings, runner = self._settings, self._runner
+        client = self._client = StoreClient(
+            self._membership,
+            self._index,
+            self._transports,
+            settings.cluster_secret,
+            host,
+            self._clock,
+            settings.store_seconds,
+        )
+        return StorePrefixes(
+            self._thread,
+            client,
+            StorePublisher(self._thread, client, layout, runner.model_digest[:16]),
+            layout,
+            runner.block_tokens,
+            self._engine_config().chunk_limit,
+            self._clock,
+            settings.store_seconds,
+            None if settings.store_reload == "auto" else Way(settings.store_reload),
         )
 
     def _on_step(self, result: object) -> None:

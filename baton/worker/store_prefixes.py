@@ -1,123 +1,274 @@
 """Prefixes over the store nodes of the cluster."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import structlog
 
 from baton.clock import Clock
 from baton.core.block_key import block_keys
-from baton.core.handoff import BlockRef
 from baton.core.ids import BlockId, BlockKey
+from baton.core.member import Member
 from baton.core.request import RequestSpec
+from baton.engine.engine import Engine
+from baton.engine.result import StepResult
 from baton.errors import BatonError
 from baton.kv.store_client import StoreClient, StoreLease
-from baton.transport.base import Transport
-from baton.transport.flow import TransferFailed, transfer
+from baton.transport.flow import Gathered, TransferFailed, gather
+from baton.transport.links import LinkMeter
+from baton.transport.strays import Strays
 from baton.worker.engine_thread import EngineDoor
+from baton.worker.extension import Extension
 from baton.worker.kv_layout import KvLayout
+from baton.worker.prefill_speed import PrefillSpeed
+from baton.worker.reload import Reload, Way, choose_way
+from baton.worker.store_publisher import StorePublisher
 
-MAX_UNPUBLISHED = 64
-"""Prompts whose blocks wait to be stored; a further one is forgotten (it is only a cache)."""
+FETCH_SECONDS = 10.0
+"""For all of a prefix; each of its calls and reads is bounded by itself."""
 
-MIN_FETCH_BLOCKS = 2
-"""A gain below this is not worth a round trip to the store."""
+FIRST_PIECE_BYTES = 4 * 1024 * 1024
+LARGEST_PIECE_BYTES = 64 * 1024 * 1024
+PIECE_SECONDS = 0.05
+"""What a piece should take by what was measured, well below the bound of one call."""
 
-LEASE_SECONDS = 10.0
-FETCH_SECONDS = 5.0
+MAX_SPLITS = 8
+SWEEP_SECONDS = 1.0
 
 log = structlog.get_logger(__name__)
 
 
 class StorePrefixes:
-    """Implements :class:`baton.worker.prefix_store.PrefixStore`."""
+    """Implements :class:`baton.worker.prefix_store.PrefixStore`. ``prefer`` overrides the choice
+    between fetching and computing."""
 
     def __init__(
         self,
         engine: EngineDoor,
         client: StoreClient,
-        transports: dict[str, Transport],
+        publisher: StorePublisher,
         layout: KvLayout,
         block_tokens: int,
+        chunk_tokens: int,
         clock: Clock,
+        call_seconds: float,
+        prefer: Way | None = None,
     ) -> None:
         self._engine = engine
         self._client = client
-        self._transports = transports
+        self._publisher = publisher
         self._layout = layout
         self._block_tokens = block_tokens
+        self._chunk_blocks = -(-chunk_tokens // block_tokens)
         self._clock = clock
-        self._unpublished: asyncio.Queue[list[BlockRef]] = asyncio.Queue(MAX_UNPUBLISHED)
+        self._call_seconds = call_seconds
+        self._prefer = prefer
+        self._speed = PrefillSpeed()
+        self._links = LinkMeter()
+        self._strays = Strays()
+        self._splits: asyncio.Queue[Extension] = asyncio.Queue(MAX_SPLITS)
 
-    async def extend(self, spec: RequestSpec) -> dict[str, str]:
-        cached, keys = await self._engine.call(
-            lambda engine: (
-                engine.cached_prefix_tokens(spec) // self._block_tokens,
-                # The last token is always computed, so a block that ends with it is no gain.
-                block_keys(
-                    engine.key_root(spec.tenant_salt), spec.token_ids[:-1], self._block_tokens
-                ),
-            )
-        )
-        if len(keys) - cached < MIN_FETCH_BLOCKS:
-            return {}
+    # -- PrefixStore -----------------------------------------------------------------------
+
+    async def extend(self, spec: RequestSpec) -> Extension:
+        extension = Extension(spec.request_id)
+        cached, keys = await self._engine.call(lambda engine: self._look_up(engine, spec))
+        if len(keys) <= cached:
+            return extension
         began = self._clock.monotonic()
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                num_blocks = await self._fetch(keys[:cached], keys[cached:])
+                extension.node = await self._client.find(keys, spec.store_hint)
+                if extension.node is not None:
+                    extension.keys = keys
+                    await self._extend(extension, extension.node, cached)
         except (BatonError, TimeoutError) as error:
-            log.warning("store_fetch_failed", error=str(error))
-            return {"store_error": str(error) or "timeout"}
-        seconds = self._clock.monotonic() - began
-        return {
-            "store_tokens": str(num_blocks * self._block_tokens),
-            "store_seconds": f"{seconds:.6f}",
-        }
+            extension.error = str(error) or "timeout"
+            log.warning("store_fetch_failed", error=extension.error)
+        extension.seconds = self._clock.monotonic() - began
+        return extension
 
-    def publish(self, blocks: Sequence[BlockRef]) -> None:
-        if blocks and not self._unpublished.full():
-            self._unpublished.put_nowait(list(blocks))
+    def follow(self, extension: Extension) -> None:
+        if extension.split is not None and not self._splits.full():
+            self._splits.put_nowait(extension)
+
+    def note_step(self, result: StepResult) -> None:
+        if result.work is not None:
+            self._speed.record(result.work)
+        for run in result.sealed:
+            self._publisher.offer(run)
 
     async def run(self) -> None:
-        while True:
-            blocks = await self._unpublished.get()
-            try:
-                await self._client.put(self._transports, blocks, self._layout.checksum_algorithm)
-            except BatonError as error:
-                log.info("store_put_failed", error=str(error), num_blocks=len(blocks))
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._publisher.run())
+            tasks.create_task(self._sweep())
+            for _ in range(MAX_SPLITS):
+                tasks.create_task(self._serve_splits())
 
-    async def _fetch(self, cached: list[BlockKey], missing: list[BlockKey]) -> int:
-        """Blocks that came in."""
-        lease = await self._client.lease(missing, LEASE_SECONDS)
+    # -- from the front --------------------------------------------------------------------
+
+    def _look_up(self, engine: Engine, spec: RequestSpec) -> tuple[int, list[BlockKey]]:
+        """Blocks that are here already, and the keys of all. The last token is always computed,
+        so a block that ends with it is no gain."""
+        cached = engine.cached_prefix_tokens(spec) // self._block_tokens
+        root = engine.key_root(spec.tenant_salt)
+        return cached, block_keys(root, spec.token_ids[:-1], self._block_tokens)
+
+    async def _extend(self, extension: Extension, node: Member, cached: int) -> None:
+        """Takes the first piece, sees by it how much there is, and decides."""
+        keys = extension.keys
+        lease = await self._client.lease(node, keys[cached:], self._piece_bytes(node, False))
         if lease is None:
-            return 0
+            await self._client.forget_hint(node, keys[cached:])
+            return
+        end = cached + lease.leased.num_held
+        reload = self._choose(lease, node, cached, end)
+        extension.way, extension.reason = reload.way.value, reload.reason
+        if reload.way is Way.FETCH:
+            await self._fetch(extension, lease, cached, end)
+            return
+        await self._client.release(lease)
+        if reload.way is Way.SPLIT:
+            extension.split = (cached, end)
+
+    def _choose(self, lease: StoreLease, node: Member, cached: int, end: int) -> Reload:
+        link = _link(node, lease.leased.num_promoted > 0)
+        size = (end - cached) * self._layout.block_bytes
+        compute = self._speed.seconds(cached * self._block_tokens, end * self._block_tokens)
+        return choose_way(
+            end - cached, self._links.estimate_seconds(link, size), compute, self._prefer
+        )
+
+    async def _fetch(self, extension: Extension, lease: StoreLease, first: int, end: int) -> None:
+        """Blocks [first, end), piece by piece, until one does not come in whole."""
+        assert extension.node is not None
+        piece: StoreLease | None = lease
+        while piece is not None:
+            num_asked = len(piece.blocks)
+            num_good = await self._take_piece(extension, piece, first, extension.keys[:first])
+            first += num_good
+            if num_good < num_asked or first >= end:
+                return
+            on_disk = piece.leased.num_promoted > 0
+            size = self._piece_bytes(extension.node, on_disk)
+            piece = await self._client.lease(extension.node, extension.keys[first:end], size)
+
+    # -- from the back ---------------------------------------------------------------------
+
+    async def _serve_splits(self) -> None:
+        while True:
+            extension = await self._splits.get()
+            try:
+                await self._fetch_back(extension)
+            except BatonError as error:
+                extension.error = str(error)
+                log.warning("store_fetch_failed", error=extension.error)
+
+    async def _fetch_back(self, extension: Extension) -> None:
+        """From the end of the stored prefix towards what is computed, until they meet: the
+        engine takes over what it finds (see ``Scheduler``)."""
+        assert extension.split is not None and extension.node is not None
+        node, (first, end) = extension.node, extension.split
+        while True:
+            computed = await self._engine.call(
+                lambda engine: engine.num_computed_tokens(extension.request_id)
+            )
+            if computed is None:
+                return
+            # The step that runs now computes a chunk beyond that.
+            frontier = max(first, -(-computed // self._block_tokens) + self._chunk_blocks)
+            size = self._piece_bytes(node, False)
+            start = max(frontier, end - max(size // self._layout.block_bytes, 1))
+            if start >= end:
+                return
+            wanted = extension.keys[start:end]
+            lease = await self._client.lease(node, wanted, len(wanted) * self._layout.block_bytes)
+            if lease is None:
+                return
+            if await self._take_piece(extension, lease, start, ()) < len(wanted):
+                return
+            end = start
+
+    # -- one piece -------------------------------------------------------------------------
+
+    async def _take_piece(
+        self, extension: Extension, lease: StoreLease, first: int, after: Sequence[BlockKey]
+    ) -> int:
+        """Reads leased blocks, block ``first`` of the chain and following, into the device's
+        cache; how many are good. Ends the lease."""
+        began = self._clock.monotonic()
+        keys = extension.keys[first : first + len(lease.blocks)]
+        num_good = 0
         try:
-            return await self._import(lease, cached, missing[: len(lease.blocks)])
+            if all(block.size_bytes == self._layout.block_bytes for block in lease.blocks):
+                num_good = await self._import(lease, keys, after)
+            else:
+                log.warning("store_block_of_wrong_size", node=lease.node.id)
+                await self._client.report(lease, keys)
         finally:
             await self._client.release(lease)
+        num_promoted = min(lease.leased.num_promoted, num_good)
+        extension.disk_tokens += num_promoted * self._block_tokens
+        extension.dram_tokens += (num_good - num_promoted) * self._block_tokens
+        if num_good:
+            size = num_good * self._layout.block_bytes
+            link = _link(lease.node, num_promoted > 0)
+            self._links.record(link, size, self._clock.monotonic() - began)
+        return num_good
 
-    async def _import(self, lease: StoreLease, cached: list[BlockKey], keys: list[BlockKey]) -> int:
-        block_ids = await self._engine.call(lambda engine: engine.begin_import(keys, after=cached))
+    async def _import(
+        self, lease: StoreLease, keys: list[BlockKey], after: Sequence[BlockKey]
+    ) -> int:
+        begin = partial(Engine.begin_import, keys=keys, after=after)
+        block_ids = await self._engine.call(begin)
         if block_ids is None:
             return 0
-        num_good = 0
-        unsafe = False
+        num_good, unsafe = 0, False
         try:
-            if await self._read(lease, block_ids):
-                num_good = len(block_ids)
+            num_good = (await self._read(lease, block_ids)).num_good
         except TransferFailed as error:
-            # Such blocks stay out of use until the worker restarts: there are few, if any.
-            unsafe = error.stray is not None
+            self._client.blame(lease)
             log.warning("store_read_failed", error=str(error))
+            unsafe = bool(error.strays)
+            if unsafe:
+                clear = self._send_later(partial(Engine.release_quarantine, block_ids=block_ids))
+                self._strays.keep(lease.transport, error.strays, clear)
         finally:
             self._engine.send(
                 lambda engine: engine.finish_import(keys, block_ids, num_good, quarantine=unsafe)
             )
+        if num_good < len(keys) and not unsafe:
+            await self._client.report(lease, keys[num_good:])
         return num_good
 
-    async def _read(self, lease: StoreLease, block_ids: list[BlockId]) -> bool:
-        transport = self._transports[lease.endpoint.transport]
-        peer = await asyncio.to_thread(transport.connect, lease.endpoint)
+    async def _read(self, lease: StoreLease, block_ids: list[BlockId]) -> Gathered:
         spans = self._layout.spans(lease.blocks, block_ids)
-        await transfer(transport, peer, spans, FETCH_SECONDS, self._clock)
-        return await self._layout.matches(lease.blocks, block_ids)
+        good = partial(self._layout.good, lease.leased.checksum_algorithm, lease.blocks, block_ids)
+        return await gather(
+            lease.transport,
+            lease.peer,
+            spans,
+            good,
+            self._call_seconds,
+            self._clock,
+            settle_seconds=0.0,
+        )
+
+    def _send_later(self, command: Callable[[Engine], object]) -> Callable[[], None]:
+        return lambda: self._engine.send(command)
+
+    def _piece_bytes(self, node: Member, from_disk: bool) -> int:
+        """What should come in well within the bound of a call."""
+        rate = self._links.bytes_per_second(_link(node, from_disk))
+        piece = FIRST_PIECE_BYTES if rate is None else int(rate * PIECE_SECONDS)
+        return max(min(piece, LARGEST_PIECE_BYTES), self._layout.block_bytes)
+
+    async def _sweep(self) -> None:
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            self._strays.sweep()
+
+
+def _link(node: Member, from_disk: bool) -> str:
+    return f"{node.id}/{'disk' if from_disk else 'dram'}"

@@ -11,16 +11,18 @@ from functools import partial
 
 from baton.clock import Clock
 from baton.core.handoff import Inspection, PullOpen, WorkerRef
-from baton.core.ids import BlockId, Epoch, Generation, RequestId, WorkerId
+from baton.core.ids import Epoch, Generation, RequestId, WorkerId
 from baton.core.member import Load
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.states import WorkerState
 from baton.core.task import Task
 from baton.engine.engine import Engine, EngineStats, StepResult
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable, mapping_of
-from baton.transport.base import Transfer, Transport
+from baton.transport.base import Transport
 from baton.transport.select import choose
+from baton.transport.strays import Strays
 from baton.worker.engine_thread import EngineDoor
+from baton.worker.extension import Extension
 from baton.worker.hold import Hold
 from baton.worker.intake import Intake, Landing
 from baton.worker.kv_layout import KvLayout
@@ -57,16 +59,8 @@ class Job:
     runner: asyncio.Task[None] | None = None
     hold: Hold | None = None
     prefilled_at: float | None = None
+    extension: Extension | None = None
     details: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Stray:
-    """A transfer that could not be ended, and the blocks that it may still write to."""
-
-    transport: Transport
-    transfer: Transfer
-    block_ids: tuple[BlockId, ...]
 
 
 class PullLeaseOfHold:
@@ -110,7 +104,7 @@ class Worker:
         self._clock = clock
         self._jobs: dict[RequestId, Job] = {}  # by placement
         self._current: dict[RequestId, Job] = {}  # by request: its latest placement
-        self._strays: list[Stray] = []
+        self._strays = Strays()
         self._arrived = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._load = Load()
@@ -127,7 +121,7 @@ class Worker:
                 await self._clock.sleep(SWEEP_SECONDS)
                 await self._refresh_load()
                 self._drop_unread()
-                self._recover_strays()
+                self._strays.sweep()
 
     def start_drain(self) -> None:
         self.state = WorkerState.DRAINING
@@ -227,15 +221,16 @@ class Worker:
 
     async def _compute(self, job: Job) -> None:
         spec = job.spec
-        job.details.update(await self._store.extend(spec))
+        job.extension = extension = await self._store.extend(spec)
         await self._engine.call(lambda engine: engine.add(spec, job.task))
+        self._store.follow(extension)
 
     async def _receive(self, job: Job, source: WorkerRef) -> None:
         landing = Landing()
         try:
             token_id = await self._intake.bring_in(job.spec, source, landing)
         finally:
-            if landing.stray is not None:
+            if landing.strays:
                 self._quarantine(job, landing)
         job.details.update(landing.shipment.details())
         if token_id is None:
@@ -246,17 +241,16 @@ class Worker:
 
     def _quarantine(self, job: Job, landing: Landing) -> None:
         """Nobody gets the blocks until the stray transfer has ended; the sweeper sees to it."""
-        assert landing.stray is not None and landing.transport is not None
-        assert landing.reservation is not None
+        assert landing.transport is not None and landing.reservation is not None
         request_id, reservation = job.spec.request_id, landing.reservation
         blocks = reservation.block_ids[reservation.num_cached_blocks :]
-        stray = Stray(landing.transport, landing.stray, blocks)
 
         def quarantine(engine: Engine) -> None:
             assert engine.abort(request_id, quarantine=True), "only its way in ends a reservation"
 
         self._engine.send(quarantine)
-        self._strays.append(stray)
+        release = partial(Engine.release_quarantine, block_ids=blocks)
+        self._strays.keep(landing.transport, landing.strays, lambda: self._engine.send(release))
 
     def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         job = self._current.get(request_id)
@@ -299,6 +293,7 @@ class Worker:
 
     def on_step(self, result: StepResult) -> None:
         """Called with each step's result, in order."""
+        self._store.note_step(result)
         for progress in result.progress:
             job = self._jobs.get(progress.request_id)
             if job is not None and job.hold is not None:
@@ -311,6 +306,9 @@ class Worker:
         job = self._jobs.get(output.request_id)
         if job is None:
             return
+        if job.extension is not None:
+            job.details.update(job.extension.details(output.cached_tokens))
+            job.extension = None  # told once, with the first output
         details = {**output.details, **job.details}
         output = replace(output, request_id=job.request_id, details=details)
         job.details = {}
@@ -358,8 +356,6 @@ class Worker:
         if job.spec.request_id not in self._jobs:
             return
         if complete:
-            assert job.hold is not None
-            self._store.publish([ref for ref in job.hold.refs if ref.key])
             self._end(job)
         else:
             self._fail(job, Unavailable("the decode worker left the hand-off"))
@@ -371,12 +367,6 @@ class Worker:
             waits = job.hold is not None and not job.hold.has_reader
             if waits and job.prefilled_at is not None and job.prefilled_at < oldest:
                 self._fail(job, Unavailable("no decode worker came for the request"))
-
-    def _recover_strays(self) -> None:
-        for stray in list(self._strays):
-            if stray.transport.release(stray.transfer):
-                self._strays.remove(stray)
-                self._engine.send(partial(_release_quarantine, block_ids=stray.block_ids))
 
     async def _refresh_load(self) -> None:
         stats = await self._engine.call(Engine.stats)
@@ -391,10 +381,6 @@ class Worker:
 
 def placement_id(spec: RequestSpec) -> RequestId:
     return RequestId(f"{spec.request_id}/{spec.epoch}")
-
-
-def _release_quarantine(engine: Engine, block_ids: tuple[BlockId, ...]) -> None:
-    engine.release_quarantine(block_ids)
 
 
 def _violation(engine: Engine) -> str:

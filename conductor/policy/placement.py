@@ -7,7 +7,7 @@ uncached tokens weigh more than queued ones.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from baton.core.ids import WorkerId
@@ -30,6 +30,11 @@ class PlacementConfig:
 
 def place(snapshot: Snapshot, query: Query, config: PlacementConfig) -> Decision:
     """Raises Unavailable when there is no worker, Overloaded when none may take more."""
+    decision = _choose_workers(snapshot, query, config)
+    return replace(decision, store_hint=snapshot.stored(query.keys))
+
+
+def _choose_workers(snapshot: Snapshot, query: Query, config: PlacementConfig) -> Decision:
     prefills = _eligible(snapshot.prefills, query)
     decodes = _eligible(snapshot.decodes, query)
     if not prefills and not decodes:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from baton.core.ids import BlockKey, RequestId, WorkerId
 from baton.core.member import Member
+from baton.core.store import StoreHint
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +49,14 @@ class WorkerView:
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """READY workers of both pools. ``cached_blocks(worker, keys)`` estimates how many of the
-    leading blocks it has; ``share(key)`` is the key's share of recent requests, 0 to 1."""
+    leading blocks it has; ``share(key)`` is the key's share of recent requests, 0 to 1;
+    ``stored(keys)`` names the store node with most of the leading blocks."""
 
     prefills: tuple[WorkerView, ...]
     decodes: tuple[WorkerView, ...]
     cached_blocks: Callable[[WorkerId, tuple[BlockKey, ...]], int]
     share: Callable[[BlockKey], float]
+    stored: Callable[[tuple[BlockKey, ...]], StoreHint | None] = lambda keys: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +71,12 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Without ``prefill``, ``decode`` does the whole request."""
+    """Without ``prefill``, ``decode`` does the whole request. ``store_hint`` is for whoever
+    computes the prompt."""
 
     prefill: Member | None
     decode: Member
     reason: str
     prefill_scores: tuple[Scored, ...] = ()
     decode_scores: tuple[Scored, ...] = ()
+    store_hint: StoreHint | None = None

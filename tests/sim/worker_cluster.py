@@ -23,9 +23,9 @@ from baton.worker.engine_thread import EngineThread
 from baton.worker.intake import Intake, IntakeConfig
 from baton.worker.kv_layout import KvLayout
 from baton.worker.memory_peers import MemoryPeers
-from baton.worker.prefix_store import NoStore
 from baton.worker.stream import OutputStream
 from baton.worker.worker import Worker, WorkerConfig
+from tests.sim.no_store import NoStore
 
 T = TypeVar("T")
 BLOCK_TOKENS = 4

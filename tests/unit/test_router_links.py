@@ -13,6 +13,7 @@ from baton.clock import ManualClock, SystemClock
 from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, TokenId, WorkerId
 from baton.core.member import Load, Member
+from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
@@ -25,7 +26,7 @@ from router.cluster import Cluster
 from router.conductors import ConductorPlacer
 from router.inbox import Inbox
 from router.links import GrpcLinks
-from router.placement import FirstThatAnswers, Placement, PlaceQuery
+from router.placement import FirstThatAnswers, PlaceQuery
 from router.ring import RingPlacer
 
 SPEC = RequestSpec(

@@ -15,10 +15,10 @@ from baton.core.member import Member
 from baton.core.request import FinishReason
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
+from baton.core.tenant import tenant_salt
 from baton.errors import Unavailable
 from baton.registry.memory import MemoryRegistry
 from baton.runtime.serve import Lifecycle, ProgramState
-from router.auth import tenant_salt
 from router.program import RouterProgram
 from tests.unit.test_router_http import write_tokenizer
 from tests.unit.test_router_links import member, output, worker

@@ -28,14 +28,16 @@ class PlaceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("prefill", "decode", "reason")
+    __slots__ = ("prefill", "decode", "reason", "store_hint")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    STORE_HINT_FIELD_NUMBER: _ClassVar[int]
     prefill: _common_pb2.WorkerRef
     decode: _common_pb2.WorkerRef
     reason: str
-    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ...) -> None: ...
+    store_hint: _common_pb2.StoreHint
+    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

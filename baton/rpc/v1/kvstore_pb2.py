@@ -25,33 +25,63 @@ _sym_db = _symbol_database.Default()
 from baton.rpc.v1 import common_pb2 as baton_dot_rpc_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/rpc/v1/kvstore.proto\x12\x0c\x62\x61ton.rpc.v1\x1a\x19\x62\x61ton/rpc/v1/common.proto\"/\n\x0bOpenRequest\x12\x12\n\ntransports\x18\x01 \x03(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\"a\n\x0cOpenResponse\x12(\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32\x16.baton.rpc.v1.Endpoint\x12\x13\n\x0b\x61rena_bytes\x18\x02 \x01(\x04\x12\x12\n\ngeneration\x18\x03 \x01(\x04\"\x88\x01\n\nPutRequest\x12&\n\x06source\x18\x01 \x01(\x0b\x32\x16.baton.rpc.v1.Endpoint\x12\x1a\n\x12\x63hecksum_algorithm\x18\x02 \x01(\t\x12&\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x16.baton.rpc.v1.BlockRef\x12\x0e\n\x06tenant\x18\x04 \x01(\t\"6\n\x0bPutResponse\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\x17\n\x0f\x61lready_present\x18\x02 \x01(\r\"3\n\x0cLeaseRequest\x12\x0c\n\x04keys\x18\x01 \x03(\x0c\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\"e\n\rLeaseResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12\x1a\n\x12\x63hecksum_algorithm\x18\x02 \x01(\t\x12&\n\x06\x62locks\x18\x03 \x03(\x0b\x32\x16.baton.rpc.v1.BlockRef\"\"\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"\r\n\x0bStatRequest\"\xc1\x01\n\x0cStatResponse\x12\x13\n\x0b\x61rena_bytes\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x15\n\rleased_blocks\x18\x04 \x01(\r\x12\x0c\n\x04hits\x18\x05 \x01(\x04\x12\x0e\n\x06misses\x18\x06 \x01(\x04\x12\x11\n\tevictions\x18\x07 \x01(\x04\x12\x19\n\x11\x63hecksum_failures\x18\x08 \x01(\x04\x12\x11\n\tviolation\x18\t \x01(\t2\xcd\x02\n\x07KvStore\x12=\n\x04Open\x12\x19.baton.rpc.v1.OpenRequest\x1a\x1a.baton.rpc.v1.OpenResponse\x12:\n\x03Put\x12\x18.baton.rpc.v1.PutRequest\x1a\x19.baton.rpc.v1.PutResponse\x12@\n\x05Lease\x12\x1a.baton.rpc.v1.LeaseRequest\x1a\x1b.baton.rpc.v1.LeaseResponse\x12\x46\n\x07Release\x12\x1c.baton.rpc.v1.ReleaseRequest\x1a\x1d.baton.rpc.v1.ReleaseResponse\x12=\n\x04Stat\x12\x19.baton.rpc.v1.StatRequest\x1a\x1a.baton.rpc.v1.StatResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1a\x62\x61ton/rpc/v1/kvstore.proto\x12\x0c\x62\x61ton.rpc.v1\x1a\x19\x62\x61ton/rpc/v1/common.proto\"q\n\x08\x42lockRun\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x14\n\x0coffset_bytes\x18\x02 \x03(\x04\x12\x11\n\tchecksums\x18\x03 \x03(\x06\x12\x12\n\nsize_bytes\x18\x04 \x01(\r\x12\x1a\n\x12\x63hecksum_algorithm\x18\x05 \x01(\t\"/\n\x0bOpenRequest\x12\x12\n\ntransports\x18\x01 \x03(\t\x12\x0c\n\x04host\x18\x02 \x01(\t\"8\n\x0cOpenResponse\x12(\n\x08\x65ndpoint\x18\x01 \x01(\x0b\x32\x16.baton.rpc.v1.Endpoint\"\x9e\x01\n\nPutRequest\x12&\n\x06source\x18\x01 \x01(\x0b\x32\x16.baton.rpc.v1.Endpoint\x12&\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x16.baton.rpc.v1.BlockRun\x12\x13\n\x0b\x66irst_block\x18\x03 \x01(\r\x12\x0e\n\x06tenant\x18\x04 \x01(\x0c\x12\r\n\x05model\x18\x05 \x01(\x0c\x12\x0c\n\x04head\x18\x06 \x01(\x0c\"6\n\x0bPutResponse\x12\x0e\n\x06stored\x18\x01 \x01(\r\x12\x17\n\x0f\x61lready_present\x18\x02 \x01(\r\"F\n\x0cLeaseRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\x12\x11\n\tmax_bytes\x18\x03 \x01(\x04\"q\n\rLeaseResponse\x12\x10\n\x08lease_id\x18\x01 \x01(\t\x12&\n\x06\x62locks\x18\x02 \x01(\x0b\x32\x16.baton.rpc.v1.BlockRun\x12\x10\n\x08num_held\x18\x03 \x01(\r\x12\x14\n\x0cnum_promoted\x18\x04 \x01(\r\"\"\n\x0eReleaseRequest\x12\x10\n\x08lease_id\x18\x01 \x01(\t\"\x11\n\x0fReleaseResponse\"\x1d\n\rReportRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\"!\n\x0eReportResponse\x12\x0f\n\x07\x64ropped\x18\x01 \x01(\r\"+\n\nPinRequest\x12\x0c\n\x04keys\x18\x01 \x01(\x0c\x12\x0f\n\x07seconds\x18\x02 \x01(\x01\"\x1d\n\x0bPinResponse\x12\x0e\n\x06pinned\x18\x01 \x01(\r\"2\n\x0cWatchRequest\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\"}\n\nWatchEvent\x12\x12\n\ngeneration\x18\x01 \x01(\x04\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12 \n\x04tier\x18\x03 \x01(\x0e\x32\x12.baton.rpc.v1.Tier\x12\x0c\n\x04keys\x18\x04 \x01(\x0c\x12\r\n\x05reset\x18\x05 \x01(\x08\x12\x0c\n\x04more\x18\x06 \x01(\x08\"C\n\x0b\x42lockFilter\x12\x0e\n\x06tenant\x18\x01 \x01(\x0c\x12\r\n\x05model\x18\x02 \x01(\x0c\x12\x15\n\rstored_before\x18\x03 \x01(\x01\"U\n\x0bListRequest\x12)\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x19.baton.rpc.v1.BlockFilter\x12\x0c\n\x04skip\x18\x02 \x01(\r\x12\r\n\x05limit\x18\x03 \x01(\r\"\xa5\x01\n\x0bStoredBlock\x12\x0b\n\x03key\x18\x01 \x01(\x0c\x12 \n\x04tier\x18\x02 \x01(\x0e\x32\x12.baton.rpc.v1.Tier\x12\x12\n\nsize_bytes\x18\x03 \x01(\r\x12\r\n\x05\x64\x65pth\x18\x04 \x01(\r\x12\x0e\n\x06tenant\x18\x05 \x01(\x0c\x12\r\n\x05model\x18\x06 \x01(\x0c\x12\x11\n\tstored_at\x18\x07 \x01(\x01\x12\x12\n\nnum_leases\x18\x08 \x01(\r\"H\n\x0cListResponse\x12)\n\x06\x62locks\x18\x01 \x03(\x0b\x32\x19.baton.rpc.v1.StoredBlock\x12\r\n\x05total\x18\x02 \x01(\r\"9\n\x0cPurgeRequest\x12)\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x19.baton.rpc.v1.BlockFilter\"\x1f\n\rPurgeResponse\x12\x0e\n\x06purged\x18\x01 \x01(\r\"\r\n\x0bStatRequest\"\x92\x04\n\x0cStatResponse\x12\x13\n\x0b\x61rena_bytes\x18\x01 \x01(\x04\x12\x12\n\nused_bytes\x18\x02 \x01(\x04\x12\x12\n\nnum_blocks\x18\x03 \x01(\r\x12\x15\n\rleased_blocks\x18\x04 \x01(\r\x12\x14\n\x0cpinned_bytes\x18\x05 \x01(\x04\x12\x1b\n\x13\x64isk_capacity_bytes\x18\x06 \x01(\x04\x12\x17\n\x0f\x64isk_used_bytes\x18\x07 \x01(\x04\x12\x13\n\x0b\x64isk_blocks\x18\x08 \x01(\r\x12\x17\n\x0fhit_blocks_dram\x18\t \x01(\x04\x12\x17\n\x0fhit_blocks_disk\x18\n \x01(\x04\x12\x15\n\rmissed_blocks\x18\x0b \x01(\x04\x12\x12\n\nput_blocks\x18\x0c \x01(\x04\x12\x11\n\tput_bytes\x18\r \x01(\x04\x12\x11\n\tevictions\x18\x0e \x01(\x04\x12\x17\n\x0fquota_evictions\x18\x0f \x01(\x04\x12\x16\n\x0e\x64isk_evictions\x18\x10 \x01(\x04\x12\x11\n\tdemotions\x18\x11 \x01(\x04\x12\x16\n\x0e\x64ropped_blocks\x18\x12 \x01(\x04\x12\x12\n\npromotions\x18\x13 \x01(\x04\x12\x15\n\rpurged_blocks\x18\x14 \x01(\x04\x12\x19\n\x11\x63hecksum_failures\x18\x15 \x01(\x04\x12\x15\n\rdisk_failures\x18\x16 \x01(\x04\x12\x11\n\tviolation\x18\x17 \x01(\t\"I\n\tDoorError\x12\x0e\n\x06status\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x1b\n\x13retry_after_seconds\x18\x03 \x01(\x01*:\n\x04Tier\x12\x14\n\x10TIER_UNSPECIFIED\x10\x00\x12\r\n\tTIER_DRAM\x10\x01\x12\r\n\tTIER_DISK\x10\x02\x32\x90\x05\n\x07KvStore\x12=\n\x04Open\x12\x19.baton.rpc.v1.OpenRequest\x1a\x1a.baton.rpc.v1.OpenResponse\x12:\n\x03Put\x12\x18.baton.rpc.v1.PutRequest\x1a\x19.baton.rpc.v1.PutResponse\x12@\n\x05Lease\x12\x1a.baton.rpc.v1.LeaseRequest\x1a\x1b.baton.rpc.v1.LeaseResponse\x12\x46\n\x07Release\x12\x1c.baton.rpc.v1.ReleaseRequest\x1a\x1d.baton.rpc.v1.ReleaseResponse\x12\x43\n\x06Report\x12\x1b.baton.rpc.v1.ReportRequest\x1a\x1c.baton.rpc.v1.ReportResponse\x12:\n\x03Pin\x12\x18.baton.rpc.v1.PinRequest\x1a\x19.baton.rpc.v1.PinResponse\x12?\n\x05Watch\x12\x1a.baton.rpc.v1.WatchRequest\x1a\x18.baton.rpc.v1.WatchEvent0\x01\x12=\n\x04List\x12\x19.baton.rpc.v1.ListRequest\x1a\x1a.baton.rpc.v1.ListResponse\x12@\n\x05Purge\x12\x1a.baton.rpc.v1.PurgeRequest\x1a\x1b.baton.rpc.v1.PurgeResponse\x12=\n\x04Stat\x12\x19.baton.rpc.v1.StatRequest\x1a\x1a.baton.rpc.v1.StatResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'baton.rpc.v1.kvstore_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPENREQUEST']._serialized_start=71
-  _globals['_OPENREQUEST']._serialized_end=118
-  _globals['_OPENRESPONSE']._serialized_start=120
-  _globals['_OPENRESPONSE']._serialized_end=217
-  _globals['_PUTREQUEST']._serialized_start=220
-  _globals['_PUTREQUEST']._serialized_end=356
-  _globals['_PUTRESPONSE']._serialized_start=358
-  _globals['_PUTRESPONSE']._serialized_end=412
-  _globals['_LEASEREQUEST']._serialized_start=414
-  _globals['_LEASEREQUEST']._serialized_end=465
-  _globals['_LEASERESPONSE']._serialized_start=467
-  _globals['_LEASERESPONSE']._serialized_end=568
-  _globals['_RELEASEREQUEST']._serialized_start=570
-  _globals['_RELEASEREQUEST']._serialized_end=604
-  _globals['_RELEASERESPONSE']._serialized_start=606
-  _globals['_RELEASERESPONSE']._serialized_end=623
-  _globals['_STATREQUEST']._serialized_start=625
-  _globals['_STATREQUEST']._serialized_end=638
-  _globals['_STATRESPONSE']._serialized_start=641
-  _globals['_STATRESPONSE']._serialized_end=834
-  _globals['_KVSTORE']._serialized_start=837
-  _globals['_KVSTORE']._serialized_end=1170
+  _globals['_TIER']._serialized_start=2186
+  _globals['_TIER']._serialized_end=2244
+  _globals['_BLOCKRUN']._serialized_start=71
+  _globals['_BLOCKRUN']._serialized_end=184
+  _globals['_OPENREQUEST']._serialized_start=186
+  _globals['_OPENREQUEST']._serialized_end=233
+  _globals['_OPENRESPONSE']._serialized_start=235
+  _globals['_OPENRESPONSE']._serialized_end=291
+  _globals['_PUTREQUEST']._serialized_start=294
+  _globals['_PUTREQUEST']._serialized_end=452
+  _globals['_PUTRESPONSE']._serialized_start=454
+  _globals['_PUTRESPONSE']._serialized_end=508
+  _globals['_LEASEREQUEST']._serialized_start=510
+  _globals['_LEASEREQUEST']._serialized_end=580
+  _globals['_LEASERESPONSE']._serialized_start=582
+  _globals['_LEASERESPONSE']._serialized_end=695
+  _globals['_RELEASEREQUEST']._serialized_start=697
+  _globals['_RELEASEREQUEST']._serialized_end=731
+  _globals['_RELEASERESPONSE']._serialized_start=733
+  _globals['_RELEASERESPONSE']._serialized_end=750
+  _globals['_REPORTREQUEST']._serialized_start=752
+  _globals['_REPORTREQUEST']._serialized_end=781
+  _globals['_REPORTRESPONSE']._serialized_start=783
+  _globals['_REPORTRESPONSE']._serialized_end=816
+  _globals['_PINREQUEST']._serialized_start=818
+  _globals['_PINREQUEST']._serialized_end=861
+  _globals['_PINRESPONSE']._serialized_start=863
+  _globals['_PINRESPONSE']._serialized_end=892
+  _globals['_WATCHREQUEST']._serialized_start=894
+  _globals['_WATCHREQUEST']._serialized_end=944
+  _globals['_WATCHEVENT']._serialized_start=946
+  _globals['_WATCHEVENT']._serialized_end=1071
+  _globals['_BLOCKFILTER']._serialized_start=1073
+  _globals['_BLOCKFILTER']._serialized_end=1140
+  _globals['_LISTREQUEST']._serialized_start=1142
+  _globals['_LISTREQUEST']._serialized_end=1227
+  _globals['_STOREDBLOCK']._serialized_start=1230
+  _globals['_STOREDBLOCK']._serialized_end=1395
+  _globals['_LISTRESPONSE']._serialized_start=1397
+  _globals['_LISTRESPONSE']._serialized_end=1469
+  _globals['_PURGEREQUEST']._serialized_start=1471
+  _globals['_PURGEREQUEST']._serialized_end=1528
+  _globals['_PURGERESPONSE']._serialized_start=1530
+  _globals['_PURGERESPONSE']._serialized_end=1561
+  _globals['_STATREQUEST']._serialized_start=1563
+  _globals['_STATREQUEST']._serialized_end=1576
+  _globals['_STATRESPONSE']._serialized_start=1579
+  _globals['_STATRESPONSE']._serialized_end=2109
+  _globals['_DOORERROR']._serialized_start=2111
+  _globals['_DOORERROR']._serialized_end=2184
+  _globals['_KVSTORE']._serialized_start=2247
+  _globals['_KVSTORE']._serialized_end=2903
 # @@protoc_insertion_point(module_scope)

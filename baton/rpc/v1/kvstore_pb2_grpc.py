@@ -26,7 +26,8 @@ if _version_not_supported:
 
 
 class KvStoreStub:
-    """A store node: owner of one host's arena of KV blocks.
+    """A store node: owner of one host's tiers of KV blocks. Workers of the same host reach it over
+    a Unix socket, too, with the same messages.
     """
 
     def __init__(self, channel):
@@ -55,6 +56,31 @@ class KvStoreStub:
                 request_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReleaseRequest.SerializeToString,
                 response_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReleaseResponse.FromString,
                 _registered_method=True)
+        self.Report = channel.unary_unary(
+                '/baton.rpc.v1.KvStore/Report',
+                request_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReportRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReportResponse.FromString,
+                _registered_method=True)
+        self.Pin = channel.unary_unary(
+                '/baton.rpc.v1.KvStore/Pin',
+                request_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.PinRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.PinResponse.FromString,
+                _registered_method=True)
+        self.Watch = channel.unary_stream(
+                '/baton.rpc.v1.KvStore/Watch',
+                request_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.WatchRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.WatchEvent.FromString,
+                _registered_method=True)
+        self.List = channel.unary_unary(
+                '/baton.rpc.v1.KvStore/List',
+                request_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ListRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ListResponse.FromString,
+                _registered_method=True)
+        self.Purge = channel.unary_unary(
+                '/baton.rpc.v1.KvStore/Purge',
+                request_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.PurgeRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.PurgeResponse.FromString,
+                _registered_method=True)
         self.Stat = channel.unary_unary(
                 '/baton.rpc.v1.KvStore/Stat',
                 request_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.StatRequest.SerializeToString,
@@ -63,29 +89,32 @@ class KvStoreStub:
 
 
 class KvStoreServicer:
-    """A store node: owner of one host's arena of KV blocks.
+    """A store node: owner of one host's tiers of KV blocks. Workers of the same host reach it over
+    a Unix socket, too, with the same messages.
     """
 
     def Open(self, request, context):
-        """What a reader needs to read the arena, and the arena's shape. Idempotent.
+        """What a reader needs to read the arena. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Put(self, request, context):
-        """The node reads the blocks from the caller's region, verifies and seals them. The caller
-        pins them until this returns. Blocks that are there already are skipped. Idempotent.
-        RESOURCE_EXHAUSTED: every block of the arena is leased. INVALID_ARGUMENT: another block
-        size than the arena's. DATA_LOSS: a checksum did not match; nothing of it was kept.
+        """The node reads the blocks from the caller's region, verifies and seals them. Blocks that are
+        there already are skipped; what there is no room for is left out, from the end. Idempotent.
+        RESOURCE_EXHAUSTED: there is room for nothing, or the tenant has its quota.
+        INVALID_ARGUMENT: a block that fits no slab. DATA_LOSS: a checksum did not match; blocks
+        before that one were kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """The longest prefix of `keys` that the node holds, under a lease that ends with Release or
-        after `lease_seconds`. An empty lease_id means: no block. Not idempotent (leases add up).
+        """The longest prefix of `keys` that the node holds, as much of it as `max_bytes` take, in DRAM,
+        under a lease that ends with Release or after `lease_seconds`. Blocks from the SSD are read
+        first. An empty lease_id means: no block. Not idempotent (leases add up).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -93,6 +122,44 @@ class KvStoreServicer:
 
     def Release(self, request, context):
         """Idempotent; an unknown lease is not an error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Report(self, request, context):
+        """These blocks did not arrive as they should: the node looks at its own copies, and drops the
+        bad ones. Idempotent.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pin(self, request, context):
+        """Keeps blocks from being evicted. RESOURCE_EXHAUSTED: too much is pinned. Idempotent enough:
+        a second pin of the same blocks ends by itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Watch(self, request, context):
+        """Everything that the node holds, then every change of it, numbered. A number that does not
+        follow the last one means that the watcher has to begin anew.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def List(self, request, context):
+        """For the operator: blocks one by one, in the order of their age, a page at a time.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Purge(self, request, context):
+        """For the operator: forgets the blocks that match. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -128,6 +195,31 @@ def add_KvStoreServicer_to_server(servicer, server):
                     request_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReleaseRequest.FromString,
                     response_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReleaseResponse.SerializeToString,
             ),
+            'Report': grpc.unary_unary_rpc_method_handler(
+                    servicer.Report,
+                    request_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReportRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReportResponse.SerializeToString,
+            ),
+            'Pin': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pin,
+                    request_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.PinRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.PinResponse.SerializeToString,
+            ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.WatchRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.WatchEvent.SerializeToString,
+            ),
+            'List': grpc.unary_unary_rpc_method_handler(
+                    servicer.List,
+                    request_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ListRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.ListResponse.SerializeToString,
+            ),
+            'Purge': grpc.unary_unary_rpc_method_handler(
+                    servicer.Purge,
+                    request_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.PurgeRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.PurgeResponse.SerializeToString,
+            ),
             'Stat': grpc.unary_unary_rpc_method_handler(
                     servicer.Stat,
                     request_deserializer=baton_dot_rpc_dot_v1_dot_kvstore__pb2.StatRequest.FromString,
@@ -142,7 +234,8 @@ def add_KvStoreServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class KvStore:
-    """A store node: owner of one host's arena of KV blocks.
+    """A store node: owner of one host's tiers of KV blocks. Workers of the same host reach it over
+    a Unix socket, too, with the same messages.
     """
 
     @staticmethod
@@ -243,6 +336,141 @@ class KvStore:
             '/baton.rpc.v1.KvStore/Release',
             baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReleaseRequest.SerializeToString,
             baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Report(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.rpc.v1.KvStore/Report',
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReportRequest.SerializeToString,
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.ReportResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pin(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.rpc.v1.KvStore/Pin',
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.PinRequest.SerializeToString,
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.PinResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/baton.rpc.v1.KvStore/Watch',
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.WatchRequest.SerializeToString,
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.WatchEvent.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def List(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.rpc.v1.KvStore/List',
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.ListRequest.SerializeToString,
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.ListResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Purge(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.rpc.v1.KvStore/Purge',
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.PurgeRequest.SerializeToString,
+            baton_dot_rpc_dot_v1_dot_kvstore__pb2.PurgeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -1,0 +1,42 @@
+"""What the store gave one request."""
+
+from dataclasses import dataclass, field
+
+from baton.core.ids import BlockKey, RequestId
+from baton.core.member import Member
+
+
+@dataclass(slots=True)
+class Extension:
+    """Grows while blocks come in. ``split`` says which are still to come, while the prompt is
+    computed: blocks [first, end) of ``keys`` from ``node``."""
+
+    request_id: RequestId
+    way: str = ""
+    reason: str = ""
+    dram_tokens: int = 0
+    disk_tokens: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    node: Member | None = None
+    keys: list[BlockKey] = field(default_factory=list)
+    split: tuple[int, int] | None = None
+
+    def details(self, cached_tokens: int) -> dict[str, str]:
+        """For ``baton explain``: of the ``cached_tokens`` of the request, where each tier's came
+        from; they add up."""
+        disk = min(self.disk_tokens, cached_tokens)
+        dram = min(self.dram_tokens, cached_tokens - disk)
+        told = {
+            "cached_device": str(cached_tokens - dram - disk),
+            "cached_dram": str(dram),
+            "cached_disk": str(disk),
+            "store_seconds": f"{self.seconds:.6f}",
+        }
+        optional = {
+            "store_way": self.way,
+            "store_reason": self.reason,
+            "store_error": self.error,
+            "store_node": self.node.id if self.node is not None else "",
+        }
+        return told | {name: value for name, value in optional.items() if value}

@@ -1,0 +1,44 @@
+"""Reload a prefix from the store, recompute it, or both from both ends: decided by what either
+takes."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+SPLIT_LOW, SPLIT_HIGH = 0.4, 2.5
+"""Fetch time over compute time: between them, either alone is far from what both can do."""
+
+
+class Way(StrEnum):
+    FETCH = "fetch"
+    RECOMPUTE = "recompute"
+    SPLIT = "split"
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """``num_blocks`` of the store's are worth it: fetched before the prompt starts (FETCH), or
+    from the back while it is computed from the front (SPLIT)."""
+
+    way: Way
+    reason: str
+
+
+def choose_way(
+    num_blocks: int, fetch_seconds: float, compute_seconds: float | None, prefer: Way | None = None
+) -> Reload:
+    """``compute_seconds`` is None while nobody knows; then the store is believed to be faster,
+    which it is for all but the smallest models. ``prefer`` is an operator's order."""
+    if prefer is not None:
+        return Reload(prefer, "as configured")
+    if compute_seconds is None:
+        return Reload(Way.FETCH, "prefill speed is not known yet")
+    ratio = fetch_seconds / max(compute_seconds, 1e-9)
+    reason = (
+        f"{num_blocks} blocks: fetch {fetch_seconds * 1e3:.2f} ms, "
+        f"compute {compute_seconds * 1e3:.2f} ms"
+    )
+    if ratio < SPLIT_LOW:
+        return Reload(Way.FETCH, reason)
+    if ratio > SPLIT_HIGH:
+        return Reload(Way.RECOMPUTE, reason)
+    return Reload(Way.SPLIT, reason)

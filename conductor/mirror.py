@@ -1,0 +1,127 @@
+"""What every store node holds, as its events tell: the index that placements are made with."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+from baton.kv.key_table import KeyTable
+
+from baton.clock import Clock
+from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role
+from baton.core.store import StoreHint, Tier, WatchPage
+from baton.errors import BatonError
+from baton.registry.membership import Membership
+
+LOOK_SECONDS = 0.2
+"""Between looks at who is there; also before a watch that broke is begun again."""
+
+log = structlog.get_logger(__name__)
+
+Watch = Callable[[Member, Generation, int], AsyncIterator[WatchPage]]
+"""Watches a node from (generation, number) on; raises when it ends."""
+
+
+@dataclass(slots=True)
+class _View:
+    """``number`` is the last change that ``table`` contains. A snapshot that is still coming in
+    is not complete: what is known of the node then is a part of what it has."""
+
+    generation: Generation
+    number: int = 0
+    table: KeyTable = field(default_factory=KeyTable)
+
+
+class Mirror:
+    """Only a hint: the node has the last word."""
+
+    def __init__(self) -> None:
+        self._views: dict[WorkerId, _View] = {}
+
+    def position(self, node: WorkerId) -> tuple[Generation, int]:
+        """Up to where the node's events are known; generation 0: not at all."""
+        view = self._views.get(node)
+        return (view.generation, view.number) if view is not None else (Generation(0), 0)
+
+    def apply(self, node: WorkerId, page: WatchPage) -> bool:
+        """False when the page does not follow what is known: some event was missed."""
+        view = self._views.get(node)
+        if page.reset:
+            view = self._views[node] = _View(page.generation, page.number)
+        elif (
+            view is None
+            or view.generation != page.generation
+            or page.number not in (view.number, view.number + 1)
+        ):
+            return False
+        view.number = page.number
+        if page.tier is Tier.NONE:
+            view.table.remove(page.keys)
+        else:
+            view.table.add(page.keys, page.tier)
+        return True
+
+    def drop(self, node: WorkerId) -> None:
+        """It is gone, or can't be followed: nobody is sent there."""
+        self._views.pop(node, None)
+
+    def best(self, keys: Sequence[BlockKey]) -> StoreHint | None:
+        """The node with the longest prefix; of equals the first by name."""
+        best: StoreHint | None = None
+        for node in sorted(self._views):
+            count = self._views[node].table.longest_prefix(keys)
+            if count and (best is None or count > best.num_blocks):
+                best = StoreHint(node, count)
+        return best
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(len(view.table) for view in self._views.values())
+
+    def describe(self) -> str:
+        """One line per node."""
+        return "\n".join(
+            f"{node}: life {view.generation}, change {view.number}, {len(view.table)} blocks"
+            for node, view in sorted(self._views.items())
+        )
+
+
+class Watchers:
+    """One watch per store node that is ready."""
+
+    def __init__(self, mirror: Mirror, membership: Membership, watch: Watch, clock: Clock) -> None:
+        self._mirror = mirror
+        self._membership = membership
+        self._watch = watch
+        self._clock = clock
+        self._tasks: dict[tuple[WorkerId, Generation], asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                stores = {(m.id, m.generation): m for m in self._membership.ready(Role.KVSTORE)}
+                for life in self._tasks.keys() - stores.keys():
+                    self._tasks.pop(life).cancel()
+                for life in stores.keys() - self._tasks.keys():
+                    self._tasks[life] = tasks.create_task(self._follow(stores[life]))
+                await self._clock.sleep(LOOK_SECONDS)
+
+    async def _follow(self, node: Member) -> None:
+        """A watch that breaks means that the node is gone, until it can be begun again."""
+        try:
+            while True:
+                try:
+                    generation, number = self._mirror.position(node.id)
+                    async for page in self._watch(node, generation, number):
+                        if not self._mirror.apply(node.id, page):
+                            log.warning("store_event_missed", node=node.id, number=page.number)
+                            break
+                except BatonError as error:
+                    log.info("store_watch_broke", node=node.id, error=str(error))
+                self._mirror.drop(node.id)
+                await self._clock.sleep(LOOK_SECONDS)
+        finally:
+            self._mirror.drop(node.id)

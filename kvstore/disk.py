@@ -1,0 +1,331 @@
+"""The SSD tier: blocks in preallocated segment files, whose tables outlive the process."""
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from baton.core.ids import BlockKey
+from baton.errors import Invalid, Unavailable
+from kvstore.eviction import EvictionPolicy, new_policy
+from kvstore.segment import Record, Segment, pages, slots_of
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+LEAST_SEGMENT_BYTES = 64 * 1024
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class DiskBlock:
+    """A record and its place. ``num_holds`` counts who reads or writes it; a block that is not
+    ``sealed`` is being written, a ``doomed`` one is free once its last reader left."""
+
+    record: Record
+    segment: Segment
+    slot: int
+    num_holds: int = 0
+    sealed: bool = False
+    doomed: bool = False
+
+    @property
+    def key(self) -> BlockKey:
+        return self.record.key
+
+    @property
+    def size_bytes(self) -> int:
+        return self.record.size_bytes
+
+
+class DiskTier:
+    """All but :meth:`write` and :meth:`read` run in one thread, and are quick; these two wait for
+    the disk, in whatever thread, on a block that is held."""
+
+    def __init__(
+        self,
+        folder: Path,
+        size_bytes: int,
+        policy: str = "baton",
+        segment_bytes: int | None = None,
+    ) -> None:
+        """Takes the folder for itself, and finds what earlier lives left there. Raises Invalid
+        when ``size_bytes`` is not one segment, Unavailable when the folder can't be had."""
+        self.segment_bytes = segment_bytes or min(SEGMENT_BYTES, max(size_bytes // 4, 1))
+        if size_bytes < self.segment_bytes or self.segment_bytes < LEAST_SEGMENT_BYTES:
+            raise Invalid(
+                f"store_disk_bytes is {size_bytes}: the SSD tier needs at least "
+                f"{4 * LEAST_SEGMENT_BYTES}, or 0 for none",
+                param="store_disk_bytes",
+            )
+        self.size_bytes = size_bytes
+        self.evictions = 0
+        self._folder = folder
+        self._policy_name = policy
+        self._limit = size_bytes // self.segment_bytes
+        self._blocks: dict[BlockKey, DiskBlock] = {}
+        self._segments: dict[int, Segment] = {}
+        self._free: dict[int, dict[Segment, list[int]]] = {}  # per slot size
+        self._used: dict[Segment, set[DiskBlock]] = {}
+        self._policies: dict[int, EvictionPolicy] = {}
+        new_policy(policy)  # a wrong name fails now
+        self._lock = _lock(folder)
+        try:
+            self._recover()
+        except OSError as error:
+            self.close()
+            raise Unavailable(f"store_folder {folder}: {error}") from error
+
+    # -- questions -------------------------------------------------------------------------
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return self.get(key) is not None
+
+    def get(self, key: BlockKey) -> DiskBlock | None:
+        block = self._blocks.get(key)
+        return block if block is not None and block.sealed else None
+
+    def blocks(self) -> Iterable[DiskBlock]:
+        return [block for block in self._blocks.values() if block.sealed]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._blocks)
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(seg.slot_bytes * len(used) for seg, used in self._used.items())
+
+    # -- a block's life --------------------------------------------------------------------
+
+    def reserve(self, record: Record) -> tuple[DiskBlock, list[BlockKey]] | None:
+        """A held slot to write to, and the keys that went for it; None when all is held, or the
+        block is too large."""
+        assert record.key not in self._blocks, "ask `in` before"
+        slot_bytes = pages(record.size_bytes)
+        if not slots_of(self.segment_bytes, slot_bytes):
+            return None
+        evicted: list[BlockKey] = []
+        place = self._take(slot_bytes)
+        while place is None:
+            gone = self._make_room(slot_bytes)
+            if not gone:
+                return None
+            evicted += gone
+            place = self._take(slot_bytes)
+        segment, slot = place
+        block = DiskBlock(record, segment, slot, num_holds=1)
+        self._blocks[record.key] = block
+        self._used[segment].add(block)
+        self._policy(slot_bytes).admit(record.key, record.depth)
+        return block, evicted
+
+    def write(self, block: DiskBlock, data: memoryview) -> None:
+        """Raises Unavailable."""
+        block.segment.write(block.slot, block.record, data)
+
+    def seal(self, block: DiskBlock) -> None:
+        block.sealed = True
+        self.release(block)
+
+    def discard(self, block: DiskBlock) -> None:
+        """It could not be written, or is not wanted any more."""
+        block.num_holds = 0
+        self._forget(block)
+        self._free_slot(block)
+
+    def read(self, block: DiskBlock, into: memoryview) -> None:
+        """Raises Corrupt, Unavailable."""
+        block.segment.read(block.slot, block.record, into)
+
+    def hold(self, block: DiskBlock) -> None:
+        if block.num_holds == 0:
+            self._policy(block.segment.slot_bytes).hold(block.key)
+        block.num_holds += 1
+
+    def release(self, block: DiskBlock) -> None:
+        block.num_holds -= 1
+        if block.num_holds:
+            return
+        if block.doomed:
+            self._free_slot(block)
+        else:
+            self._policy(block.segment.slot_bytes).release(block.key)
+
+    def use(self, block: DiskBlock) -> None:
+        policy = self._policy(block.segment.slot_bytes)
+        policy.tick()
+        policy.use(block.key)
+
+    def drop(self, key: BlockKey) -> bool:
+        """Damaged or purged: it can't be found from now on."""
+        block = self.get(key)
+        if block is None:
+            return False
+        self._forget(block)
+        if block.num_holds:
+            block.doomed = True
+        else:
+            self._free_slot(block)
+        return True
+
+    def close(self) -> None:
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+        os.close(self._lock)
+
+    # -- self-help -------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when the books don't balance."""
+        for segment, used in self._used.items():
+            taken = {block.slot for block in used}
+            free = self._free.get(segment.slot_bytes, {}).get(segment, [])
+            assert len(taken) == len(used), f"{segment.path}: two blocks in a slot"
+            assert taken.isdisjoint(free), f"{segment.path}: a used slot is free"
+            assert len(taken) + len(free) == segment.num_slots, f"{segment.path}: a slot is lost"
+        for key, block in self._blocks.items():
+            assert block.key == key and block in self._used[block.segment], key.hex()
+            assert not block.doomed and (block.sealed or block.num_holds), key.hex()
+        for size, policy in self._policies.items():
+            idle = [b for b in self._blocks.values() if b.segment.slot_bytes == size]
+            assert len(policy) == sum(not b.num_holds for b in idle), f"slots of {size}"
+        assert len(self._segments) <= self._limit, "more segments than may be"
+
+    def describe(self) -> str:
+        """One line per segment."""
+        return "\n".join(
+            f"{segment.path.name}: {len(self._used[segment])} of {segment.num_slots} slots of "
+            f"{segment.slot_bytes} bytes"
+            for segment in self._segments.values()
+        )
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _take(self, slot_bytes: int) -> tuple[Segment, int] | None:
+        free = self._free.setdefault(slot_bytes, {})
+        if not free and len(self._segments) < self._limit:
+            self._grow(slot_bytes)
+        for segment, slots in free.items():
+            slot = slots.pop()
+            if not slots:
+                del free[segment]
+            return segment, slot
+        return None
+
+    def _grow(self, slot_bytes: int) -> None:
+        """One more segment; where the disk is full, there will be no more."""
+        number = next(n for n in range(1, self._limit + 1) if n not in self._segments)
+        try:
+            segment = Segment.create(self._path(number), self.segment_bytes, slot_bytes)
+        except OSError as error:
+            log.warning("store_disk_full", error=str(error), num_segments=len(self._segments))
+            self._limit = len(self._segments)
+            return
+        self._adopt(number, segment, {})
+
+    def _make_room(self, slot_bytes: int) -> list[BlockKey]:
+        """Evicts the policy's choice of that size, or else a whole segment of another size."""
+        key = self._policy(slot_bytes).victim()
+        if key is not None:
+            self._evict(self._blocks[key])
+            return [key]
+        for segment, used in self._used.items():
+            if segment.slot_bytes == slot_bytes or any(block.num_holds for block in used):
+                continue
+            gone = [block.key for block in used]
+            for block in list(used):
+                self._evict(block)
+            self._reformat(segment, slot_bytes)
+            return gone
+        return []
+
+    def _reformat(self, segment: Segment, slot_bytes: int) -> None:
+        self._free[segment.slot_bytes].pop(segment, None)
+        with contextlib.suppress(OSError):  # whose read fails is dropped then
+            segment.format(slot_bytes, slots_of(self.segment_bytes, slot_bytes))
+        slots = list(range(segment.num_slots - 1, -1, -1))
+        self._free.setdefault(slot_bytes, {})[segment] = slots
+
+    def _evict(self, block: DiskBlock) -> None:
+        self._forget(block)
+        self._free_slot(block)
+        self.evictions += 1
+
+    def _forget(self, block: DiskBlock) -> None:
+        del self._blocks[block.key]
+        self._policy(block.segment.slot_bytes).forget(block.key)
+
+    def _free_slot(self, block: DiskBlock) -> None:
+        segment = block.segment
+        with contextlib.suppress(OSError):  # erased again before it is written
+            segment.erase(block.slot)
+        self._used[segment].discard(block)
+        self._free.setdefault(segment.slot_bytes, {}).setdefault(segment, []).append(block.slot)
+
+    def _policy(self, slot_bytes: int) -> EvictionPolicy:
+        policy = self._policies.get(slot_bytes)
+        if policy is None:
+            policy = self._policies[slot_bytes] = new_policy(self._policy_name)
+        return policy
+
+    def _path(self, number: int) -> Path:
+        return self._folder / f"segment-{number:06d}.kv"
+
+    def _adopt(self, number: int, segment: Segment, found: dict[int, Record]) -> None:
+        self._segments[number] = segment
+        self._used[segment] = set()
+        free = [slot for slot in range(segment.num_slots - 1, -1, -1) if slot not in found]
+        if free:
+            self._free.setdefault(segment.slot_bytes, {})[segment] = free
+
+    def _recover(self) -> None:
+        """Only tables are read. Of two blocks with one key the later one stays."""
+        found: list[DiskBlock] = []
+        for path in sorted(self._folder.glob("segment-*.kv")):
+            number = _number(path)
+            if number is None:
+                continue
+            segment = Segment.open(path, self.segment_bytes) if number <= self._limit else None
+            if segment is None:
+                log.warning("store_segment_dropped", path=str(path))
+                path.unlink()
+                continue
+            records = dict(segment.records())
+            self._adopt(number, segment, records)
+            found += [DiskBlock(rec, segment, slot, sealed=True) for slot, rec in records.items()]
+        for block in sorted(found, key=lambda b: (b.record.stored_at, -b.record.depth)):
+            self._used[block.segment].add(block)
+            policy = self._policy(block.segment.slot_bytes)
+            policy.tick()
+            older = self._blocks.get(block.key)
+            if older is not None:
+                self._forget(older)
+                self._free_slot(older)
+            self._blocks[block.key] = block
+            policy.admit(block.key, block.record.depth)
+            policy.release(block.key)
+
+
+def _number(path: Path) -> int | None:
+    digits = path.stem.removeprefix("segment-")
+    return int(digits) if digits.isdigit() and int(digits) > 0 else None
+
+
+def _lock(folder: Path) -> int:
+    """Held as long as the process lives."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise Unavailable(f"store_folder {folder}: {error}") from error
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(file)
+        raise Unavailable(f"store_folder {folder} is another store node's") from error
+    return file

@@ -1,0 +1,187 @@
+"""One file of the SSD tier: a header, a table of records, then slots of one size.
+
+A record is zeroed before its slot is written anew, and written after the payload. So the death of
+the process leaves an empty record; and the loss of power perhaps a record whose payload does not
+match its checksum, which its reader finds. Nothing is flushed by us: this is a cache, and
+checksums decide what is true.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from baton.core.handoff import CHECKSUM_XXH3
+from baton.core.ids import BlockKey
+from baton.errors import Corrupt, Unavailable
+
+PAGE_BYTES = 4096
+MAGIC = b"batonkv1"
+
+_HEADER = struct.Struct("<8sQII")
+"""Magic, slot size, number of slots, CRC-32 of what is before."""
+
+_RECORD = struct.Struct("<16sQQId8s16s16s")
+"""Key, size, checksum, depth, wall seconds, algorithm, tenant, model; then a CRC-32."""
+
+_CRC = struct.Struct("<I")
+RECORD_BYTES = 128
+
+
+def pages(size_bytes: int) -> int:
+    """Rounded up to whole pages."""
+    return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a slot holds."""
+
+    key: BlockKey
+    size_bytes: int
+    checksum: int
+    algorithm: str
+    depth: int
+    tenant: bytes
+    model: bytes
+    stored_at: float
+
+    def pack(self) -> bytes:
+        body = _RECORD.pack(
+            self.key,
+            self.size_bytes,
+            self.checksum,
+            self.depth,
+            self.stored_at,
+            self.algorithm.encode(),
+            self.tenant,
+            self.model,
+        )
+        return (body + _CRC.pack(zlib.crc32(body))).ljust(RECORD_BYTES, b"\0")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> "Record | None":
+        """None for an empty or a damaged one."""
+        body = data[: _RECORD.size]
+        (crc,) = _CRC.unpack_from(data, _RECORD.size)
+        if not any(body) or zlib.crc32(body) != crc:
+            return None
+        key, size, checksum, depth, stored_at, algorithm, tenant, model = _RECORD.unpack(body)
+        name = algorithm.rstrip(b"\0").decode("ascii", "replace")
+        return cls(
+            BlockKey(key),
+            size,
+            checksum,
+            name,
+            depth,
+            tenant if any(tenant) else b"",
+            model if any(model) else b"",
+            stored_at,
+        )
+
+
+class Segment:
+    """Reads and writes go to one slot each and may run side by side, in threads."""
+
+    def __init__(self, path: Path, file: int, slot_bytes: int, num_slots: int) -> None:
+        self.path = path
+        self.slot_bytes = slot_bytes
+        self.num_slots = num_slots
+        self._file = file
+
+    @classmethod
+    def create(cls, path: Path, segment_bytes: int, slot_bytes: int) -> "Segment":
+        """Preallocated and empty. Raises OSError when there is no room for it."""
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(file, 0, segment_bytes)
+            segment = cls(path, file, slot_bytes, slots_of(segment_bytes, slot_bytes))
+            segment.format(slot_bytes, segment.num_slots)
+        except BaseException:
+            os.close(file)
+            path.unlink(missing_ok=True)
+            raise
+        return segment
+
+    @classmethod
+    def open(cls, path: Path, segment_bytes: int) -> "Segment | None":
+        """One of an earlier life; None for what is no whole segment of that size."""
+        file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        header = os.pread(file, _HEADER.size, 0)
+        if len(header) == _HEADER.size and os.fstat(file).st_size >= PAGE_BYTES:
+            magic, slot_bytes, num_slots, crc = _HEADER.unpack(header)
+            sound = magic == MAGIC and zlib.crc32(header[:-4]) == crc
+            if sound and num_slots == slots_of(segment_bytes, slot_bytes):
+                return cls(path, file, slot_bytes, num_slots)
+        os.close(file)
+        return None
+
+    def format(self, slot_bytes: int, num_slots: int) -> None:
+        """Forgets everything; slots of another size from now on."""
+        self.slot_bytes, self.num_slots = slot_bytes, num_slots
+        head = struct.pack("<8sQI", MAGIC, slot_bytes, num_slots)
+        table = bytes(pages(num_slots * RECORD_BYTES))
+        os.pwrite(self._file, (head + _CRC.pack(zlib.crc32(head))).ljust(PAGE_BYTES, b"\0"), 0)
+        os.pwrite(self._file, table, PAGE_BYTES)
+
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """Whose slot lies within the file."""
+        table = os.pread(self._file, self.num_slots * RECORD_BYTES, PAGE_BYTES)
+        end = os.fstat(self._file).st_size
+        for slot in range(len(table) // RECORD_BYTES):
+            record = Record.unpack(table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES])
+            if record is None or record.size_bytes > self.slot_bytes:
+                continue
+            if self._offset(slot) + record.size_bytes <= end:
+                yield slot, record
+
+    def write(self, slot: int, record: Record, data: memoryview) -> None:
+        """Raises Unavailable."""
+        try:
+            self.erase(slot)
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._file, data[written:], self._offset(slot) + written)
+            os.pwrite(self._file, record.pack(), self._place(slot))
+        except OSError as error:
+            raise Unavailable(f"{self.path}: {error}") from error
+
+    def erase(self, slot: int) -> None:
+        """Raises OSError."""
+        os.pwrite(self._file, bytes(RECORD_BYTES), self._place(slot))
+
+    def read(self, slot: int, record: Record, into: memoryview) -> None:
+        """Raises Corrupt for anything but what was written, Unavailable when the disk fails."""
+        try:
+            count = os.preadv(self._file, [into], self._offset(slot))
+        except OSError as error:
+            raise Unavailable(f"{self.path}: {error}") from error
+        if count != record.size_bytes:
+            raise Corrupt(f"{self.path}: slot {slot} is cut off")
+        if record.algorithm != CHECKSUM_XXH3:
+            return
+        if xxhash.xxh3_64_intdigest(into) != record.checksum:
+            raise Corrupt(f"{self.path}: slot {slot} is not what was written")
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _place(self, slot: int) -> int:
+        return PAGE_BYTES + slot * RECORD_BYTES
+
+    def _offset(self, slot: int) -> int:
+        return PAGE_BYTES + pages(self.num_slots * RECORD_BYTES) + slot * self.slot_bytes
+
+
+def slots_of(segment_bytes: int, slot_bytes: int) -> int:
+    """Slots beside their records and the header; 0 when not even one fits."""
+    if slot_bytes <= 0:
+        return 0
+    count = max((segment_bytes - PAGE_BYTES) // (slot_bytes + RECORD_BYTES), 0)
+    while count and PAGE_BYTES + pages(count * RECORD_BYTES) + count * slot_bytes > segment_bytes:
+        count -= 1
+    return count

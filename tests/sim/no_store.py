@@ -1,0 +1,21 @@
+"""A worker's store where there is none."""
+
+import asyncio
+
+from baton.core.request import RequestSpec
+from baton.engine.result import StepResult
+from baton.worker.extension import Extension
+
+
+class NoStore:
+    async def extend(self, spec: RequestSpec) -> Extension:
+        return Extension(spec.request_id)
+
+    def follow(self, extension: Extension) -> None:
+        pass
+
+    def note_step(self, result: StepResult) -> None:
+        pass
+
+    async def run(self) -> None:
+        await asyncio.Event().wait()
