@@ -142,7 +142,7 @@ class Settings(BaseSettings):
     """Where the SSD tier lies; None: below BATON_HOME, per cluster."""
     store_eviction: Literal["baton", "lru", "lfu", "length_aware"] = "baton"
     store_tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Of each tier, at most, for one tenant."""
+    """Of the store's DRAM, at most, for one tenant."""
     store_seconds: Seconds = 0.2
     """What a request waits for a call of the store at most."""
     store_reload: Literal["auto", "fetch", "recompute", "split"] = "auto"

@@ -153,8 +153,9 @@ def build(settings: Settings) -> Program:
 
 
 def _shelf(settings: Settings) -> Shelf:
-    share = int(settings.store_bytes * settings.store_tenant_share)
-    return Shelf(settings.store_bytes, policy=settings.store_eviction, tenant_bytes=share)
+    share = settings.store_tenant_share
+    quota = int(settings.store_bytes * share) if share < 1 else None
+    return Shelf(settings.store_bytes, policy=settings.store_eviction, tenant_bytes=quota)
 
 
 def _disk(settings: Settings, node: WorkerId) -> DiskTier | None:

@@ -80,7 +80,8 @@ class _Tenant:
 
 class Shelf:
     """Synchronous; times come in. A block is evictable while nobody holds it: whoever fills,
-    reads, demotes or pins it does. Whose bytes exceed ``tenant_bytes`` loses its own first."""
+    reads, demotes or pins it does. A tenant whose bytes would exceed ``tenant_bytes`` loses its
+    own first."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class Shelf:
         self.pinned_bytes = 0
         self.evictions = 0
         self.quota_evictions = 0
-        self._tenant_bytes = tenant_bytes or arena_bytes
+        self._tenant_bytes = tenant_bytes
         self._policy_name = policy
         self._slabs = Slabs(arena_bytes, slab_bytes or default_slab_bytes(arena_bytes))
         self._slots: dict[BlockKey, Slot] = {}
@@ -181,7 +182,9 @@ class Shelf:
         """The tenant's own blocks that must go before it gets ``size_bytes`` more. Raises
         Overloaded when those that it has are held."""
         entry = self._tenants.get(tenant)
-        if entry is None or entry.num_bytes + size_bytes <= self._tenant_bytes:
+        if self._tenant_bytes is None or entry is None:
+            return []
+        if entry.num_bytes + size_bytes <= self._tenant_bytes:
             return []
         gone, freed = [], 0
         for key in entry.idle:

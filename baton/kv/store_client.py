@@ -1,9 +1,10 @@
 """A worker's client of the cluster's store nodes: which one to ask, over what, and how long."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
@@ -12,7 +13,7 @@ from baton.core.handoff import BlockRef, Endpoint
 from baton.core.ids import BlockKey
 from baton.core.member import Member
 from baton.core.states import Role
-from baton.core.store import LeasedBlocks, LeaseQuery, PutRequest, StoreHint
+from baton.core.store import LeasedBlocks, LeaseQuery, PutRequest, PutResult, StoreHint
 from baton.errors import (
     BatonError,
     DeadlineExceeded,
@@ -23,7 +24,6 @@ from baton.errors import (
 from baton.kv.breaker import Breaker
 from baton.kv.index import Holder, KvIndex
 from baton.registry.membership import Membership
-from baton.rpc.kvstore_client import KvStoreClient
 from baton.threads import in_thread
 from baton.transport.base import Peer, Transport
 from baton.transport.select import choose
@@ -50,10 +50,26 @@ class StoreLease:
         return self.leased.blocks
 
 
+class StoreLink(Protocol):
+    """A connection to one node, as :class:`baton.rpc.kvstore_client.KvStoreClient` is one."""
+
+    async def open(self, transports: Sequence[str], host: str) -> Endpoint: ...
+
+    async def put(self, request: PutRequest, timeout_seconds: float | None = None) -> PutResult: ...
+
+    async def lease(self, query: LeaseQuery) -> LeasedBlocks: ...
+
+    async def release(self, lease_id: str) -> None: ...
+
+    async def report(self, keys: Sequence[BlockKey]) -> int: ...
+
+    async def close(self) -> None: ...
+
+
 @dataclass(slots=True)
 class _Node:
     member: Member
-    client: KvStoreClient
+    client: StoreLink
     breaker: Breaker = field(default_factory=Breaker)
     link: tuple[Transport, Peer] | None = None
 
@@ -72,7 +88,7 @@ class StoreClient:
         membership: Membership,
         index: KvIndex,
         transports: dict[str, Transport],
-        secret: str | None,
+        connect: Callable[[Member], StoreLink],
         host: str,
         clock: Clock,
         call_seconds: float,
@@ -80,12 +96,12 @@ class StoreClient:
         self._membership = membership
         self._index = index
         self._transports = transports
-        self._secret = secret
+        self._connect = connect
         self._host = host
         self._clock = clock
         self._call_seconds = call_seconds
         self._nodes: dict[str, _Node] = {}
-        self._retired: list[KvStoreClient] = []
+        self._retired: list[StoreLink] = []
 
     async def find(self, keys: Sequence[BlockKey], hint: StoreHint | None) -> Member | None:
         """The node to lease ``keys`` from; None when there is none to ask."""
@@ -230,9 +246,7 @@ class StoreClient:
         if present is None or present.member.generation != member.generation:
             if present is not None:
                 self._retired.append(present.client)
-            door = member.door if member.host == self._host else ""
-            client = KvStoreClient(member.address, self._secret, door, self._call_seconds)
-            present = self._nodes[member.id] = _Node(member, client)
+            present = self._nodes[member.id] = _Node(member, self._connect(member))
         return present
 
     async def _close_retired(self) -> None:

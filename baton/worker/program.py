@@ -22,6 +22,7 @@ from baton.kv.store_client import StoreClient
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
+from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.server import build_server, listen
 from baton.rpc.worker_client import GrpcPullPeers
 from baton.rpc.worker_service import add_worker_service
@@ -193,7 +194,7 @@ class WorkerProgram:
             self._membership,
             self._index,
             self._transports,
-            settings.cluster_secret,
+            self._store_link,
             host,
             self._clock,
             settings.store_seconds,
@@ -209,6 +210,11 @@ class WorkerProgram:
             settings.store_seconds,
             None if settings.store_reload == "auto" else Way(settings.store_reload),
         )
+
+    def _store_link(self, node: Member) -> KvStoreClient:
+        settings = self._settings
+        door = node.door if node.host == host_id() else ""
+        return KvStoreClient(node.address, settings.cluster_secret, door, settings.store_seconds)
 
     def _on_step(self, result: object) -> None:
         self._worker.on_step(result)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import redis
 from redis.asyncio import Redis
 
 from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.store import Tier
 from baton.errors import Unavailable
 from baton.kv.index import Holder, KvIndex, PrefixHit, bisect_prefix
 from baton.kv.memory_index import MemoryKvIndex
@@ -40,7 +41,7 @@ async def test_the_longest_prefix_of_every_length(index: KvIndex) -> None:
     assert await index.longest_prefix([]) == PrefixHit(0, ())
     for held in range(len(keys)):
         assert (await index.longest_prefix(keys)).num_blocks == held
-        await index.add(holder("a"), keys[held : held + 1])
+        await index.add(holder("a"), keys[held : held + 1], Tier.DRAM)
     assert await index.longest_prefix(keys) == PrefixHit(9, (holder("a"),))
     assert await index.longest_prefix(keys + chain(3, 100)) == PrefixHit(9, (holder("a"),))
     assert (await index.longest_prefix(chain(5, 200))).num_blocks == 0
@@ -48,8 +49,8 @@ async def test_the_longest_prefix_of_every_length(index: KvIndex) -> None:
 
 async def test_holders_are_those_of_the_last_block(index: KvIndex) -> None:
     keys = chain(4)
-    await index.add(holder("b"), keys)
-    await index.add(holder("a"), keys[:2])
+    await index.add(holder("b"), keys, Tier.DRAM)
+    await index.add(holder("a"), keys[:2], Tier.DRAM)
     assert await index.longest_prefix(keys) == PrefixHit(4, (holder("b"),))
     both = PrefixHit(2, (holder("a"), holder("b")))
     assert await index.longest_prefix(keys[:2]) == both
@@ -57,8 +58,8 @@ async def test_holders_are_those_of_the_last_block(index: KvIndex) -> None:
 
 async def test_a_reborn_node_replaces_its_entries(index: KvIndex) -> None:
     keys = chain(2)
-    await index.add(holder("a", 1), keys)
-    await index.add(holder("a", 2), keys[:1])
+    await index.add(holder("a", 1), keys, Tier.DRAM)
+    await index.add(holder("a", 2), keys[:1], Tier.DRAM)
     assert await index.longest_prefix(keys[:1]) == PrefixHit(1, (holder("a", 2),))
     await index.remove(holder("a", 1), keys)  # late news of the old life
     assert await index.longest_prefix(keys[:1]) == PrefixHit(1, (holder("a", 2),))
@@ -68,7 +69,7 @@ async def test_a_reborn_node_replaces_its_entries(index: KvIndex) -> None:
 
 async def test_more_keys_than_one_batch(index: KvIndex) -> None:
     keys = chain(2 * BATCH_KEYS + 1)
-    await index.add(holder("a"), keys)
+    await index.add(holder("a"), keys, Tier.DRAM)
     assert (await index.longest_prefix(keys)).num_blocks == len(keys)
     await index.remove(holder("a"), keys[BATCH_KEYS - 1 :])
     assert (await index.longest_prefix(keys)).num_blocks == BATCH_KEYS - 1
@@ -77,39 +78,29 @@ async def test_more_keys_than_one_batch(index: KvIndex) -> None:
 async def test_prefixes_are_searched_not_scanned() -> None:
     asked = []
 
-    async def holders_of(key: BlockKey) -> tuple[Holder, ...]:
+    async def holders_of(key: BlockKey) -> dict[Holder, Tier]:
         asked.append(key)
-        return (holder("a"),) if key < chain(1, 700)[0] else ()
+        return {holder("a"): Tier.DRAM} if key < chain(1, 700)[0] else {}
 
     assert (await bisect_prefix(chain(1024), holders_of)).num_blocks == 700
     assert len(asked) <= 11
 
 
-async def test_every_change_is_told_in_order(valkey_url: str) -> None:
-    index = RedisKvIndex(valkey_url, "told")
+async def test_holders_and_their_tiers(index: KvIndex) -> None:
     keys = chain(2)
-    await index.add(holder("a", 7), keys)
-    await index.remove(holder("a", 7), keys[:1])
-    with redis.Redis.from_url(valkey_url) as client:
-        events = [fields for _, fields in client.xrange("baton:told:kv-events:a")]
-    assert events == [
-        {b"operation": b"add", b"generation": b"7", b"keys": b"".join(keys)},
-        {b"operation": b"remove", b"generation": b"7", b"keys": keys[0]},
-    ]
-    await index.close()
+    await index.add(holder("a"), keys, Tier.DRAM)
+    await index.add(holder("b"), keys[:1], Tier.DISK)
+    await index.add(holder("a"), keys[:1], Tier.DISK)
+    assert await index.holders(keys[0]) == {holder("a"): Tier.DISK, holder("b"): Tier.DISK}
+    assert await index.holders(keys[1]) == {holder("a"): Tier.DRAM}
+    assert await index.holders(chain(1, 9)[0]) == {}
 
 
-async def test_entries_and_streams_are_bounded(
-    valkey_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("baton.kv.redis_index.MAX_EVENTS", 100)
+async def test_entries_end_by_themselves(valkey_url: str) -> None:
     index = RedisKvIndex(valkey_url, "bounded")
     key = chain(1)
-    for _ in range(500):
-        await index.add(holder("a"), key)
+    await index.add(holder("a"), key, Tier.DRAM)
     with redis.Redis.from_url(valkey_url) as client:
-        # Redis trims whole nodes of a stream, 100 entries by default.
-        assert 100 <= client.xlen("baton:bounded:kv-events:a") <= 200
         assert 0 < client.ttl(b"baton:bounded:kv:" + key[0]) <= ENTRY_SECONDS
         await index.remove(holder("a"), key)
         assert not client.exists(b"baton:bounded:kv:" + key[0])
@@ -118,17 +109,17 @@ async def test_entries_and_streams_are_bounded(
 
 async def test_removal_of_what_is_not_there(index: KvIndex) -> None:
     keys = chain(3)
-    await index.add(holder("a"), [])
+    await index.add(holder("a"), [], Tier.DRAM)
     await index.remove(holder("a"), [])
     await index.remove(holder("a"), keys)
-    await index.add(holder("b"), keys)
+    await index.add(holder("b"), keys, Tier.DRAM)
     await index.remove(holder("a"), keys)
     assert await index.longest_prefix(keys) == PrefixHit(3, (holder("b"),))
 
 
 async def test_clusters_do_not_meet(valkey_url: str) -> None:
     one, other = RedisKvIndex(valkey_url, "one"), RedisKvIndex(valkey_url, "other")
-    await one.add(holder("a"), chain(1))
+    await one.add(holder("a"), chain(1), Tier.DRAM)
     assert await other.longest_prefix(chain(1)) == PrefixHit(0, ())
     await one.close()
     await other.close()
@@ -140,9 +131,12 @@ async def test_what_redis_holds_is_not_trusted(valkey_url: str) -> None:
     entry = b"baton:garbage:kv:" + key
     with redis.Redis.from_url(valkey_url) as client:
         client.hset(entry, b"\xff", b"not a number")
-        client.hset(entry, b"long", b"9" * 5000)
-        client.hset(entry, b"negative", b"-1")
-        client.hset(entry, b"a", b"3")
+        client.hset(entry, b"long", b"9" * 5000 + b" 1")
+        client.hset(entry, b"negative", b"-1 1")
+        client.hset(entry, b"tier", b"3 7")
+        client.hset(entry, b"a", b"3 1")
+        client.set(b"baton:garbage:kv:" + chain(1, 5)[0], b"a text")
+    assert await index.longest_prefix(chain(1, 5)) == PrefixHit(0, ())
     assert await index.longest_prefix([key]) == PrefixHit(1, (holder("a", 3),))
     await index.close()
 
@@ -151,9 +145,9 @@ async def test_redis_gone(tmp_path: Path) -> None:
     server = RunningValkey(tmp_path)
     index = RedisKvIndex(server.url, "test")
     with server:
-        await index.add(holder("a"), chain(1))
+        await index.add(holder("a"), chain(1), Tier.DRAM)
     for call in (
-        index.add(holder("a"), chain(1)),
+        index.add(holder("a"), chain(1), Tier.DRAM),
         index.remove(holder("a"), chain(1)),
         index.longest_prefix(chain(1)),
     ):
@@ -165,6 +159,6 @@ async def test_redis_gone(tmp_path: Path) -> None:
 async def test_an_unreachable_twin() -> None:
     index = MemoryKvIndex()
     index.reachable = False
-    for call in (index.add(holder("a"), chain(1)), index.longest_prefix(chain(1))):
+    for call in (index.add(holder("a"), chain(1), Tier.DRAM), index.longest_prefix(chain(1))):
         with pytest.raises(Unavailable):
             await call

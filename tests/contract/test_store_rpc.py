@@ -1,35 +1,50 @@
 """A store node and a conductor over real gRPC on loopback: answers, refusals, the secret."""
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import grpc.aio
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.handoff import CHECKSUM_XXH3, WorkerRef
+from baton.core.handoff import CHECKSUM_XXH3, BlockRef, WorkerRef
 from baton.core.ids import BlockKey, Generation, WorkerId
 from baton.core.member import Member
+from baton.core.placement import Placement
 from baton.core.states import Role, WorkerState
-from baton.core.store import PutRequest, PutResult
-from baton.errors import Corrupt, Invalid, Overloaded, Unauthorized, Unavailable
+from baton.core.store import BlockFilter, LeaseQuery, PutRequest, PutResult, Tier
+from baton.errors import (
+    Cancelled,
+    Corrupt,
+    DeadlineExceeded,
+    Invalid,
+    Overloaded,
+    Unauthorized,
+    Unavailable,
+)
 from baton.registry.codec import member_from_json
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.rpc.channel import open_channel
 from baton.rpc.conductor_client import ask_placement
 from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.door import DoorServer, door_path
+from baton.rpc.kvstore_calls import StoreCalls
 from baton.rpc.kvstore_client import KvStoreClient, stat_store
 from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.server import build_server
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 from conductor.conductor import Conductor
+from conductor.mirror import Mirror
 from conductor.policy.placement import PlacementConfig
 from conductor.program import Door
-from tests.unit.test_kvstore_node import KEYS, SIZE, House
+from tests.store_house import ALL, KEYS, SIZE, House
 
 SECRET = "a secret of the cluster"
 
@@ -46,105 +61,188 @@ async def served(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
         await server.stop(grace=None)
 
 
-@asynccontextmanager
-async def store() -> AsyncIterator[tuple[House, KvStoreClient, str]]:
+@dataclass
+class Served:
+    house: House
+    address: str
+    door: str
+    client: KvStoreClient
+    stop: Callable[[], Awaitable[None]]
+
+
+@pytest.fixture(params=["grpc", "door"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
+    """A node and its client, over either way."""
     house = House()
-    async with served(lambda server: add_kvstore_service(server, house.node)) as address:
-        client = KvStoreClient(address, SECRET)
-        try:
-            yield house, client, address
-        finally:
-            await client.close()
+    path = door_path(tmp_path / "doors", "node") if request.param == "door" else None
+    server = DoorServer(StoreCalls(house.node), path) if path else None
+    if server is not None:
+        await server.start()
+    async with contextlib.AsyncExitStack() as stack:
+        serving = served(lambda grpc_server: add_kvstore_service(grpc_server, house.node))
+        address = await stack.enter_async_context(serving)
+
+        async def stop() -> None:
+            if server is not None:
+                await server.close()
+            await stack.aclose()
+
+        client = KvStoreClient(address, SECRET, str(path or ""))
+        yield Served(house, address, str(path or ""), client, stop)
+        await client.close()
+        if server is not None:
+            await server.close()
 
 
-async def test_blocks_are_put_lent_and_given_back() -> None:
-    async with store() as (house, client, address):
-        endpoint = await client.open(["memory"], "here")
-        assert (endpoint.owner, endpoint.region_size_bytes) == ("store", 4 * SIZE)
-        assert await client.put(house.request([0, 1])) == PutResult(2, 0)
-        assert await client.put(house.request([0, 1, 2])) == PutResult(1, 2)
-        leased = await client.lease(KEYS, 5.0)
-        expected = house.request([0, 1, 2]).blocks
-        assert [(block.key, block.checksum) for block in leased.blocks] == [
-            (block.key, block.checksum) for block in expected
-        ]
-        assert leased.checksum_algorithm == CHECKSUM_XXH3
-        assert (await client.stat()).leased_blocks == 3
-        for _ in range(2):
-            await client.release(leased.lease_id)
-        assert await stat_store(address, SECRET) == house.node.stats()
-        assert (await client.stat()).leased_blocks == 0
-        nothing = await client.lease(KEYS[5:], 5.0)
-        assert (nothing.lease_id, nothing.blocks) == ("", ())
+def query(*numbers: int, seconds: float = 5.0, max_bytes: int = ALL) -> LeaseQuery:
+    return LeaseQuery(tuple(KEYS[number] for number in numbers), seconds, max_bytes)
 
 
-def short(request: PutRequest) -> PutRequest:
-    last = replace(request.blocks[-1], size_bytes=SIZE // 2)
-    return replace(request, blocks=(*request.blocks[:-1], last))
-
-
-def empty(request: PutRequest) -> PutRequest:
-    return replace(request, blocks=tuple(replace(b, size_bytes=0) for b in request.blocks))
-
-
-def keyless(request: PutRequest) -> PutRequest:
-    return replace(request, blocks=(replace(request.blocks[0], key=BlockKey(b"")),))
-
-
-def odd_key(request: PutRequest) -> PutRequest:
-    return replace(request, blocks=(replace(request.blocks[0], key=BlockKey(b"short")),))
+async def test_blocks_are_put_lent_and_given_back(store: Served) -> None:
+    house, client = store.house, store.client
+    endpoint = await client.open(["memory"], "here")
+    assert (endpoint.owner, endpoint.region_size_bytes) == ("store", 4 * SIZE)
+    assert await client.put(house.request([0, 1])) == PutResult(2, 0)
+    tagged = house.request([0, 1, 2], tenant=b"t" * 16, model=b"m" * 16)
+    assert await client.put(tagged) == PutResult(1, 2)
+    assert await client.put(replace(tagged, blocks=(), head=tuple(KEYS[:3]))) == PutResult(0, 0)
+    leased = await client.lease(query(0, 1, 2, 3))
+    assert leased.blocks == tuple(
+        replace(house.ref(number), offset_bytes=number * SIZE) for number in range(3)
+    )
+    assert (leased.checksum_algorithm, leased.num_held) == (CHECKSUM_XXH3, 3)
+    assert (await stat_store(store.address, SECRET)).leased_blocks == 3
+    for _ in range(2):
+        await client.release(leased.lease_id)
+    assert await stat_store(store.address, SECRET) == house.node.stats()
+    assert (await client.stat()).leased_blocks == 0
+    nothing = await client.lease(query(5))
+    assert (nothing.lease_id, nothing.blocks) == ("", ())
+    assert await client.pin(KEYS[:2], 60.0) == 2
+    house.flip(leased.blocks[2].offset_bytes)
+    assert await client.report(KEYS[:3]) == 1
+    blocks, total = await client.list_blocks(BlockFilter(), 1, 5)
+    assert ([(b.key, b.tier, b.num_leases) for b in blocks], total) == (
+        [(KEYS[1], Tier.DRAM, 1)],
+        2,
+    )
+    assert await client.purge(BlockFilter(tenant=b"t" * 16)) == 0
+    assert await client.purge(BlockFilter()) == 2
 
 
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda request: replace(request, blocks=()), "a put has 1 to 2 blocks, not 0"),
-        (lambda request: replace(request, blocks=request.blocks * 2), "1 to 2 blocks, not 4"),
-        (short, "the blocks of a put have one size"),
-        (empty, "the blocks of a put have one size"),
-        (keyless, "every block of a put has a key"),
-        (odd_key, "a block key has 16 bytes, not 5"),
+        (lambda request: replace(request, blocks=()), "a put has 1 to 65536 blocks, not 0"),
+        (lambda request: replace(request, blocks=tuple(unsized(request))), "have a size"),
+        (lambda request: replace(request, blocks=tuple(keyless(request))), "not 26 bytes"),
+        (lambda request: replace(request, tenant=b"t" * 17), "a tag has up to 16 bytes, not 17"),
     ],
 )
 async def test_malformed_puts_are_refused(
-    spoil: Callable[[PutRequest], PutRequest], message: str, monkeypatch: pytest.MonkeyPatch
+    store: Served, spoil: Callable[[PutRequest], PutRequest], message: str
 ) -> None:
-    monkeypatch.setattr("baton.rpc.kvstore_service.MAX_KEYS", 2)
-    async with store() as (house, client, _):
-        with pytest.raises(Invalid, match=message):
-            await client.put(spoil(house.request([0, 1])))
-        assert (await client.stat()).num_blocks == 0
+    with pytest.raises(Invalid, match=message):
+        await store.client.put(spoil(store.house.request([0, 1])))
+    assert (await store.client.stat()).num_blocks == 0
 
 
-async def test_refusals_of_the_node_arrive_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.rpc.kvstore_service.MAX_KEYS", 4)
-    async with store() as (house, client, _):
-        with pytest.raises(Corrupt, match="not what was announced"):
-            await client.put(house.request([0], wrong=1))
-        with pytest.raises(Invalid, match="a lease asks for at most 4 keys"):
-            await client.lease(KEYS, 1.0)
-        for seconds in (0.0, 61.0, float("nan")):
-            with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
-                await client.lease(KEYS[:1], seconds)
-        monkeypatch.setattr("kvstore.node.MAX_PUTS", 0)
-        with pytest.raises(Overloaded) as refusal:
-            await client.put(house.request([0]))
-        assert refusal.value.retry_after_seconds == 0.2
+def unsized(request: PutRequest) -> Iterator[BlockRef]:
+    return (replace(block, size_bytes=0) for block in request.blocks)
 
 
-async def test_the_store_asks_for_the_secret() -> None:
-    async with store() as (_, _, address):
-        with pytest.raises(Unauthorized):
-            await stat_store(address, "another")
-        with pytest.raises(Unauthorized):
-            await stat_store(address)
+def keyless(request: PutRequest) -> Iterator[BlockRef]:
+    """Together they are 26 bytes of key."""
+    yield replace(request.blocks[0], key=BlockKey(b"ten bytes."))
+    yield request.blocks[1]
 
 
-async def test_a_store_that_is_gone() -> None:
-    async with store() as (_, _, address):
-        pass
+async def test_refusals_of_the_node_arrive_as_they_are(
+    store: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house, client = store.house, store.client
+    with pytest.raises(Corrupt, match="not what was announced"):
+        await client.put(house.request([0], wrong=1))
+    monkeypatch.setattr("baton.rpc.kvstore_convert.keys_from_bytes.__defaults__", (2,))
+    with pytest.raises(Invalid, match="keys are up to 2 times 16 bytes, not 48"):
+        await client.lease(query(0, 1, 2))
+    monkeypatch.undo()
+    await house.put(0)
+    for seconds in (0.0, 61.0, float("nan")):
+        with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
+            await client.lease(query(0, seconds=seconds))
+    monkeypatch.setattr("kvstore.node.MAX_PUTS", 0)
+    with pytest.raises(Overloaded) as refusal:
+        await client.put(house.request([1]))
+    assert refusal.value.retry_after_seconds == 0.2
+
+
+async def test_a_node_that_goes_in_the_middle_of_a_call(store: Served) -> None:
+    gate = asyncio.Event()
+    begun = asyncio.Event()
+
+    async def hang(request: object) -> None:
+        begun.set()
+        await gate.wait()
+
+    store.house.node.lease = hang  # type: ignore[assignment,method-assign]
+    asking = asyncio.create_task(store.client.lease(query(0)))
+    await begun.wait()
+    await store.stop()
+    with pytest.raises((Unavailable, Cancelled)):
+        await asking
     with pytest.raises(Unavailable):
-        await stat_store(address, SECRET)
+        await store.client.lease(query(0))
+
+
+async def test_a_silent_node_costs_no_more_than_a_call(store: Served) -> None:
+    async def hang(request: object) -> None:
+        await asyncio.Event().wait()
+
+    store.house.node.lease = hang  # type: ignore[assignment,method-assign]
+    client = KvStoreClient(store.address, SECRET, store.door, call_seconds=0.05)
+    with pytest.raises(DeadlineExceeded):
+        await client.lease(query(0))
+    await client.close()
+
+
+async def test_a_watcher_gets_what_is_held_and_every_change(store: Served) -> None:
+    house = store.house
+    await house.put(0, 1)
+    watching = store.client.watch(Generation(0), 0)
+    first = await anext(watching)
+    assert (first.reset, first.more, first.tier, set(first.keys)) == (
+        True,
+        False,
+        Tier.DRAM,
+        set(KEYS[:2]),
+    )
+    await house.put(2)
+    change = await anext(watching)
+    assert (change.number, change.tier, change.keys) == (first.number + 1, Tier.DRAM, (KEYS[2],))
+    assert house.node.purge(BlockFilter()) == 3
+    numbers = [(await anext(watching)).number for _ in range(3)]
+    assert numbers == [change.number + 1, change.number + 2, change.number + 3]
+    # Whoever knows everything so far gets what follows, and no snapshot.
+    again = store.client.watch(Generation(1), numbers[-1])
+    await house.put(3)
+    page = await anext(again)
+    assert (page.reset, page.number, page.keys) == (False, numbers[-1] + 1, (KEYS[3],))
+    await store.stop()
+    with pytest.raises(Unavailable):
+        await anext(again)
+    await watching.aclose()  # type: ignore[attr-defined]
+
+
+async def test_the_store_asks_for_the_secret(store: Served) -> None:
+    with pytest.raises(Unauthorized):
+        await stat_store(store.address, "another")
+    with pytest.raises(Unauthorized):
+        await stat_store(store.address)
+    stranger = KvStoreClient(store.address, "another")
+    with pytest.raises(Unauthorized):
+        await anext(stranger.watch(Generation(0), 0))
+    await stranger.close()
 
 
 def member(name: str, role: Role) -> Member:
@@ -161,7 +259,8 @@ async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.C
         await registry.announce(one, 60.0)
     membership = Membership(registry, clock)
     await membership.refresh()
-    door = Door(Conductor(membership, clock, PlacementConfig(**config)))
+    mirror = Mirror()
+    door = Door(Conductor(membership, mirror, clock, PlacementConfig(**config)))
     async with (
         served(lambda server: add_conductor_service(server, door)) as address,
         open_channel(address, SECRET) as channel,
@@ -171,7 +270,7 @@ async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.C
 
 async def ask(
     channel: grpc.aio.Channel, *excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)
-) -> tuple[WorkerRef | None, WorkerRef, str]:
+) -> Placement:
     return await ask_placement(
         channel, request_id="r", epoch=1, tenant="t", num_tokens=133, max_new_tokens=16,
         block_keys=keys, excluded=excluded, model="m", timeout_seconds=30.0,
@@ -182,11 +281,11 @@ async def test_a_placement_and_the_same_again() -> None:
     async with conductor(member("p", Role.PREFILL), member("d", Role.DECODE)) as channel:
         prefill = WorkerRef(WorkerId("p"), "p:1", Generation(7))
         decode = WorkerRef(WorkerId("d"), "d:1", Generation(7))
-        reason = "0 of 8 blocks cached, 0 tokens queued, best of 1"
-        assert await ask(channel) == (prefill, decode, reason)
-        reason = "8 of 8 blocks cached, 133 tokens queued, best of 1"
-        assert await ask(channel) == (prefill, decode, reason)
-        assert await ask(channel, "p") == (None, decode, "no prefill worker is ready")
+        reason = "0 of 16 blocks cached, 0 tokens queued, best of 1"
+        assert await ask(channel) == Placement(prefill, decode, reason)
+        reason = "16 of 16 blocks cached, 133 tokens queued, best of 1"
+        assert await ask(channel) == Placement(prefill, decode, reason)
+        assert await ask(channel, "p") == Placement(None, decode, "no prefill worker is ready")
         with pytest.raises(Unavailable, match="no worker is ready"):
             await ask(channel, "p", "d")
 
@@ -203,7 +302,7 @@ async def test_a_conductor_refuses() -> None:
 async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.rpc.conductor_service.MAX_KEYS", len(KEYS) - 1)
     async with conductor(member("d", Role.DECODE)) as channel:
-        with pytest.raises(Invalid, match="block_keys are at most 7"):
+        with pytest.raises(Invalid, match="block_keys are at most 15"):
             await ask(channel)
 
 

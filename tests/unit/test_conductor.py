@@ -13,6 +13,7 @@ from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from conductor import traffic
 from conductor.conductor import UNREPORTED_SECONDS, Conductor
+from conductor.mirror import Mirror
 from conductor.policy.placement import PlacementConfig
 from conductor.policy.snapshot import Query, WorkerView
 from conductor.traffic import WINDOW_REQUESTS, Heads, Placed
@@ -38,7 +39,8 @@ class House:
         self.clock = ManualClock()
         self.registry = MemoryRegistry(self.clock)
         self.membership = Membership(self.registry, self.clock)
-        self.conductor = Conductor(self.membership, self.clock, PlacementConfig())
+        self.mirror = Mirror()
+        self.conductor = Conductor(self.membership, self.mirror, self.clock, PlacementConfig())
 
     async def announce(self, *members: Member) -> None:
         for one in members:

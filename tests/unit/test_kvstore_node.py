@@ -1,184 +1,182 @@
-"""The store node over the in-memory transport: what is put is verified, lent, and told."""
+"""The store node's DRAM tier over the in-memory transport: what is put is verified and lent."""
 
 import asyncio
 import threading
-from collections.abc import Sequence
 
-import numpy as np
 import pytest
-import xxhash
 
 from baton.clock import ManualClock
 from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
-from baton.core.ids import BlockKey, Generation, WorkerId
-from baton.core.store import PutRequest
+from baton.core.store import BlockFilter, PutRequest
 from baton.errors import Corrupt, Invalid, Overloaded, Unavailable
-from baton.kv.index import Holder, PrefixHit
-from baton.kv.memory_index import MemoryKvIndex
 from baton.transport.base import Span
-from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.region import HostMemory
-from kvstore.node import StoreNode
-
-SIZE = 64
-KEYS = [BlockKey(bytes([number]) * 16) for number in range(8)]
+from baton.transport.memory import MemoryTransport
+from tests.store_house import KEYS, SIZE, House
 
 
-class House:
-    """A worker's memory, and a node with room for four blocks."""
-
-    def __init__(self) -> None:
-        self.fabric = MemoryFabric()
-        self.clock = clock = ManualClock()
-        self.pool = HostMemory("worker", 8 * SIZE)
-        self.bytes = np.frombuffer(self.pool.view, dtype=np.uint8)
-        self.bytes[:] = np.random.default_rng(1).integers(256, size=8 * SIZE, dtype=np.uint8)
-        worker = MemoryTransport(self.fabric, "worker", 1, clock)
-        worker.register(self.pool.region)
-        self.source: Endpoint = worker.export()
-        self.arena = HostMemory("store", 4 * SIZE)
-        transport = MemoryTransport(self.fabric, "store", 1, clock)
-        transport.register(self.arena.region)
-        self.index = MemoryKvIndex()
-        self.holder = Holder(WorkerId("store"), Generation(1))
-        self.node = StoreNode(
-            self.holder, self.arena, {"memory": transport}, self.index, "here", clock,
-            slab_bytes=4 * SIZE,
-        )  # type: ignore[arg-type]  # fmt: skip
-
-    def request(self, numbers: Sequence[int], wrong: int = 0) -> PutRequest:
-        blocks = []
-        for number in numbers:
-            data = self.bytes[number * SIZE : (number + 1) * SIZE].tobytes()
-            checksum = xxhash.xxh3_64_intdigest(data) + wrong
-            blocks.append(BlockRef(number * SIZE, SIZE, checksum, KEYS[number]))
-        return PutRequest(self.source, CHECKSUM_XXH3, tuple(blocks))
-
-    def stored(self, number: int) -> bytes:
-        leased = self.node.lease([KEYS[number]], 1.0)
-        self.node.release(leased.lease_id)
-        start = leased.blocks[0].offset_bytes
-        return bytes(self.arena.view[start : start + SIZE])
-
-
-async def test_what_was_put_is_lent_and_told() -> None:
+async def test_what_was_put_is_lent() -> None:
     house = House()
-    result = await house.node.put(house.request([0, 1, 2]))
-    assert (result.stored, result.already_present) == (3, 0)
-    result = await house.node.put(house.request([0, 1, 3]))
-    assert (result.stored, result.already_present) == (1, 2)
-    for number in range(4):
-        expected = house.bytes[number * SIZE : (number + 1) * SIZE].tobytes()
-        assert house.stored(number) == expected
-    publishing = asyncio.create_task(house.node.publish())
-    while (await house.index.longest_prefix(KEYS[:4])).num_blocks < 4:
-        await asyncio.sleep(0)
-    publishing.cancel()
-    assert await house.index.longest_prefix(KEYS) == PrefixHit(4, (house.holder,))
+    assert await house.put(0, 1, 2) == (3, 0)
+    assert await house.put(0, 1, 3) == (1, 2)
+    assert await house.read(0, 1, 2, 3) == [house.block(number) for number in range(4)]
     stats = house.node.stats()
     assert (stats.num_blocks, stats.used_bytes, stats.violation) == (4, 4 * SIZE, "")
+    assert (stats.put_blocks, stats.put_bytes) == (4, 4 * SIZE)
+
+
+async def test_asking_alone_pins_nothing() -> None:
+    house = House()
+    await house.put(0, 1, 2, 3)
+    for _ in range(100):
+        told = await house.lease(0, 1, 2, 3, 4, max_bytes=0)
+        assert (told.lease_id, told.blocks, told.num_held) == ("", (), 4)
+    assert house.node.stats().leased_blocks == 0
+    assert await house.put(4, 5, 6, 7) == (4, 0)
+
+
+async def test_checking_every_key_before_a_put_never_makes_one_fail() -> None:
+    """In an arena four times too small."""
+    house = House(room=4)
+    for _ in range(10):
+        for number in range(16):
+            await house.held(*range(16))
+            stored, present = await house.put(number)
+            assert stored + present == 1
+    assert house.node.stats().evictions == 156
+
+
+async def test_a_lease_takes_what_it_asked_for() -> None:
+    house = House()
+    await house.put(0, 1, 2)
+    leased = await house.lease(0, 1, 2, 3, max_bytes=2 * SIZE + 1)
+    assert [block.key for block in leased.blocks] == KEYS[:2]
+    assert leased.num_held == 3
+    assert house.node.stats().leased_blocks == 2
+    house.node.release(leased.lease_id)
+    house.node.release(leased.lease_id)
+    stats = house.node.stats()
+    assert (stats.leased_blocks, stats.hit_blocks_dram, stats.missed_blocks) == (0, 2, 1)
 
 
 async def test_what_does_not_match_is_not_kept() -> None:
     house = House()
-    with pytest.raises(Corrupt, match="not what was announced"):
+    with pytest.raises(Corrupt, match="2 blocks are not what was announced"):
         await house.node.put(house.request([0, 1], wrong=1))
     stats = house.node.stats()
-    assert (stats.num_blocks, stats.checksum_failures, stats.violation) == (0, 1, "")
-    assert (await house.node.put(house.request([0, 1]))).stored == 2
+    assert (stats.num_blocks, stats.checksum_failures, stats.violation) == (0, 2, "")
+    assert await house.put(0, 1) == (2, 0)
+
+
+async def test_blocks_before_a_damaged_one_are_kept() -> None:
+    house = House()
+    blocks = (house.ref(0), house.ref(1, wrong=1), house.ref(2))
+    with pytest.raises(Corrupt, match="2 blocks"):
+        await house.node.put(PutRequest(house.source, CHECKSUM_XXH3, blocks))
+    assert await house.held(0, 1, 2) == [0]
+    assert house.sound()
 
 
 async def test_a_key_twice_in_one_put_is_read_once() -> None:
     house = House()
-    assert (await house.node.put(house.request([2, 2]))).stored == 1
+    assert await house.put(2, 2) == (1, 1)
 
 
 async def test_a_reader_that_is_gone_leaves_no_slot() -> None:
     house = House()
     house.fabric.kill("worker")
     with pytest.raises(Unavailable):
-        await house.node.put(house.request([0]))
+        await house.put(0)
     assert house.node.stats().num_blocks == 0
 
 
-async def test_a_full_store_forgets_the_oldest_and_tells() -> None:
+async def test_a_full_store_forgets_the_end_of_the_oldest() -> None:
     house = House()
-    await house.node.put(house.request([0, 1, 2, 3]))
-    await house.node.put(house.request([4]))
-    publishing = asyncio.create_task(house.node.publish())
-    while (await house.index.longest_prefix([KEYS[4]])).num_blocks < 1:
-        await asyncio.sleep(0)
-    publishing.cancel()
-    # Of the prefix 0 to 3 the end went.
-    assert (await house.index.longest_prefix(KEYS[:4])).num_blocks == 3
+    await house.put(0, 1, 2, 3)
+    await house.put(4)
+    assert await house.held(0, 1, 2, 3, 4) == [0, 1, 2, 4]
 
 
 async def test_leased_blocks_make_a_put_wait_its_turn() -> None:
     house = House()
-    await house.node.put(house.request([0, 1, 2, 3]))
-    lease = house.node.lease(KEYS[:4], 10.0)
-    assert len(lease.blocks) == 4
-    with pytest.raises(Overloaded):
-        await house.node.put(house.request([4, 5]))
+    await house.put(0, 1, 2, 3)
+    lease = await house.lease(0, 1, 2, 3)
+    with pytest.raises(Overloaded, match="leased or being filled"):
+        await house.put(4, 5)
     house.node.release(lease.lease_id)
-    assert (await house.node.put(house.request([4, 5]))).stored == 2
+    assert await house.put(4, 5) == (2, 0)
 
 
 async def test_a_put_takes_no_room_from_its_own_prefix() -> None:
     house = House()
-    await house.node.put(house.request([0, 1]))
-    await house.node.put(house.request([2, 3]))
-    result = await house.node.put(house.request([0, 1, 4]))
-    assert (result.stored, result.already_present) == (1, 2)
-    assert len(house.node.lease([KEYS[n] for n in (0, 1, 4)], 1.0).blocks) == 3
-    assert len(house.node.lease([KEYS[2]], 1.0).blocks) == 1  # of 2 and 3 the end went
+    await house.put(0, 1)
+    await house.put(2, 3)
+    assert await house.put(0, 1, 4) == (1, 2)
+    assert await house.held(0, 1, 2, 3, 4) == [0, 1, 2, 4]  # of 2 and 3 the end went
+
+
+async def test_the_head_of_a_put_counts_as_used() -> None:
+    house = House()
+    await house.put(0, 1)
+    await house.put(2, 3)
+    request = PutRequest(house.source, CHECKSUM_XXH3, (house.ref(4),), head=tuple(KEYS[:2]))
+    assert (await house.node.put(request)).stored == 1
+    assert await house.held(0, 1, 2, 3, 4) == [0, 1, 2, 4]
+    only_head = PutRequest(house.source, CHECKSUM_XXH3, (), head=(KEYS[2],))
+    assert (await house.node.put(only_head)).stored == 0
+    await house.put(5)
+    assert await house.held(0, 1, 2, 4, 5) == [0, 2, 4, 5]
 
 
 async def test_of_a_put_without_room_for_all_the_prefix_is_kept() -> None:
     house = House()
-    result = await house.node.put(house.request([0, 1, 2, 3, 4, 5]))
-    assert (result.stored, result.already_present) == (4, 0)
-    assert [block.key for block in house.node.lease(KEYS, 1.0).blocks] == KEYS[:4]
-    result = await house.node.put(house.request([0, 1, 2, 3, 4, 5]))
-    assert (result.stored, result.already_present) == (0, 4)
+    assert await house.put(0, 1, 2, 3, 4, 5) == (4, 0)
+    assert await house.held(*range(6)) == [0, 1, 2, 3]
+    assert await house.put(0, 1, 2, 3, 4, 5) == (0, 4)
     stats = house.node.stats()
     assert (stats.num_blocks, stats.evictions, stats.violation) == (4, 0, "")
 
 
-@pytest.mark.parametrize("resync", ["by the next change", "by itself"])
-async def test_an_index_that_was_gone_is_told_everything(
-    resync: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_tenant_over_its_quota_loses_its_own() -> None:
+    house = House(room=4, tenant_bytes=2 * SIZE)
+    await house.put(0, 1, tenant=b"a")
+    await house.put(2, tenant=b"b")
+    assert await house.put(3, tenant=b"a") == (1, 0)
+    assert await house.held(0, 1, 2, 3) == [0, 2, 3]
+    stats = house.node.stats()
+    assert (stats.evictions, stats.quota_evictions, stats.violation) == (0, 1, "")
+    lease = await house.lease(0)
+    await house.put(4, tenant=b"a")  # of 0, which is leased, and 3
+    assert await house.held(0, 2, 3, 4) == [0, 2, 4]
+    other = await house.lease(4)
+    with pytest.raises(Overloaded, match="a tenant may have 128 bytes"):
+        await house.put(5, tenant=b"a")
+    house.node.release(lease.lease_id)
+    house.node.release(other.lease_id)
+    assert await house.put(5, tenant=b"a") == (1, 0)
+
+
+async def test_pinned_blocks_stay() -> None:
+    house = House()
+    await house.put(0, 1, 2, 3)
+    assert house.node.pin(KEYS[2:], 60.0) == 2
+    for number in range(4, 12):
+        await house.put(number)
+    assert await house.held(0, 1, 2, 3) == [2, 3]
+    assert house.node.stats().pinned_bytes == 2 * SIZE
+    with pytest.raises(Overloaded, match="50% may be"):
+        house.node.pin([KEYS[11]], 60.0)
+    assert isinstance(house.clock, ManualClock)
+    house.clock.advance(60.0)
+    assert house.node.stats().pinned_bytes == 0
+    assert house.node.pin([KEYS[15]], 60.0) == 0
+    with pytest.raises(Invalid, match="a pin lasts"):
+        house.node.pin([KEYS[11]], 1e9)
+
+
+async def test_a_put_cancelled_while_bytes_come_in_waits_for_their_end(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if resync == "by itself":
-        monkeypatch.setattr("kvstore.node.RETRY_SECONDS", 0.0)
-    house = House()
-    house.index.reachable = False
-    publishing = asyncio.create_task(house.node.publish())
-    await house.node.put(house.request([0, 1]))
-    while not house.node._must_resync:
-        await asyncio.sleep(0)
-    house.index.reachable = True
-    expected = 2
-    if resync == "by the next change":
-        await house.node.put(house.request([2]))
-        expected = 3
-    while (await house.index.longest_prefix(KEYS[:3])).num_blocks < expected:
-        await asyncio.sleep(0)
-    publishing.cancel()
-
-
-async def test_changes_beyond_the_bound_are_told_all_the_same() -> None:
-    house = House()
-    house.node._changes = asyncio.Queue(1)
-    for number in range(4):
-        await house.node.put(house.request([number]))
-    publishing = asyncio.create_task(house.node.publish())
-    while (await house.index.longest_prefix(KEYS[:4])).num_blocks < 4:
-        await asyncio.sleep(0)
-    publishing.cancel()
-
-
-async def test_a_put_cancelled_while_bytes_come_in_waits_for_their_end() -> None:
+    monkeypatch.setattr("baton.transport.flow.INLINE_BYTES", 0)
     house = House()
     copying, go_on = threading.Event(), threading.Event()
 
@@ -188,7 +186,7 @@ async def test_a_put_cancelled_while_bytes_come_in_waits_for_their_end() -> None
         return ""
 
     house.fabric.fault = hold
-    putting = asyncio.create_task(house.node.put(house.request([0])))
+    putting = asyncio.create_task(house.put(0))
     await asyncio.to_thread(copying.wait, 30.0)
     putting.cancel()
     for _ in range(5):
@@ -202,7 +200,7 @@ async def test_a_put_cancelled_while_bytes_come_in_waits_for_their_end() -> None
 
 async def test_a_cancelled_put_leaves_no_slot() -> None:
     house = House()
-    putting = asyncio.create_task(house.node.put(house.request([0, 1])))
+    putting = asyncio.create_task(house.put(0, 1))
     while not house.node.stats().num_blocks:
         await asyncio.sleep(0)
     putting.cancel()
@@ -210,30 +208,45 @@ async def test_a_cancelled_put_leaves_no_slot() -> None:
         await putting
     stats = house.node.stats()
     assert (stats.num_blocks, stats.violation) == (0, "")
-    assert (await house.node.put(house.request([0, 1]))).stored == 2
+    assert await house.put(0, 1) == (2, 0)
 
 
 async def test_what_is_damaged_on_the_way_is_not_kept() -> None:
     house = House()
     house.fabric.fault = lambda endpoint, span: "corrupt"
     with pytest.raises(Corrupt):
-        await house.node.put(house.request([0]))
+        await house.put(0)
     house.fabric.fault = lambda endpoint, span: "lost"
     with pytest.raises(Unavailable, match="lost"):
-        await house.node.put(house.request([0]))
+        await house.put(0)
     stats = house.node.stats()
     assert (stats.num_blocks, stats.checksum_failures, stats.violation) == (0, 1, "")
 
 
+async def test_a_flipped_bit_is_found_when_a_reader_reports() -> None:
+    house = House()
+    await house.put(0, 1, 2)
+    leased = await house.lease(0, 1, 2)
+    house.flip(leased.blocks[1].offset_bytes + 7)
+    assert await house.node.report(KEYS[:3]) == 1
+    stats = house.node.stats()
+    assert (stats.checksum_failures, stats.used_bytes, stats.violation) == (1, 3 * SIZE, "")
+    assert await house.held(0, 1, 2) == [0, 2]  # gone at once, its slot with its lease
+    house.node.release(leased.lease_id)
+    assert house.node.stats().used_bytes == 2 * SIZE
+    assert await house.node.report(KEYS) == 0
+    assert await house.put(0, 1, 2) == (1, 2)
+
+
 async def test_leases_end_by_the_clock() -> None:
     house = House()
-    await house.node.put(house.request([0, 1]))
-    assert house.node.lease(KEYS[:2], 5.0).lease_id
+    await house.put(0, 1)
+    assert (await house.lease(0, 1)).lease_id
+    assert isinstance(house.clock, ManualClock)
     house.clock.advance(4.75)
     assert house.node.stats().leased_blocks == 2
     house.clock.advance(0.25)
     assert house.node.stats().leased_blocks == 0
-    assert (house.node.stats().hits, house.node.stats().misses) == (2, 0)
 
 
 async def test_wrong_requests() -> None:
@@ -243,35 +256,29 @@ async def test_wrong_requests() -> None:
     with pytest.raises(Invalid, match="no transport 'pigeon'"):
         await house.node.put(PutRequest(unknown, CHECKSUM_XXH3, request.blocks))
     huge = BlockRef(0, 5 * SIZE, 0, KEYS[0])
-    with pytest.raises(Invalid, match="does not fit a slab"):
+    with pytest.raises(Invalid, match=r"does not fit a slab .*: raise store_bytes"):
         await house.node.put(PutRequest(house.source, CHECKSUM_XXH3, (huge,)))
-    outside = BlockRef(8 * SIZE - 1, SIZE, 0, KEYS[0])
+    outside = BlockRef(16 * SIZE - 1, SIZE, 0, KEYS[0])
     with pytest.raises(Invalid):
         await house.node.put(PutRequest(house.source, CHECKSUM_XXH3, (outside,)))
-    assert house.node.stats().num_blocks == 0
+    for seconds in (0.0, 61.0, float("nan")):
+        await house.put(1)
+        with pytest.raises(Invalid, match="a lease lasts up to 60 s"):
+            await house.lease(1, seconds=seconds)
+    assert (house.node.stats().num_blocks, house.node.stats().leased_blocks) == (1, 0)
 
 
 async def test_puts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvstore.node.MAX_PUTS", 1)
     house = House()
-    putting = asyncio.create_task(house.node.put(house.request([0])))
+    putting = asyncio.create_task(house.put(0))
     while not house.node.stats().num_blocks:
         await asyncio.sleep(0)
     with pytest.raises(Overloaded, match="1 puts are running") as refusal:
-        await house.node.put(house.request([1]))
+        await house.put(1)
     assert refusal.value.retry_after_seconds == 0.2
-    assert (await putting).stored == 1
-    assert (await house.node.put(house.request([1]))).stored == 1
-
-
-async def test_what_is_put_again_counts_as_used() -> None:
-    house = House()
-    await house.node.put(house.request([0, 1]))
-    await house.node.put(house.request([2, 3]))
-    assert (await house.node.put(house.request([0, 1]))).already_present == 2
-    await house.node.put(house.request([4]))
-    held = [len(house.node.lease([key], 1.0).blocks) for key in KEYS[:5]]
-    assert held == [1, 1, 1, 0, 1]
+    assert await putting == (1, 0)
+    assert await house.put(1) == (1, 0)
 
 
 async def test_slots_of_a_stray_read_come_back() -> None:
@@ -287,18 +294,39 @@ async def test_slots_of_a_stray_read_come_back() -> None:
             return not self.under_way
 
     house = House()
-    clock = ManualClock()
-    transport = Stubborn(house.fabric, "stubborn", 1, clock)
+    assert isinstance(house.clock, ManualClock)
+    transport = Stubborn(house.fabric, "stubborn", 1, house.clock)
     transport.register(house.arena.region)
     house.node._transports["memory"] = transport  # type: ignore[assignment]
-    house.node._clock = clock
-    putting = asyncio.create_task(house.node.put(house.request([0])))
+    putting = asyncio.create_task(house.put(0))
     while not putting.done():
-        clock.advance(0.5)
+        house.clock.advance(0.5)
         await asyncio.sleep(0)
     with pytest.raises(Unavailable):
         await putting
     assert house.node.stats().num_blocks == 1  # nobody else may have the slot
     transport.under_way = False
-    house.node._recover_strays()
-    assert house.node.stats().num_blocks == 0
+    house.node.sweep()
+    assert (house.node.stats().num_blocks, house.sound()) == (0, True)
+
+
+async def test_the_operator_lists_and_purges() -> None:
+    house = House()
+    assert isinstance(house.clock, ManualClock)
+    await house.put(0, 1, tenant=b"a", model=b"m")
+    house.clock.advance(10.0)
+    await house.put(2, tenant=b"b", model=b"m")
+    await house.put(3, tenant=b"b", model=b"n")
+    blocks, total = house.node.list_blocks(BlockFilter(), 1, 2)
+    assert ([block.key for block in blocks], total) == ([KEYS[1], KEYS[2]], 4)
+    assert (blocks[0].depth, blocks[0].tenant, blocks[0].stored_at) == (1, b"a", 0.0)
+    assert house.node.list_blocks(BlockFilter(tenant=b"b"), 0, 9)[1] == 2
+    lease = await house.lease(2)
+    assert house.node.purge(BlockFilter(tenant=b"b", model=b"m")) == 1
+    assert house.node.purge(BlockFilter(stored_before=10.0)) == 2
+    assert await house.held(0, 1, 2, 3) == [3]
+    assert house.node.stats().used_bytes == 2 * SIZE  # one is still read
+    house.node.release(lease.lease_id)
+    assert house.node.purge(BlockFilter()) == 1
+    stats = house.node.stats()
+    assert (stats.num_blocks, stats.purged_blocks, stats.violation) == (0, 4, "")

@@ -1,11 +1,11 @@
-"""The store's shelf: exact slots, and who goes when room is needed."""
+"""The store's shelf and its slabs: exact slots, and who goes when room is needed."""
 
 import pytest
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
 from kvstore import shelf as shelf_module
-from kvstore.shelf import MAX_LEASE_SECONDS, Shelf
+from kvstore.shelf import Shelf, Slot
 from kvstore.slabs import Slabs, default_slab_bytes
 
 
@@ -13,130 +13,150 @@ def key(name: str) -> BlockKey:
     return BlockKey(name.encode().ljust(16, b"."))
 
 
-def keys(names: str) -> list[BlockKey]:
-    return [key(name) for name in names]
-
-
-def filled(shelf: Shelf, names: str, size: int = 4) -> None:
-    for name in names:
-        slot, _ = shelf.reserve(key(name), size)
+def filled(shelf: Shelf, names: str, size: int = 4, tenant: bytes = b"") -> list[Slot]:
+    """Seals one prefix."""
+    shelf.tick()
+    slots = []
+    for depth, name in enumerate(names):
+        slot = shelf.take(key(name), size, depth=depth, tenant=tenant)
+        assert slot is not None
         shelf.seal(slot, ord(name), "x")
+        slots.append(slot)
+    shelf.let_go(slots)
+    return slots
+
+
+def names(slots: list[Slot]) -> str:
+    return "".join(slot.key.decode().rstrip(".") for slot in slots)
 
 
 def test_a_prefix_is_eaten_from_its_end() -> None:
-    shelf = Shelf(16, 16)
+    shelf = Shelf(16, 16, "lru")
     filled(shelf, "abcd")
-    shelf.touch(keys("abcd"))
-    gone = [shelf.reserve(key(name), 4)[1] for name in "wxy"]
-    assert gone == [[key("d")], [key("c")], [key("b")]]
+    gone = ""
+    while victims := shelf.victims(4):
+        gone += names(victims)
+        for slot in victims:
+            shelf.evict(slot)
+        shelf.check_integrity()
+    assert gone == "dcba"
+    assert (shelf.used_bytes, shelf.evictions) == (0, 4)
 
 
-def test_a_leased_prefix_stays() -> None:
+def test_slots_that_come_together_lie_together() -> None:
     shelf = Shelf(16, 16)
-    filled(shelf, "abcd")
-    leased = shelf.lease(keys("abz"), 5.0, now=0.0)
-    assert [(b.size_bytes, b.checksum, b.key) for b in leased.blocks] == [
-        (4, ord("a"), key("a")),
-        (4, ord("b"), key("b")),
-    ]
-    assert shelf.reserve(key("x"), 4)[1] == [key("c")]
-    assert shelf.reserve(key("y"), 4)[1] == [key("d")]
-    with pytest.raises(Overloaded, match="leased or being filled"):
-        shelf.reserve(key("z"), 4)
+    assert [slot.offset for slot in filled(shelf, "abcd")] == [0, 4, 8, 12]
+    for slot in (shelf.get(key("b")), shelf.get(key("c"))):
+        assert slot is not None
+        shelf.evict(slot)
+    assert [slot.offset for slot in filled(shelf, "xy")] == [4, 8]
+
+
+def test_what_is_held_does_not_go() -> None:
+    shelf = Shelf(16, 16, "lru")
+    slots = filled(shelf, "abcd")
+    lease = shelf.lease(slots, 5.0, now=0.0)
+    shelf.hold(slots[0])
+    assert shelf.victims(4) == []
+    assert shelf.take(key("x"), 4) is None
     shelf.expire(5.0)
-    assert shelf.reserve(key("z"), 4)[1] == [key("b")]
+    assert names(shelf.victims(4)) == "d"
+    shelf.release(lease)
     shelf.check_integrity()
-    assert shelf.describe().startswith("4 blocks, 0 leases: fff.")
-    assert (shelf.hits, shelf.misses, shelf.evictions) == (2, 1, 3)
+    assert shelf.describe() == "4 blocks, 0 leases: h..."
+    shelf.let_go(slots[:1])
+    assert shelf.describe() == "4 blocks, 0 leases: ...."
 
 
-def test_what_is_to_be_kept_stays() -> None:
-    shelf = Shelf(16, 16)
-    filled(shelf, "abcd")  # a is the oldest
-    assert shelf.reserve(key("x"), 4, keep=keys("ab"))[1] == [key("c")]
-    assert shelf.reserve(key("y"), 4, keep=keys("ab"))[1] == [key("d")]
-    with pytest.raises(Overloaded):
-        shelf.reserve(key("z"), 4, keep=keys("ab"))
+def test_a_doomed_block_is_found_no_more_and_its_slot_waits_for_its_reader() -> None:
+    shelf = Shelf(8, 8)
+    slots = filled(shelf, "ab")
+    lease = shelf.lease(slots, 5.0, now=0.0)
+    shelf.doom(slots[0])
+    assert key("a") not in shelf and shelf.take(key("c"), 4) is None
     shelf.check_integrity()
+    shelf.release(lease)
+    shelf.check_integrity()
+    taken = shelf.take(key("a"), 4)
+    assert taken is not None and taken.offset == 0
 
 
-def test_no_slab_goes_of_which_anything_is_to_be_kept() -> None:
-    shelf = Shelf(32, 16)
-    filled(shelf, "abcdefgh")
-    _, evicted = shelf.reserve(key("L"), 16, keep=keys("a"))
-    assert sorted(evicted) == keys("efgh")
-    with pytest.raises(Overloaded):
-        shelf.reserve(key("M"), 16, keep=keys("a"))
+def test_another_size_takes_the_slab_that_was_left_alone_for_longest() -> None:
+    shelf = Shelf(32, 16, "lru")
+    filled(shelf, "abcd")
+    filled(shelf, "efgh")
+    first = shelf.get(key("a"))
+    assert first is not None
+    shelf.tick()
+    shelf.hold(first)
+    shelf.let_go([first])
+    assert sorted(names(shelf.victims(16))) == list("efgh")
+    shelf.hold(first)
+    for slot in shelf.victims(16):
+        shelf.evict(slot)
+    filled(shelf, "L", size=16)
+    assert shelf.victims(8) == [shelf.get(key("L"))]  # of the others one is held
+    # A size that has blocks takes from others only what is older than its own.
+    shelf.let_go([first])
+    assert names(shelf.victims(16)) == "L"
+    for _ in range(2):
+        large = shelf.get(key("L"))
+        assert large is not None
+        shelf.tick()
+        shelf.hold(large)
+        shelf.let_go([large])
+    assert sorted(names(shelf.victims(16))) == list("abcd")
     shelf.check_integrity()
 
 
 def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf_module, "MAX_LEASES", 2)
     shelf = Shelf(16, 16)
-    filled(shelf, "a")
-    first = shelf.lease(keys("a"), 1.0, now=0.0).lease_id
-    shelf.lease(keys("a"), 9.0, now=0.0)
+    slots = filled(shelf, "a")
+    first = shelf.lease(slots, 1.0, now=0.0)
+    shelf.lease(slots, 9.0, now=0.0)
     with pytest.raises(Overloaded, match="2 leases are out"):
-        shelf.lease(keys("a"), 1.0, now=0.5)
-    third = shelf.lease(keys("a"), 1.0, now=1.0).lease_id  # the first has ended
-    shelf.release(first)
-    shelf.release(third)
-    shelf.release(third)
+        shelf.lease(slots, 1.0, now=0.5)
+    shelf.expire(1.0)
+    third = shelf.lease(slots, 1.0, now=1.0)
+    for lease in (first, third, third):
+        shelf.release(lease)
     assert shelf.num_leased == 1
     shelf.check_integrity()
 
 
-def test_another_size_takes_a_whole_slab() -> None:
-    shelf = Shelf(32, 16)
-    filled(shelf, "abcd")
-    filled(shelf, "efgh")
-    shelf.touch(keys("abcd"))
-    _, evicted = shelf.reserve(key("L"), 16)
-    assert sorted(evicted) == keys("efgh")
-    assert shelf.evictions == 4
-    shelf.check_integrity()
+def test_quotas_take_from_their_tenant_oldest_first() -> None:
+    shelf = Shelf(32, 16, "lru", tenant_bytes=12)
+    filled(shelf, "ab", tenant=b"1")
+    filled(shelf, "c", tenant=b"1")
+    filled(shelf, "x", tenant=b"2")
+    assert shelf.over_quota(b"2", 8) == []
+    assert names(shelf.over_quota(b"1", 4)) == "b"
+    assert names(shelf.over_quota(b"1", 8)) == "ba"
+    with pytest.raises(Overloaded, match="12 bytes"):
+        shelf.over_quota(b"1", 16)
 
 
-def test_sizes_and_times_that_cannot_be() -> None:
+def test_sizes_that_cannot_be() -> None:
     shelf = Shelf(32, 16)
     for size in (0, 17):
         with pytest.raises(Invalid, match="does not fit a slab"):
-            shelf.reserve(key("a"), size)
-    for seconds in (0.0, -1.0, MAX_LEASE_SECONDS + 1, float("nan")):
-        with pytest.raises(Invalid, match="a lease lasts"):
-            shelf.lease(keys("a"), seconds, 0.0)
-
-
-def test_what_is_being_filled_is_not_lent() -> None:
-    shelf = Shelf(16, 16)
-    slot, _ = shelf.reserve(key("a"), 4)
-    assert shelf.lease(keys("a"), 1.0, 0.0).blocks == ()
-    assert (shelf.hits, shelf.misses) == (0, 1)
-    shelf.discard(slot)
-    assert key("a") not in shelf
-    with pytest.raises(AssertionError):
-        shelf.seal(slot, 0, "x")
-
-
-def test_a_lease_has_one_checksum_algorithm() -> None:
-    shelf = Shelf(16, 16)
-    for name, algorithm in (("a", "x"), ("b", "y")):
-        slot, _ = shelf.reserve(key(name), 4)
-        shelf.seal(slot, 1, algorithm)
-    leased = shelf.lease(keys("ab"), 1.0, 0.0)
-    assert (leased.checksum_algorithm, len(leased.blocks)) == ("x", 1)
+            shelf.check_size(size)
+    with pytest.raises(Invalid, match=r"no eviction policy 'best'; there are baton, lru"):
+        Shelf(32, 16, "best")
 
 
 def test_slabs_return_when_empty() -> None:
     slabs = Slabs(32, 16)
-    small = [slabs.take(6) for _ in range(4)]
-    assert sorted(offset for offset in small if offset is not None) == [0, 6, 16, 22]
+    assert [slabs.take(6) for _ in range(4)] == [0, 6, 16, 22]
     assert slabs.take(6) is None and slabs.take(16) is None
-    assert slabs.neighbours(6) == {0, 6}
+    assert slabs.slots_of(0) == {0, 6}
     slabs.give(0)
-    assert slabs.take(16) is None
+    assert (slabs.take(16), slabs.num_free(6), slabs.num_free(16)) == (None, 1, 0)
     slabs.give(6)
+    assert (slabs.num_free(6), slabs.num_free(4)) == (2, 4)
     assert slabs.take(16) == 0
+    assert slabs.assigned(except_size=6) == [0]
     slabs.check_integrity()
 
 

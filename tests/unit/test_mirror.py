@@ -1,0 +1,157 @@
+"""The conductor's mirror: events in, the best holder out; gaps and deaths are noticed."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from baton.clock import ManualClock
+from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.core.store import BlockFilter, StoreHint, Tier, WatchPage
+from baton.errors import Unavailable
+from baton.registry.membership import Membership
+from baton.registry.memory import MemoryRegistry
+from conductor.mirror import LOOK_SECONDS, Mirror, Watchers
+from tests.store_house import KEYS, House
+
+A, B = WorkerId("a"), WorkerId("b")
+
+
+def page(
+    number: int, *keys: BlockKey, tier: Tier = Tier.DRAM, life: int = 1, **marks: bool
+) -> WatchPage:
+    return WatchPage(Generation(life), number, tier, keys, **marks)
+
+
+def test_the_longest_prefix_wins_and_of_equals_the_first() -> None:
+    mirror = Mirror()
+    assert mirror.best(KEYS) is None
+    assert mirror.apply(B, page(5, *KEYS[:4], reset=True))
+    assert mirror.apply(A, page(3, *KEYS[:4], reset=True))
+    assert mirror.best(KEYS) == StoreHint(A, 4)
+    assert mirror.apply(B, page(6, KEYS[4], tier=Tier.DISK))
+    assert mirror.best(KEYS) == StoreHint(B, 5)
+    assert mirror.best(KEYS[:2]) == StoreHint(A, 2)
+    assert mirror.apply(B, page(7, *KEYS[2:5], tier=Tier.NONE))
+    assert mirror.best(KEYS) == StoreHint(A, 4)
+    mirror.drop(A)
+    assert mirror.best(KEYS) == StoreHint(B, 2)
+    assert (mirror.num_blocks, mirror.position(A)) == (2, (0, 0))
+    assert mirror.describe() == "b: life 1, change 7, 2 blocks"
+
+
+def test_a_gap_another_life_and_a_stranger_are_not_applied() -> None:
+    mirror = Mirror()
+    assert not mirror.apply(A, page(1, KEYS[0]))
+    assert mirror.apply(A, page(1, KEYS[0], reset=True, more=True))
+    assert mirror.apply(A, page(1, KEYS[1], tier=Tier.DISK))  # the snapshot's second page
+    assert not mirror.apply(A, page(3, KEYS[2]))
+    assert not mirror.apply(A, page(2, KEYS[2], life=2))
+    assert mirror.best(KEYS) == StoreHint(A, 2)
+    assert mirror.apply(A, page(9, KEYS[0], life=2, reset=True))
+    assert mirror.best(KEYS) == StoreHint(A, 1)
+
+
+class Cluster:
+    """One node that can be watched, and can die."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock()
+        self.house = House(clock=self.clock)
+        self.registry = MemoryRegistry(self.clock)
+        self.membership = Membership(self.registry, self.clock)
+        self.mirror = Mirror()
+        self.watchers = Watchers(self.mirror, self.membership, self.watch, self.clock)
+        self.dead = asyncio.Event()
+        self.lose = False
+
+    async def watch(
+        self, node: Member, generation: Generation, number: int
+    ) -> AsyncIterator[WatchPage]:
+        pages = self.house.node.watch(generation, number)
+        while True:
+            coming = asyncio.ensure_future(anext(pages))
+            dying = asyncio.ensure_future(self.dead.wait())
+            try:
+                await asyncio.wait([coming, dying], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                dying.cancel()
+            if self.dead.is_set():
+                coming.cancel()
+                raise Unavailable("it died")
+            if self.lose:
+                self.lose = False
+                continue
+            yield coming.result()
+
+    async def join(self) -> None:
+        node = Member(A, Role.KVSTORE, "a:1", Generation(1), WorkerState.READY)
+        await self.registry.announce(node, 3600.0)
+        await self.membership.refresh()
+
+    async def until(self, hint: StoreHint | None) -> None:
+        while self.mirror.best(KEYS) != hint:
+            self.clock.advance(LOOK_SECONDS)
+            await asyncio.sleep(0)
+
+
+async def test_a_node_is_followed_lost_and_found_again() -> None:
+    cluster = Cluster()
+    await cluster.join()
+    running = asyncio.create_task(cluster.watchers.run())
+    await cluster.house.put(0, 1)
+    await cluster.until(StoreHint(A, 2))
+    await cluster.house.put(2)
+    await cluster.until(StoreHint(A, 3))
+    cluster.dead.set()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert cluster.mirror.best(KEYS) is None  # at once: no clock has moved
+    cluster.dead.clear()
+    await cluster.until(StoreHint(A, 3))
+    running.cancel()
+
+
+async def test_a_missed_event_means_a_new_snapshot() -> None:
+    cluster = Cluster()
+    await cluster.join()
+    running = asyncio.create_task(cluster.watchers.run())
+    await cluster.house.put(0)
+    await cluster.until(StoreHint(A, 1))
+    cluster.lose = True
+    await cluster.house.put(1)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert cluster.house.node.purge(BlockFilter()) == 2
+    await cluster.until(None)
+    await cluster.house.put(0, 1, 2)
+    await cluster.until(StoreHint(A, 3))
+    running.cancel()
+
+
+async def test_who_leaves_the_registry_is_not_named() -> None:
+    cluster = Cluster()
+    await cluster.join()
+    running = asyncio.create_task(cluster.watchers.run())
+    await cluster.house.put(0)
+    await cluster.until(StoreHint(A, 1))
+    await cluster.registry.withdraw(A, Generation(1))
+    await cluster.membership.refresh()
+    await cluster.until(None)
+    running.cancel()
+
+
+async def test_a_watcher_that_is_too_far_behind_gets_a_snapshot(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr("kvstore.events.MAX_CHANGES", 2)
+    house = House(room=8)
+    for number in range(5):
+        await house.put(number)
+    pages = house.node.watch(Generation(1), 1)
+    first = await anext(pages)
+    assert (first.reset, first.number, len(first.keys)) == (True, 5, 5)
+    await house.put(5)
+    assert (await anext(pages)).number == 6
+    for number in (6, 7, 8, 9):
+        await house.put(number)
+    assert (await anext(pages)).reset
+    await pages.aclose()
