@@ -223,7 +223,6 @@ class Engine:
             sequence.request_id,
             sequence.num_computed,
             sequence.block_ids,
-            scheduled_first=row.start == first_start,
             keys=tuple(sequence.keys[: sequence.num_sealed]),
             num_cached_tokens=first_start,
         )
@@ -258,11 +257,9 @@ class Engine:
         self._imports.unpin(block_ids)
 
     def num_computed_tokens(self, request_id: RequestId) -> int | None:
-        """How far a request's prompt is; None when it is not here, or not begun."""
+        """How far a request is; None when it is not here."""
         sequence = self._sequences.get(request_id)
-        if sequence is None or sequence.phase is Phase.WAITING:
-            return None
-        return sequence.num_computed
+        return None if sequence is None else sequence.num_computed
 
     # Self-help
 

@@ -20,7 +20,6 @@ class PrefillProgress:
     request_id: RequestId
     num_computed_tokens: int
     block_ids: tuple[BlockId, ...]
-    scheduled_first: bool
     keys: tuple[BlockKey, ...]
     num_cached_tokens: int
 

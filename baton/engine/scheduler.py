@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from baton.core.ids import BlockId
+from baton.core.ids import BlockId, BlockKey
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.lineup import Lineup
@@ -40,6 +40,8 @@ class Scheduler:
         self._reserved_last = False
         # Nothing can be scheduled until something changes.
         self._stalled = False
+        # Keys of the blocks that this step's chunks fill.
+        self._coming: set[BlockKey] = set()
 
     # Sequences come, change phase and go
 
@@ -143,6 +145,7 @@ class Scheduler:
     def _running_rows(self) -> list[Row]:
         rows = [each.row(1) for each in self._running if each.num_remaining == 1]
         budget = self._config.max_step_tokens - len(rows)
+        self._coming.clear()
         if len(rows) == len(self._running):
             return rows
         for sequence in self._running:
@@ -151,8 +154,9 @@ class Scheduler:
             if sequence.num_remaining > 1:
                 self._adopt(sequence)
                 row = self._chunk(sequence, budget)
-                rows.append(row)
-                budget -= row.num_tokens
+                if row is not None:
+                    rows.append(row)
+                    budget -= row.num_tokens
         return rows
 
     def _adopt(self, sequence: Sequence) -> None:
@@ -174,8 +178,14 @@ class Scheduler:
         sequence.num_adopted += end - sequence.num_computed
         sequence.num_computed = end
 
-    def _chunk(self, sequence: Sequence, budget: int) -> Row:
-        return sequence.row(min(sequence.num_remaining, self._config.chunk_limit, budget))
+    def _chunk(self, sequence: Sequence, budget: int) -> Row | None:
+        """None while another computes in this very step what comes next: it is taken over then."""
+        first = sequence.num_sealed
+        if sequence.keys[first : first + 1] and sequence.keys[first] in self._coming:
+            return None
+        row = sequence.row(min(sequence.num_remaining, self._config.chunk_limit, budget))
+        self._coming.update(sequence.keys[first : row.context_tokens // self._config.block_tokens])
+        return row
 
     # Admission
 
@@ -194,8 +204,9 @@ class Scheduler:
                 self._blocked_at = self._pool.num_allocatable
                 break
             row = self._chunk(sequence, budget)
-            rows.append(row)
-            budget -= row.num_tokens
+            if row is not None:
+                rows.append(row)
+                budget -= row.num_tokens
         return rows
 
     def _may_admit(self) -> bool:

@@ -21,6 +21,7 @@ from baton.core.request import RequestSpec
 from baton.engine.engine import Reservation
 from baton.errors import Corrupt, DeadlineExceeded, Invalid, Unavailable
 from baton.rpc.worker_client import PullPeers, PullReader
+from baton.threads import in_thread
 from baton.transport.base import Peer, Transfer, Transport
 from baton.transport.flow import TransferFailed, gather
 from baton.worker.engine_thread import EngineDoor
@@ -157,7 +158,7 @@ class Intake:
             raise Invalid(f"source chose {scheduled.endpoint.transport!r}, which was not offered")
         landing.transport = transport
         landing.shipment.transport = transport.name
-        landing.peer = await asyncio.to_thread(transport.connect, scheduled.endpoint)
+        landing.peer = await in_thread(lambda: transport.connect(scheduled.endpoint))
         landing.reservation = await self._reserve(spec)
         landing.num_read = landing.reservation.num_cached_blocks
         landing.shipment.num_cached_blocks = landing.num_read

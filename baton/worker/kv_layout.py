@@ -1,11 +1,11 @@
 """The paged pool of this worker as its hand-off sees it: offsets, spans, checksums."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from baton.core.handoff import BlockRef
 from baton.core.ids import BlockId, BlockKey
+from baton.threads import in_thread
 from baton.transport.base import Span
 
 
@@ -26,7 +26,7 @@ class KvLayout:
         self, block_ids: Sequence[BlockId], keys: Sequence[BlockKey]
     ) -> tuple[BlockRef, ...]:
         """What a reader needs of these blocks. A block beyond ``keys`` is partial."""
-        checksums = await asyncio.to_thread(self.checksums, block_ids)
+        checksums = await in_thread(lambda: self.checksums(block_ids))
         padded = [*keys, *[BlockKey(b"")] * (len(block_ids) - len(keys))]
         return tuple(
             BlockRef(block_id * self.block_bytes, self.block_bytes, checksum, key)

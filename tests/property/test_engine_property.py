@@ -148,7 +148,6 @@ class Pair:
 
     def on_progress(self, progress: PrefillProgress) -> None:
         job = self.jobs[progress.request_id]
-        assert progress.scheduled_first == (not job.progress)
         before = job.progress[-1].num_computed_tokens if job.progress else -1
         assert before < progress.num_computed_tokens <= len(job.spec.token_ids)
         root = self.left.engine.key_root(job.spec.tenant_salt)
@@ -220,15 +219,13 @@ class Pair:
         return f"{self.left.engine.describe()}\n{self.right.engine.describe()}"
 
 
-def check_answer(job: Job, block_tokens: int) -> None:
+def check_answer(job: Job) -> None:
     tokens, reason = reference_answer(job.spec, vocab_size=VOCAB_SIZE, eos_token_ids=EOS)
     if job.aborted:
         assert tuple(job.tokens) == tokens[: len(job.tokens)]
     elif not job.refused:
         assert (tuple(job.tokens), job.finish_reason) == (tokens, reason)
     if job.cached_tokens is not None:
-        at_the_end = job.cached_tokens == job.spec.num_prompt_tokens
-        assert at_the_end or job.cached_tokens % block_tokens == 0
         assert 0 <= job.cached_tokens < len(job.spec.token_ids)
 
 
@@ -363,6 +360,6 @@ def test_preempted_requests_go_on_as_if_nothing_had_been(pair: Pair, jobs: list[
 def check_workload(pair: Pair, jobs: list[Job]) -> None:
     pair.run(jobs)
     for job in jobs:
-        check_answer(job, pair.block_tokens)
+        check_answer(job)
     for side in (pair.left, pair.right):
         check_empty(side)

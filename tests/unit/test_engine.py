@@ -15,6 +15,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, EngineStats, PrefillProgress, Reservation, StepResult
 from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.plan import Plan, StepOutput
+from baton.engine.result import StepWork
 from baton.errors import Invalid, NotFound, Overloaded
 
 CONFIG = EngineConfig(
@@ -219,9 +220,10 @@ def test_prefill_progress_then_held_until_released() -> None:
     first, last = bench.engine.step(), bench.engine.step()
     table = (BlockId(0), BlockId(1), BlockId(2))
     assert first == StepResult(
-        (), (PrefillProgress(request.request_id, 6, table, True, keys[:1], 0),)
+        progress=(PrefillProgress(request.request_id, 6, table, keys[:1], 0),),
+        work=StepWork(6, 21, 0.0, True),
     )
-    assert last.progress == (PrefillProgress(request.request_id, 10, table, False, keys, 0),)
+    assert last.progress == (PrefillProgress(request.request_id, 10, table, keys, 0),)
     (output,) = last.outputs
     assert output.token_ids == reference_answer(request)[0][:1]
     assert (output.first_index, output.finish_reason) == (0, None)
@@ -250,7 +252,7 @@ def test_a_cached_prefix_is_progress_at_once() -> None:
     bench.engine.add(spec("b"), Task.PREFILL)
     first, last = bench.engine.step().progress[0], bench.engine.step().progress[0]
     assert (first.num_computed_tokens, first.num_cached_tokens, len(first.keys)) == (9, 8, 2)
-    assert (first.scheduled_first, last.scheduled_first) == (True, False)
+    assert last.num_computed_tokens == 10
 
 
 def test_a_prefill_that_ends_at_once_says_so_and_is_held() -> None:

@@ -1,0 +1,211 @@
+"""A store node and everything behind it against plain dicts: whatever is put, read, demoted,
+damaged, killed and born again, no reader gets a wrong block, the books balance after every step,
+and whoever follows the events knows exactly what is held."""
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import xxhash
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from baton.clock import ManualClock
+from baton.core.ids import BlockKey, Generation
+from baton.core.store import BlockFilter, LeasedBlocks, Tier
+from baton.errors import Corrupt, Overloaded
+from baton.threads import INLINE
+from conductor.mirror import Mirror
+from tests.store_house import KEYS, NUM_BLOCKS, House
+
+NUMBERS = st.integers(0, NUM_BLOCKS - 1)
+TENANTS = st.sampled_from([b"a", b"b"])
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """``changes`` is what the node's event log told; ``leases`` are those that we hold."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runner = asyncio.Runner()
+        self.inline = INLINE.set(True)
+        self.folder = Path(tempfile.mkdtemp())
+        self.clock = ManualClock()
+        self.leases: dict[str, tuple[LeasedBlocks, float]] = {}
+        self.damaged: set[BlockKey] = set()
+        self.mirror = Mirror()
+        self.told = 0
+        self.pages: Any = None
+
+    @initialize(room=st.integers(1, 6), policy=st.sampled_from(["baton", "lru", "lfu"]))
+    def start(self, room: int, policy: str) -> None:
+        self.room, self.policy = room, policy
+        self.be_born()
+
+    def be_born(self) -> None:
+        quota = 4 * 64 if self.room > 4 else None
+        self.house = House(self.room, self.folder, 64 * 1024, self.policy, quota, clock=self.clock)
+        self.leases.clear()
+        self.pages = self.house.node.watch(Generation(0), 0)
+        self.mirror = Mirror()
+        self.known = 0
+
+    def run(self, work: Any) -> Any:
+        return self.runner.run(work)
+
+    # -- what workers do ---------------------------------------------------------------------
+
+    @rule(first=NUMBERS, count=st.integers(1, 6), tenant=TENANTS, fault=st.booleans())
+    def put(self, first: int, count: int, tenant: bytes, fault: bool) -> None:
+        numbers = [number % NUM_BLOCKS for number in range(first, first + count)]
+        house = self.house
+        house.fabric.fault = (lambda endpoint, span: "corrupt") if fault else None
+        try:
+            stored, present = self.run(house.put(*numbers, tenant=tenant))
+        except (Overloaded, Corrupt):
+            return
+        finally:
+            house.fabric.fault = None
+        assert stored + present <= count
+        for number in numbers[: min(stored + present, 1)]:
+            assert house.node._tiers.tier_of(KEYS[number]) is not Tier.NONE
+
+    @rule(first=NUMBERS, count=st.integers(1, 6), max_blocks=st.integers(0, 6))
+    def lease(self, first: int, count: int, max_blocks: int) -> None:
+        numbers = [number % NUM_BLOCKS for number in range(first, first + count)]
+        before = [self.house.node._tiers.tier_of(KEYS[n]) is not Tier.NONE for n in numbers]
+        leased = self.run(self.house.lease(*numbers, seconds=10.0, max_bytes=max_blocks * 64))
+        assert leased.num_held == (before.index(False) if False in before else count)
+        assert len(leased.blocks) <= min(leased.num_held, max_blocks)
+        assert [block.key for block in leased.blocks] == [
+            KEYS[number] for number in numbers[: len(leased.blocks)]
+        ]
+        if leased.lease_id:
+            self.leases[leased.lease_id] = (leased, self.clock.monotonic() + 10.0)
+            self.read(leased)
+
+    def read(self, leased: LeasedBlocks) -> None:
+        """As a worker does: what does not match its checksum is reported, the rest is right."""
+        for block in leased.blocks:
+            start = block.offset_bytes
+            data = bytes(self.house.arena.view[start : start + block.size_bytes])
+            if xxhash.xxh3_64_intdigest(data) != block.checksum:
+                assert block.key in self.damaged
+                self.run(self.house.node.report([block.key]))
+            else:
+                assert data == self.house.block(block.key[0])
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def read_late(self, data: st.DataObject) -> None:
+        """A lease protects what was lent as long as it lasts."""
+        leased, until = self.leases[data.draw(st.sampled_from(sorted(self.leases)))]
+        if until > self.clock.monotonic():
+            self.read(leased)
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        lease_id = data.draw(st.sampled_from(sorted(self.leases)))
+        self.house.node.release(lease_id)
+        del self.leases[lease_id]
+
+    @rule(number=NUMBERS)
+    def pin(self, number: int) -> None:
+        try:
+            self.house.node.pin([KEYS[number]], 15.0)
+        except Overloaded:
+            return
+
+    # -- what time and the operator do --------------------------------------------------------
+
+    @rule(seconds=st.integers(1, 12))
+    def wait(self, seconds: int) -> None:
+        self.clock.advance(seconds)
+        self.house.node.sweep()
+
+    @rule()
+    def make_room(self) -> None:
+        for size in self.house.shelf.sizes():
+            self.run(self.house.node.demotion._make_room(size))
+
+    @rule()
+    def flush(self) -> None:
+        self.run(self.house.node.demotion.flush())
+
+    @rule(tenant=TENANTS)
+    def purge(self, tenant: bytes) -> None:
+        self.house.node.purge(BlockFilter(tenant=tenant))
+        assert self.house.node.list_blocks(BlockFilter(tenant=tenant), 0, 1)[1] == 0
+
+    # -- what goes wrong -----------------------------------------------------------------------
+
+    @rule(offset=st.integers(0, 6 * 64 - 1))
+    def flip_in_dram(self, offset: int) -> None:
+        if offset < self.room * 64:
+            self.damaged.update(KEYS)
+            self.house.flip(offset)
+
+    @rule(number=NUMBERS, where=st.integers(0, 63))
+    def flip_on_disk(self, number: int, where: int) -> None:
+        assert self.house.disk is not None
+        block = self.house.disk.get(KEYS[number])
+        if block is None:
+            return
+        offset = block.segment._offset(block.slot) + where
+        with block.segment.path.open("r+b") as file:
+            file.seek(offset)
+            byte = file.read(1)
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 1]))
+
+    @rule(flushed=st.booleans())
+    def die(self, flushed: bool) -> None:
+        """What was sealed on the disk is there again, and nothing else."""
+        house = self.house
+        if flushed:
+            self.run(house.node.demotion.flush())
+        assert house.disk is not None
+        on_disk = {block.key for block in house.disk.blocks()}
+        house.disk.close()
+        self.be_born()
+        assert self.house.disk is not None
+        assert {block.key for block in self.house.disk.blocks()} == on_disk
+
+    # -- always ----------------------------------------------------------------------------------
+
+    @invariant()
+    def books_balance(self) -> None:
+        if hasattr(self, "house"):
+            assert self.house.node.stats().violation == ""
+
+    @invariant()
+    def whoever_follows_knows(self) -> None:
+        if not hasattr(self, "house"):
+            return
+        number = self.house.node.events.number
+        while self.known < number or not self.mirror._views:
+            page = self.run(anext(self.pages))
+            assert self.mirror.apply(self.house.holder.node, page)
+            self.known = page.number
+        view = self.mirror._views[self.house.holder.node]
+        for key in KEYS:
+            assert view.table.tier(key) == self.house.node._tiers.tier_of(key)
+
+    def teardown(self) -> None:
+        if self.pages is not None:
+            self.run(self.pages.aclose())
+        if hasattr(self, "house"):
+            assert self.house.disk is not None
+            self.house.disk.close()
+        INLINE.reset(self.inline)
+        self.runner.close()
+        shutil.rmtree(self.folder)
+
+
+TestStore = StoreMachine.TestCase
+# At least 10,000 steps.
+TestStore.settings = settings(max_examples=250, stateful_step_count=60, deadline=None)

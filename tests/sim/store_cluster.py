@@ -1,0 +1,302 @@
+"""Workers and store nodes of one process: their production code over twins of the model, the
+transport and the network, with faults on demand."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from baton.core.handoff import CHECKSUM_XXH3, Endpoint
+from baton.core.ids import BlockKey, Generation, TokenId, WorkerId
+from baton.core.member import Member
+from baton.core.request import RequestOutput, RequestSpec
+from baton.core.states import Role, WorkerState
+from baton.core.store import LeasedBlocks, LeaseQuery, PutRequest, PutResult
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine, StepResult
+from baton.errors import DeadlineExceeded, Unavailable
+from baton.kv.index import Holder
+from baton.kv.memory_index import MemoryKvIndex
+from baton.kv.store_client import StoreClient
+from baton.registry.membership import Membership
+from baton.registry.memory import MemoryRegistry
+from baton.transport.base import Transport
+from baton.transport.memory import MemoryFabric, MemoryTransport
+from baton.transport.region import HostMemory
+from baton.worker.intake import Intake, IntakeConfig
+from baton.worker.kv_layout import KvLayout
+from baton.worker.memory_peers import MemoryPeers
+from baton.worker.reload import Way
+from baton.worker.store_prefixes import StorePrefixes
+from baton.worker.store_publisher import StorePublisher
+from baton.worker.worker import Worker, WorkerConfig
+from kvstore.disk import DiskTier
+from kvstore.node import StoreNode
+from kvstore.publisher import Publisher
+from kvstore.shelf import Shelf
+from tests.sim.virtual_time import LoopClock
+from tests.sim.worker_cluster import BLOCK_TOKENS, DIGEST, SharedRunner, collect, is_finished
+
+CALL_SECONDS = 0.2
+STEP_SECONDS = 0.01
+CLOCK = LoopClock()
+
+
+class LineEngine:
+    """An engine door without a thread: commands at once, a step every STEP_SECONDS."""
+
+    def __init__(self, engine: Engine, on_step: Callable[[StepResult], None]) -> None:
+        self._engine = engine
+        self._on_step = on_step
+        self._wake = asyncio.Event()
+
+    async def call(self, command):  # type: ignore[no-untyped-def]
+        self._wake.set()
+        return command(self._engine)
+
+    def send(self, command: Callable[[Engine], object]) -> None:
+        command(self._engine)
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            self._wake.clear()
+            while self._engine.has_work():
+                await CLOCK.sleep(STEP_SECONDS)
+                self._on_step(self._engine.step())
+                self._engine.check_integrity()
+            await self._wake.wait()
+
+
+@dataclass
+class Store:
+    """One life of a store node on ``folder``. Dead, every call of it fails; hung, none ends."""
+
+    name: str
+    generation: int
+    fabric: MemoryFabric
+    folder: Path | None
+    room: int
+    dead: bool = False
+    hung: bool = False
+    arena: HostMemory = field(init=False)
+    disk: DiskTier | None = field(init=False)
+    node: StoreNode = field(init=False)
+
+    def __post_init__(self) -> None:
+        size = self.room * BLOCK_TOKENS * 8
+        self.arena = HostMemory(self.name, size)
+        transport = MemoryTransport(self.fabric, self.name, self.generation, CLOCK)
+        transport.register(self.arena.region)
+        self.disk = DiskTier(self.folder, 128 * 1024, "baton", 64 * 1024) if self.folder else None
+        transports: dict[str, Transport] = {"memory": transport}  # type: ignore[dict-item]
+        shelf = Shelf(size, size)
+        life = Generation(self.generation)
+        self.node = StoreNode(life, self.arena, transports, "here", CLOCK, shelf, self.disk)
+
+    @property
+    def holder(self) -> Holder:
+        return Holder(WorkerId(self.name), Generation(self.generation))
+
+    @property
+    def member(self) -> Member:
+        return Member(
+            WorkerId(self.name),
+            Role.KVSTORE,
+            self.name,
+            Generation(self.generation),
+            WorkerState.READY,
+            host="here",
+            transports=("memory",),
+        )
+
+    def kill(self) -> None:
+        self.dead = True
+        self.fabric.kill(self.name)
+        if self.disk is not None:
+            self.disk.close()
+
+
+class StoreLink:
+    """Implements :class:`baton.kv.store_client.StoreLink` without a network."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def open(self, transports: Sequence[str], host: str) -> Endpoint:
+        await self._reach()
+        return self._store.node.endpoint_for(transports, host)
+
+    async def put(self, request: PutRequest, timeout_seconds: float | None = None) -> PutResult:
+        await self._reach(timeout_seconds or CALL_SECONDS)
+        return await self._answer(self._store.node.put(request))
+
+    async def lease(self, query: LeaseQuery) -> LeasedBlocks:
+        await self._reach()
+        return await self._answer(self._store.node.lease(query))
+
+    async def release(self, lease_id: str) -> None:
+        await self._reach()
+        self._store.node.release(lease_id)
+
+    async def report(self, keys: Sequence[BlockKey]) -> int:
+        await self._reach()
+        return await self._answer(self._store.node.report(keys))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _reach(self, seconds: float = CALL_SECONDS) -> None:
+        await asyncio.sleep(0)
+        if self._store.dead:
+            raise Unavailable(f"{self._store.name} is dead")
+        if self._store.hung:
+            await CLOCK.sleep(seconds)
+            raise DeadlineExceeded(f"{self._store.name} is silent")
+
+    async def _answer(self, call):  # type: ignore[no-untyped-def]
+        """A node that died meanwhile does not answer."""
+        answer = await call
+        if self._store.dead:
+            raise Unavailable(f"{self._store.name} died")
+        return answer
+
+
+@dataclass
+class Node:
+    """One worker that does whole requests."""
+
+    worker: Worker
+    engine: Engine
+    line: LineEngine
+    store: StorePrefixes
+
+    async def answer(self, spec: RequestSpec) -> list[RequestOutput]:
+        await asyncio.sleep(0)  # it may have been added just now
+        stream = self.worker.open_stream()
+        stream.submit(spec, Task.WHOLE, None)
+        outputs = await collect(stream, is_finished)
+        stream.close()
+        return outputs
+
+
+@dataclass
+class StoreCluster:
+    fabric: MemoryFabric
+    index: MemoryKvIndex
+    registry: MemoryRegistry
+    membership: Membership
+    tasks: asyncio.TaskGroup
+    stores: dict[str, Store] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    background: dict[str, list["asyncio.Task[None]"]] = field(default_factory=dict)
+
+    async def start_store(self, name: str, folder: Path | None = None, room: int = 32) -> Store:
+        """A first life, or the next one."""
+        last = self.stores.get(name)
+        generation = last.generation + 1 if last else 1
+        store = self.stores[name] = Store(name, generation, self.fabric, folder, room)
+        publisher = Publisher(store.holder, store.node, self.index, CLOCK)
+        works = [publisher.run(), store.node.demotion.run()]
+        self.background[name] = [self.tasks.create_task(work) for work in works]
+        await self.registry.announce(store.member, 1e9)
+        await self.membership.refresh()
+        return store
+
+    def kill_store(self, name: str) -> None:
+        """As SIGKILL does: at once, and the registry finds out later."""
+        for task in self.background.pop(name, []):
+            task.cancel()
+        self.stores[name].kill()
+
+    def add_worker(self, name: str, num_blocks: int = 64, prefer: Way | None = None) -> Node:
+        runner = SharedRunner(num_blocks)
+        config = EngineConfig(
+            block_tokens=BLOCK_TOKENS, max_model_tokens=256, max_step_tokens=16, chunk_tokens=8
+        )
+        engine = Engine(
+            runner,
+            config,
+            model_digest=DIGEST,
+            kv_dtype="fake",
+            eos_token_ids=frozenset(),
+            clock=CLOCK,
+        )
+        memory = MemoryTransport(self.fabric, name, 1, CLOCK)
+        memory.register(runner.shared.region)
+        transports: dict[str, Transport] = {"memory": memory}  # type: ignore[dict-item]
+        layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
+        line = LineEngine(engine, lambda result: worker.on_step(result))
+        client = StoreClient(
+            self.membership, self.index, transports, self._link, "here", CLOCK, CALL_SECONDS
+        )
+        store = StorePrefixes(
+            line,
+            client,
+            StorePublisher(line, client, layout, DIGEST[:16]),
+            layout,
+            BLOCK_TOKENS,
+            config.chunk_limit,
+            CLOCK,
+            CALL_SECONDS,
+            prefer,
+        )
+        intake = Intake(
+            line, MemoryPeers(), transports, layout, DIGEST.hex(), "here", CLOCK, IntakeConfig()
+        )
+        worker = Worker(
+            WorkerId(name), Generation(1), WorkerConfig(), line, intake, store, layout, transports,
+            BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK,
+        )  # fmt: skip
+        for work in (line.run(), store.run(), worker.run()):
+            self.tasks.create_task(work)
+        node = Node(worker, engine, line, store)
+        self.nodes.append(node)
+        return node
+
+    async def settle(self, seconds: float = 1.0) -> None:
+        """Lets everything in the background come to rest."""
+        await CLOCK.sleep(seconds)
+
+    def check(self) -> None:
+        """All books balance, nothing is held by anybody."""
+        for node in self.nodes:
+            node.engine.check_integrity()
+            counts = node.engine.stats().pool
+            assert not (counts.referenced or counts.filling or counts.quarantined), counts
+            assert node.worker.idle
+        for store in self.stores.values():
+            if not store.dead:
+                assert not store.node.stats().violation
+
+    def _link(self, member: Member) -> StoreLink:
+        store = self.stores[member.id]
+        if store.generation != member.generation:
+            raise Unavailable(f"{member.id} is another one now")
+        return StoreLink(store)
+
+
+class _Enough(Exception):
+    """Ends the cluster's background."""
+
+
+@asynccontextmanager
+async def store_cluster() -> AsyncIterator[StoreCluster]:
+    registry = MemoryRegistry(CLOCK)
+    membership = Membership(registry, CLOCK)
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            cluster = StoreCluster(MemoryFabric(), MemoryKvIndex(), registry, membership, tasks)
+            yield cluster
+            for store in cluster.stores.values():
+                if not store.dead:
+                    store.kill()
+            raise _Enough
+    except* _Enough:
+        pass
+
+
+def tokens(first: int, count: int) -> list[TokenId]:
+    return [TokenId((first + 7 * position) % 251) for position in range(count)]

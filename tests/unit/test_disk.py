@@ -1,0 +1,261 @@
+"""The SSD tier's files: what earlier lives left is found, what is damaged is not believed."""
+
+import os
+from pathlib import Path
+
+import pytest
+import xxhash
+
+from baton.core.handoff import CHECKSUM_XXH3
+from baton.core.ids import BlockKey
+from baton.errors import Corrupt, Invalid, Unavailable
+from kvstore.disk import DiskTier
+from kvstore.segment import PAGE_BYTES, RECORD_BYTES, Record, Segment, slots_of
+
+SEGMENT = 64 * 1024
+LARGE = 16_000
+"""Three slots of four pages in a segment."""
+
+
+def payload(number: int, size: int = LARGE) -> bytes:
+    return bytes([number]) * size
+
+
+def record(number: int, size: int = LARGE, depth: int = 0) -> Record:
+    checksum = xxhash.xxh3_64_intdigest(payload(number, size))
+    key = BlockKey(bytes([number]) * 16)
+    return Record(key, size, checksum, CHECKSUM_XXH3, depth, b"t" * 16, b"", float(number))
+
+
+def opened(folder: Path, segments: int = 2) -> DiskTier:
+    return DiskTier(folder, segments * SEGMENT, "lru", SEGMENT)
+
+
+def store(disk: DiskTier, number: int, size: int = LARGE) -> list[BlockKey]:
+    """Returns who went for it."""
+    reserved = disk.reserve(record(number, size))
+    assert reserved is not None
+    block, evicted = reserved
+    disk.write(block, memoryview(payload(number, size)))
+    disk.seal(block)
+    disk.check_integrity()
+    return evicted
+
+
+def load(disk: DiskTier, number: int) -> bytes:
+    block = disk.get(record(number).key)
+    assert block is not None
+    into = bytearray(block.size_bytes)
+    disk.read(block, memoryview(into))
+    return bytes(into)
+
+
+def numbers(disk: DiskTier) -> list[int]:
+    return sorted(block.key[0] for block in disk.blocks())
+
+
+def test_what_was_written_is_read_also_in_another_life(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    for number in (1, 2, 3, 4):
+        assert store(disk, number) == []
+    assert disk.describe() == (
+        "segment-000001.kv: 3 of 3 slots of 16384 bytes\n"
+        "segment-000002.kv: 1 of 3 slots of 16384 bytes"
+    )
+    assert (disk.num_blocks, disk.used_bytes) == (4, 4 * 16384)
+    disk.close()
+    disk = opened(tmp_path)
+    disk.check_integrity()
+    assert [load(disk, number) for number in (1, 2, 3, 4)] == [payload(n) for n in (1, 2, 3, 4)]
+    block = disk.get(record(3).key)
+    assert block is not None and block.record == record(3)
+    # The oldest goes first, in this life too.
+    assert store(disk, 5) == [] and store(disk, 6) == []
+    assert store(disk, 7) == [record(1).key]
+
+
+def test_the_table_lies_before_the_slots() -> None:
+    assert slots_of(SEGMENT, 16384) == 3
+    assert slots_of(SEGMENT, 4096) == 14
+    for slot_bytes in (4096, 8192, 16384):
+        count = slots_of(SEGMENT, slot_bytes)
+        table = -(-count * RECORD_BYTES // PAGE_BYTES) * PAGE_BYTES
+        assert PAGE_BYTES + table + count * slot_bytes <= SEGMENT
+    assert slots_of(SEGMENT, SEGMENT) == 0 and slots_of(SEGMENT, 0) == 0
+
+
+def test_a_block_too_large_is_not_kept(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    assert disk.reserve(record(1, SEGMENT)) is None
+    disk.check_integrity()
+
+
+def test_what_is_held_stays_and_a_dropped_one_waits_for_its_reader(tmp_path: Path) -> None:
+    disk = opened(tmp_path, segments=1)
+    for number in (1, 2, 3):
+        store(disk, number)
+    blocks = [disk.get(record(number).key) for number in (1, 2, 3)]
+    for block in blocks:
+        assert block is not None
+        disk.hold(block)
+    assert disk.reserve(record(4)) is None
+    assert disk.drop(record(1).key) and not disk.drop(record(1).key)
+    assert record(1).key not in disk and disk.reserve(record(4)) is None
+    disk.check_integrity()
+    assert blocks[0] is not None
+    disk.release(blocks[0])
+    assert store(disk, 4) == []
+    assert numbers(disk) == [2, 3, 4]
+
+
+def test_another_size_takes_a_whole_segment(tmp_path: Path) -> None:
+    disk = opened(tmp_path, segments=1)
+    for number in (1, 2, 3):
+        store(disk, number)
+    assert sorted(store(disk, 9, size=100)) == [record(n).key for n in (1, 2, 3)]
+    assert disk.describe() == "segment-000001.kv: 1 of 14 slots of 4096 bytes"
+    disk.close()
+    assert numbers(opened(tmp_path, segments=1)) == [9]
+
+
+def test_a_death_between_payload_and_record(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    reserved = disk.reserve(record(2))
+    assert reserved is not None
+    block, _ = reserved
+    os.pwrite(block.segment._file, payload(2), block.segment._offset(block.slot))
+    disk.close()
+    assert numbers(opened(tmp_path)) == [1]
+
+
+def test_an_overwritten_slot_has_no_record_before_its_payload(tmp_path: Path) -> None:
+    disk = opened(tmp_path, segments=1)
+    for number in (1, 2, 3):
+        store(disk, number)
+    reserved = disk.reserve(record(4))  # in place of 1
+    assert reserved is not None and reserved[1] == [record(1).key]
+    disk.close()
+    assert numbers(opened(tmp_path, segments=1)) == [2, 3]
+
+
+def spoil(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)
+        file.seek(offset)
+        file.write(bytes([byte[0] ^ 4]))
+
+
+def test_a_bit_of_a_payload(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    block = disk.get(record(1).key)
+    assert block is not None
+    spoil(block.segment.path, block.segment._offset(block.slot) + 15_999)
+    with pytest.raises(Corrupt, match="not what was written"):
+        load(disk, 1)
+
+
+def test_a_bit_of_a_record_or_a_header(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    for number in (1, 2, 3, 4):
+        store(disk, number)
+    disk.close()
+    spoil(tmp_path / "segment-000001.kv", PAGE_BYTES + RECORD_BYTES + 5)
+    spoil(tmp_path / "segment-000002.kv", 9)
+    disk = opened(tmp_path)
+    assert numbers(disk) == [1, 3]
+    disk.check_integrity()
+    assert not (tmp_path / "segment-000002.kv").exists()
+    assert store(disk, 5) == []
+
+
+def test_files_cut_short(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    for number in (1, 2, 3, 4):
+        store(disk, number)
+    segment = next(iter(disk._segments.values()))
+    end = segment._offset(2) + 1
+    disk.close()
+    os.truncate(tmp_path / "segment-000001.kv", end)
+    os.truncate(tmp_path / "segment-000002.kv", 100)
+    disk = opened(tmp_path)
+    assert numbers(disk) == [1, 2]
+    disk.check_integrity()
+    assert store(disk, 5) == []
+    assert load(disk, 5) == payload(5)
+
+
+def test_strangers_in_the_folder_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "segment-mine.kv").write_text("mine")
+    disk = opened(tmp_path)
+    store(disk, 1)
+    assert (tmp_path / "segment-mine.kv").read_text() == "mine"
+
+
+def test_a_smaller_and_a_larger_limit(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    for number in (1, 2, 3, 4):
+        store(disk, number)
+    disk.close()
+    disk = opened(tmp_path, segments=1)
+    assert numbers(disk) == [1, 2, 3]
+    disk.close()
+    disk = opened(tmp_path, segments=3)
+    for number in range(5, 11):
+        assert store(disk, number) == []
+    assert store(disk, 11) == [record(1).key]
+
+
+def test_one_folder_one_store(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    with pytest.raises(Unavailable, match="is another store node's"):
+        opened(tmp_path)
+    disk.close()
+    opened(tmp_path)
+
+
+def test_wrong_settings(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="store_disk_bytes is 1000: the SSD tier needs at least"):
+        DiskTier(tmp_path, 1000)
+    with pytest.raises(Invalid, match="no eviction policy"):
+        DiskTier(tmp_path, 4 * SEGMENT, "best")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="store_folder"):
+        DiskTier(tmp_path / "file", 4 * SEGMENT)
+
+
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = opened(tmp_path)
+    for number in (1, 2, 3):
+        store(disk, number)
+
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    assert store(disk, 4) == [record(1).key]  # it goes on with the segments that there are
+    monkeypatch.setattr("os.pwrite", full)
+    reserved = disk.reserve(record(5))
+    assert reserved is not None
+    with pytest.raises(Unavailable, match="No space left"):
+        disk.write(reserved[0], memoryview(payload(5)))
+    disk.discard(reserved[0])
+    disk.check_integrity()
+    monkeypatch.undo()
+    assert numbers(disk) == [3, 4]
+
+
+def test_records_of_blocks_that_are_here_twice(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    segment: Segment = next(iter(disk._segments.values()))
+    newer = Record(**{**{f: getattr(record(1), f) for f in Record.__slots__}, "stored_at": 9.0})
+    segment.write(2, newer, memoryview(payload(1)))
+    disk.close()
+    disk = opened(tmp_path)
+    disk.check_integrity()
+    block = disk.get(record(1).key)
+    assert block is not None and (block.slot, block.record.stored_at) == (2, 9.0)
