@@ -59,6 +59,13 @@ class StoreMachine(RuleBasedStateMachine):
     # -- what workers do ---------------------------------------------------------------------
 
     @rule(first=NUMBERS, count=st.integers(1, 6), tenant=TENANTS, fault=st.booleans())
+    def take_in(self, first: int, count: int, tenant: bytes, fault: bool) -> None:
+        self.put(first, count, tenant, fault)
+
+    @rule(first=NUMBERS, count=st.integers(1, 6), max_blocks=st.integers(0, 6))
+    def lend(self, first: int, count: int, max_blocks: int) -> None:
+        self.lease(first, count, max_blocks)
+
     def put(self, first: int, count: int, tenant: bytes, fault: bool) -> None:
         numbers = [number % NUM_BLOCKS for number in range(first, first + count)]
         house = self.house
@@ -73,7 +80,6 @@ class StoreMachine(RuleBasedStateMachine):
         for number in numbers[: min(stored + present, 1)]:
             assert house.node._tiers.tier_of(KEYS[number]) is not Tier.NONE
 
-    @rule(first=NUMBERS, count=st.integers(1, 6), max_blocks=st.integers(0, 6))
     def lease(self, first: int, count: int, max_blocks: int) -> None:
         numbers = [number % NUM_BLOCKS for number in range(first, first + count)]
         before = [self.house.node._tiers.tier_of(KEYS[n]) is not Tier.NONE for n in numbers]
@@ -106,6 +112,12 @@ class StoreMachine(RuleBasedStateMachine):
         if until > self.clock.monotonic():
             self.read(leased)
 
+    @rule(first=st.integers(0, 3), count=st.integers(1, 6))
+    def serve(self, first: int, count: int) -> None:
+        """A prompt that others share is put and read."""
+        self.put(first, count, b"a", False)
+        self.lease(first, count, 6)
+
     @precondition(lambda self: self.leases)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
@@ -113,7 +125,17 @@ class StoreMachine(RuleBasedStateMachine):
         self.house.node.release(lease_id)
         del self.leases[lease_id]
 
-    @rule(number=NUMBERS)
+    @rule(action=st.sampled_from(["pin", "make_room", "flush", "purge"]), number=NUMBERS)
+    def keep_house(self, action: str, number: int) -> None:
+        if action == "pin":
+            self.pin(number)
+        elif action == "make_room":
+            self.make_room()
+        elif action == "flush":
+            self.run(self.house.node.demotion.flush())
+        else:
+            self.purge(b"ab"[number % 2 : number % 2 + 1])
+
     def pin(self, number: int) -> None:
         try:
             self.house.node.pin([KEYS[number]], 15.0)
@@ -127,29 +149,34 @@ class StoreMachine(RuleBasedStateMachine):
         self.clock.advance(seconds)
         self.house.node.sweep()
 
-    @rule()
     def make_room(self) -> None:
         for size in self.house.shelf.sizes():
             self.run(self.house.node.demotion._make_room(size))
 
-    @rule()
-    def flush(self) -> None:
-        self.run(self.house.node.demotion.flush())
-
-    @rule(tenant=TENANTS)
     def purge(self, tenant: bytes) -> None:
         self.house.node.purge(BlockFilter(tenant=tenant))
         assert self.house.node.list_blocks(BlockFilter(tenant=tenant), 0, 1)[1] == 0
 
     # -- what goes wrong -----------------------------------------------------------------------
 
-    @rule(offset=st.integers(0, 6 * 64 - 1))
+    @rule(
+        mishap=st.sampled_from(["dram", "disk", "death", "death after a flush"]),
+        number=NUMBERS,
+        where=st.integers(0, 6 * 64 - 1),
+    )
+    def go_wrong(self, mishap: str, number: int, where: int) -> None:
+        if mishap == "dram":
+            self.flip_in_dram(where)
+        elif mishap == "disk":
+            self.flip_on_disk(number, where % 64)
+        else:
+            self.die(mishap == "death after a flush")
+
     def flip_in_dram(self, offset: int) -> None:
         if offset < self.room * 64:
             self.damaged.update(KEYS)
             self.house.flip(offset)
 
-    @rule(number=NUMBERS, where=st.integers(0, 63))
     def flip_on_disk(self, number: int, where: int) -> None:
         assert self.house.disk is not None
         block = self.house.disk.get(KEYS[number])
@@ -162,7 +189,6 @@ class StoreMachine(RuleBasedStateMachine):
             file.seek(offset)
             file.write(bytes([byte[0] ^ 1]))
 
-    @rule(flushed=st.booleans())
     def die(self, flushed: bool) -> None:
         """What was sealed on the disk is there again, and nothing else."""
         house = self.house

@@ -1,0 +1,176 @@
+"""A thousand seeded schedules of requests and faults: not one wrong token, nothing left behind.
+
+    FAULT_SEED=17 python -m pytest tests/sim/test_store_campaign.py -k replay
+
+replays one of them with a line per event.
+"""
+
+import os
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baton.core.handoff import Endpoint
+from baton.core.request import RequestSpec
+from baton.engine.fake_runner import reference_answer
+from baton.errors import Unavailable
+from baton.transport.base import Span
+from baton.worker.reload import Way
+from kvstore.segment import Record, Segment
+from tests.sim.store_cluster import CLOCK, Node, Store, StoreCluster, store_cluster, tokens
+from tests.sim.virtual_time import simulate
+from tests.sim.worker_cluster import request, tokens_of
+
+NUM_SCHEDULES = 1000
+BATCHES = 20
+NUM_REQUESTS = 8
+
+
+class Schedule:
+    """Everything that happens, from one seed."""
+
+    def __init__(self, seed: int, folder: Path, verbose: bool = False) -> None:
+        self.chance = np.random.default_rng(seed)
+        self.folder = folder
+        self.verbose = verbose
+        self.disk_fails = False
+        self.reads = "sound"
+        self.specs: list[RequestSpec] = []
+
+    def draw(self, *options: str) -> str:
+        return options[int(self.chance.integers(len(options)))]
+
+    def tell(self, event: str) -> None:
+        if self.verbose:
+            print(f"{CLOCK.monotonic():8.3f} {event}")
+
+    async def run(self) -> None:
+        async with store_cluster() as cluster:
+            cluster.fabric.fault = self.fault
+            for number in range(1 + int(self.chance.integers(2))):
+                await self.start(cluster, f"s{number}")
+            ways = (None, Way.FETCH, Way.SPLIT)
+            for name in ("one", "two"):
+                way = ways[int(self.chance.integers(3))]
+                cluster.add_worker(name, num_blocks=40 + int(self.chance.integers(40)), prefer=way)
+            harm = cluster.tasks.create_task(self.do_harm(cluster))
+            asking = [
+                cluster.tasks.create_task(self.ask(cluster, number))
+                for number in range(NUM_REQUESTS)
+            ]
+            for task in asking:
+                await task
+            harm.cancel()
+            await self.calm_down(cluster)
+            cluster.check()
+
+    async def start(self, cluster: StoreCluster, name: str) -> None:
+        room = 8 + int(self.chance.integers(40))
+        await cluster.start_store(name, self.folder / name, room)
+
+    async def ask(self, cluster: StoreCluster, number: int) -> None:
+        """Requests come over a few seconds; of the same family they share their beginning."""
+        await CLOCK.sleep(float(self.chance.uniform(0, 4)))
+        spec = self.spec(number)
+        node: Node = cluster.nodes[int(self.chance.integers(2))]
+        self.tell(f"asks r{number}: {len(spec.token_ids)} tokens")
+        began = CLOCK.monotonic()
+        outputs = await node.answer(spec)
+        expected = reference_answer(spec)[0]
+        self.tell(f"has r{number}: {outputs[0].details}")
+        assert tokens_of(outputs) == expected, f"r{number} of {spec.token_ids}"
+        assert CLOCK.monotonic() - began < 20.0
+
+    def spec(self, number: int) -> RequestSpec:
+        family = int(self.chance.integers(3))
+        shared = 4 * int(self.chance.integers(1, 25))
+        own = tokens(50 + number, int(self.chance.integers(1, 30)))
+        return request(f"r{number}", [*tokens(family, shared), *own], 1 + number)
+
+    # -- faults ------------------------------------------------------------------------------
+
+    def fault(self, endpoint: Endpoint, span: Span) -> str:
+        if self.reads == "sound" or self.chance.random() > 0.5:
+            return ""
+        return self.reads
+
+    async def do_harm(self, cluster: StoreCluster) -> None:
+        while True:
+            await CLOCK.sleep(float(self.chance.uniform(0.05, 1.0)))
+            name = self.draw(*cluster.stores)
+            what = self.draw("kill", "kill", "hang", "reads", "dram", "disk", "full", "index")
+            self.tell(f"{what} {name}")
+            await self.harm(cluster, what, cluster.stores[name])
+
+    async def harm(self, cluster: StoreCluster, what: str, store: Store) -> None:
+        if what == "kill":
+            if not store.dead:
+                cluster.kill_store(store.name)
+            if self.chance.random() < 0.7:
+                await self.start(cluster, store.name)
+        elif what == "hang":
+            store.hung = not store.hung
+        elif what == "reads":
+            self.reads = self.draw("sound", "lost", "corrupt")
+        elif what == "dram":
+            store.arena.view[int(self.chance.integers(len(store.arena.view)))] ^= 1
+        elif what == "disk":
+            self.damage_disk(store)
+        elif what == "full":
+            self.disk_fails = not self.disk_fails
+        else:
+            cluster.index.reachable = not cluster.index.reachable
+
+    def damage_disk(self, store: Store) -> None:
+        files = sorted((self.folder / store.name).glob("segment-*.kv"))
+        if not files:
+            return
+        path = files[int(self.chance.integers(len(files)))]
+        if self.chance.random() < 0.2:
+            os.truncate(path, int(self.chance.integers(path.stat().st_size + 1)))
+            return
+        with path.open("r+b") as file:
+            file.seek(int(self.chance.integers(max(path.stat().st_size, 1))))
+            byte = file.read(1)
+            if byte:
+                file.seek(-1, 1)
+                file.write(bytes([byte[0] ^ (1 << int(self.chance.integers(8)))]))
+
+    def write(self, segment: Segment, slot: int, record: Record, data: memoryview) -> None:
+        if self.disk_fails:
+            raise Unavailable("no space left on device")
+        WRITE(segment, slot, record, data)
+
+    async def calm_down(self, cluster: StoreCluster) -> None:
+        self.reads, self.disk_fails, cluster.index.reachable = "sound", False, True
+        for store in cluster.stores.values():
+            store.hung = False
+        await cluster.settle(120.0)
+
+
+WRITE = Segment.write
+
+
+def run_seed(seed: int, monkeypatch: pytest.MonkeyPatch, verbose: bool = False) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        schedule = Schedule(seed, Path(folder), verbose)
+        monkeypatch.setattr(Segment, "write", lambda segment, *rest: schedule.write(segment, *rest))
+        try:
+            simulate(schedule.run())
+        except BaseException:
+            print(f"seed {seed}")
+            raise
+
+
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_no_schedule_serves_a_wrong_block(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    share = NUM_SCHEDULES // BATCHES
+    for seed in range(batch * share, (batch + 1) * share):
+        run_seed(seed, monkeypatch)
+
+
+@pytest.mark.skipif("FAULT_SEED" not in os.environ, reason="names no seed")
+def test_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_seed(int(os.environ["FAULT_SEED"]), monkeypatch, verbose=True)
