@@ -24,7 +24,7 @@ from baton.core.store import (
 )
 from baton.errors import Corrupt, Invalid, Overloaded
 from baton.threads import in_thread
-from baton.transport.base import Span, Transport
+from baton.transport.base import Peer, Span, Transport
 from baton.transport.flow import TransferFailed, gather
 from baton.transport.region import HostMemory
 from baton.transport.select import choose
@@ -38,6 +38,9 @@ from kvstore.tiers import Tiers
 
 MAX_PUTS = 16
 """Reads from workers at a time; a further put is refused."""
+
+MAX_PEERS = 4096
+"""Workers whose connections are at hand; further ones are looked up."""
 
 MAX_PROMOTIONS = 4
 """Leases that wait for the disk at a time; a further one gets what is in DRAM."""
@@ -79,6 +82,7 @@ class StoreNode:
         self._tiers = Tiers(memory, shelf, disk, self.events, clock)
         self.demotion = Demotion(self._tiers)
         self._strays = Strays()
+        self._peers: dict[str, Peer] = {}
         self._num_puts = 0
         self._num_promotions = 0
 
@@ -119,6 +123,7 @@ class StoreNode:
                 num_good = await self._fill(transport, request, filling.coming)
             bad = filling.coming[num_good:]
         except TransferFailed as error:
+            self._peers.pop(request.source.owner, None)
             if error.strays:
                 # Nobody gets the slots before the reads that may still write to them have ended.
                 self._strays.keep(transport, error.strays, lambda: self._discard(held))
@@ -185,7 +190,7 @@ class StoreNode:
         self, transport: Transport, request: PutRequest, pairs: Sequence[tuple[BlockRef, Slot]]
     ) -> int:
         """Reads, verifies and seals; how many leading blocks are good."""
-        peer = await in_thread(lambda: transport.connect(request.source))
+        peer = await self._connected(transport, request.source)
         spans = [Span(block.offset_bytes, slot.offset, slot.size_bytes) for block, slot in pairs]
 
         def check(first: int, last: int) -> list[bool]:
@@ -198,6 +203,16 @@ class StoreNode:
         self._tiers.counts.put_blocks += len(good)
         self._tiers.counts.put_bytes += sum(slot.size_bytes for _, slot in good)
         return len(good)
+
+    async def _connected(self, transport: Transport, source: Endpoint) -> Peer:
+        """To connect may take long; whom the node is connected to already is at hand."""
+        known = self._peers.get(source.owner)
+        if known is None or known.endpoint != source:
+            known = await in_thread(lambda: transport.connect(source))
+            self._peers[source.owner] = known
+            if len(self._peers) > MAX_PEERS:
+                self._peers.pop(next(iter(self._peers)))
+        return known
 
     def _is_announced(self, request: PutRequest, block: BlockRef, slot: Slot) -> bool:
         if request.checksum_algorithm != CHECKSUM_XXH3:
@@ -213,20 +228,43 @@ class StoreNode:
     async def lease(self, query: LeaseQuery) -> LeasedBlocks:
         """Raises Invalid, Overloaded. Asking alone pins nothing: without ``max_bytes`` no lease
         is taken."""
+        leased = self.lease_at_once(query)
+        if leased is not None:
+            return leased
+        num_held = self._tiers.num_held(query.keys)
+        with self._holding() as slots:
+            room = self._collect(query, num_held, slots)
+            promoted = await self._promote(query.keys[len(slots) : num_held], room)
+            slots += promoted
+            return self._lend(query, num_held, slots, len(promoted))
+
+    def lease_at_once(self, query: LeaseQuery) -> LeasedBlocks | None:
+        """The same where everything lies in DRAM; None when it has to wait for the disk."""
         self._shelf.expire(self._clock.monotonic())
         num_held = self._tiers.num_held(query.keys)
+        if not num_held or query.max_bytes <= 0:
+            self._tiers.counts.missed_blocks += len(query.keys) - num_held
+            return LeasedBlocks("", "", (), num_held)
+        with self._holding() as slots:
+            room = self._collect(query, num_held, slots)
+            if room and len(slots) < num_held:
+                return None
+            return self._lend(query, num_held, slots, 0)
+
+    def _lend(
+        self, query: LeaseQuery, num_held: int, slots: Sequence[Slot], num_promoted: int
+    ) -> LeasedBlocks:
+        """A lease of ``slots``, the last ``num_promoted`` of which came from the disk."""
         counts = self._tiers.counts
         counts.missed_blocks += len(query.keys) - num_held
-        if not num_held or query.max_bytes <= 0:
+        leased = _alike(slots)
+        if not leased:
             return LeasedBlocks("", "", (), num_held)
         self._shelf.tick()
-        with self._holding() as slots:
-            num_promoted = await self._collect(query, num_held, slots)
-            leased = _alike(slots)
-            if not leased:
-                return LeasedBlocks("", "", (), num_held)
-            lease_id = self._shelf.lease(leased, query.seconds, self._clock.monotonic())
         num_promoted = max(num_promoted - (len(slots) - len(leased)), 0)
+        for slot in leased[: len(leased) - num_promoted]:
+            self._shelf.use(slot)
+        lease_id = self._shelf.lease(leased, query.seconds, self._clock.monotonic())
         counts.hit_blocks_dram += len(leased) - num_promoted
         counts.hit_blocks_disk += num_promoted
         blocks = tuple(BlockRef(s.offset, s.size_bytes, s.checksum, s.key) for s in leased)
@@ -258,23 +296,20 @@ class StoreNode:
         finally:
             self._shelf.let_go(slots)
 
-    async def _collect(self, query: LeaseQuery, num_held: int, slots: list[Slot]) -> int:
-        """Adds held slots: first those in DRAM, then what has to come from the disk for the
-        rest of ``max_bytes``. Returns how many did."""
+    def _collect(self, query: LeaseQuery, num_held: int, slots: list[Slot]) -> int:
+        """Adds what lies in DRAM, held, up to the first block that doesn't. Returns the room that
+        is left then, 0 when the next block does not fit it."""
         room = query.max_bytes
-        for index, key in enumerate(query.keys[:num_held]):
+        for key in query.keys[:num_held]:
             slot = self._shelf.get(key)
             if slot is None:
-                promoted = await self._promote(query.keys[index:num_held], room)
-                slots += promoted
-                return len(promoted)
+                return room
             if slot.size_bytes > room:
-                break
+                return 0
             room -= slot.size_bytes
-            self._shelf.use(slot)
             self._shelf.hold(slot)
             slots.append(slot)
-        return 0
+        return room
 
     async def _promote(self, keys: Sequence[BlockKey], max_bytes: int) -> list[Slot]:
         disk = self._tiers.disk

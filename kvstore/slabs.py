@@ -50,13 +50,14 @@ class Slabs:
         """The slot is free again; a slab without a used slot belongs to nobody."""
         slab = self.slab_of(offset)
         size = self._size_of[slab]
+        slabs = self._open.setdefault(size, {})
         self._used[slab].remove(offset)
         if self._used[slab]:
             heapq.heappush(self._free[slab], offset)
-            self._open[size][slab] = None
+            slabs[slab] = None
             return
-        self._open[size].pop(slab, None)
-        if not self._open[size]:
+        slabs.pop(slab, None)
+        if not slabs:
             del self._open[size]
         del self._size_of[slab], self._used[slab], self._free[slab]
         self._unassigned.append(slab)

@@ -10,9 +10,9 @@ import contextlib
 import os
 import socket
 import struct
-from collections.abc import Coroutine
+from collections.abc import Awaitable
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -37,6 +37,9 @@ MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
 
 MAX_PATH_BYTES = 100
 """A Unix socket's address has 108 bytes."""
+
+NO_CALL, MOST_CALL = 0, (1 << 32) - 1
+"""A call of number 0 is not answered."""
 
 _FRAME = struct.Struct("<IIB")
 _OK, _ERROR = 0, 255
@@ -82,6 +85,7 @@ class _Frames(asyncio.Protocol):
             self.on_frame(call, code, payload)
 
     def send(self, call: int, code: int, payload: bytes) -> None:
+        """Dropped once the other side has gone."""
         transport = self.transport
         if transport is None or transport.is_closing():
             return
@@ -148,34 +152,36 @@ class _Visitor(_Frames):
             task.cancel()
 
     def on_frame(self, call: int, code: int, payload: bytes) -> None:
-        if len(self._tasks) >= MAX_CALLS:
-            self.send(call, _ERROR, _encode(Overloaded(f"{MAX_CALLS} calls are running")))
+        """What need not wait is answered at once; the rest gets a task."""
+        try:
+            name, request = _parse(code, payload)
+            response = self._calls.at_once(name, request)
+            if response is None and len(self._tasks) >= MAX_CALLS:
+                raise Overloaded(f"{MAX_CALLS} calls are running")
+        except BatonError as error:
+            self._answer(call, _ERROR, _encode(error))
             return
-        task = asyncio.create_task(self._answer(call, code, payload))
+        if response is not None:
+            self._answer(call, _OK, response.SerializeToString())
+            return
+        task = asyncio.create_task(self._run(call, getattr(self._calls, name)(request)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _answer(self, call: int, code: int, payload: bytes) -> None:
+    async def _run(self, call: int, answering: Awaitable[Message]) -> None:
         try:
-            response = await self._run(code, payload)
+            response = await answering
         except BatonError as error:
-            self.send(call, _ERROR, _encode(error))
+            self._answer(call, _ERROR, _encode(error))
         except Exception as error:
-            self.send(call, _ERROR, _encode(BatonError(f"a bug: {error!r}")))
+            self._answer(call, _ERROR, _encode(BatonError(f"a bug: {error!r}")))
             raise
         else:
-            self.send(call, _OK, response.SerializeToString())
+            self._answer(call, _OK, response.SerializeToString())
 
-    async def _run(self, code: int, payload: bytes) -> Message:
-        if code >= len(DOOR_METHODS):
-            raise Invalid(f"the door has no method {code}")
-        request_type, _, name = DOOR_METHODS[code]
-        try:
-            request = request_type.FromString(payload)
-        except DecodeError as error:
-            raise Invalid(f"malformed {request_type.__name__}") from error
-        answer: Coroutine[Any, Any, Message] = getattr(self._calls, name)(request)
-        return await answer
+    def _answer(self, call: int, code: int, payload: bytes) -> None:
+        if call != NO_CALL:
+            self.send(call, code, payload)
 
 
 class Door(_Frames):
@@ -202,20 +208,22 @@ class Door(_Frames):
         if self.closed:
             raise Unavailable("the store node has gone")
         number = _NUMBERS[type(request)]
-        self._num_calls = (self._num_calls + 1) % (1 << 32)
+        self._num_calls = self._num_calls % MOST_CALL + 1
         call = self._num_calls
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Message] = loop.create_future()
         self._waiting[call] = (future, DOOR_METHODS[number][1])
         self.send(call, number, request.SerializeToString())
+        timer = loop.call_later(timeout_seconds, _give_up, future, timeout_seconds)
         try:
-            async with asyncio.timeout(timeout_seconds):
-                return await future
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"the store node was silent for {timeout_seconds:g} s"
-            ) from error
+            return await future
         finally:
+            timer.cancel()
             self._waiting.pop(call, None)
+
+    def tell(self, request: Message) -> None:
+        """The same without an answer; a node that is gone does not hear it."""
+        self.send(NO_CALL, _NUMBERS[type(request)], request.SerializeToString())
 
     def on_frame(self, call: int, code: int, payload: bytes) -> None:
         future, response_type = self._waiting.get(call, (None, None))
@@ -234,6 +242,22 @@ class Door(_Frames):
         for future, _ in self._waiting.values():
             if not future.done():
                 future.set_exception(Unavailable("the store node has gone"))
+
+
+def _give_up(future: "asyncio.Future[Message]", seconds: float) -> None:
+    if not future.done():
+        future.set_exception(DeadlineExceeded(f"the store node was silent for {seconds:g} s"))
+
+
+def _parse(code: int, payload: bytes) -> tuple[str, Message]:
+    """Raises Invalid."""
+    if code >= len(DOOR_METHODS):
+        raise Invalid(f"the door has no method {code}")
+    request_type, _, name = DOOR_METHODS[code]
+    try:
+        return name, request_type.FromString(payload)
+    except DecodeError as error:
+        raise Invalid(f"malformed {request_type.__name__}") from error
 
 
 def _encode(error: BatonError) -> bytes:

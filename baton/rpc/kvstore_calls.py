@@ -40,6 +40,8 @@ class StoreCore(Protocol):
 
     async def lease(self, query: LeaseQuery) -> LeasedBlocks: ...
 
+    def lease_at_once(self, query: LeaseQuery) -> LeasedBlocks | None: ...
+
     def release(self, lease_id: str) -> None: ...
 
     async def report(self, keys: Sequence[BlockKey]) -> int: ...
@@ -62,6 +64,16 @@ class StoreCalls:
 
     def __init__(self, core: StoreCore) -> None:
         self._core = core
+
+    def at_once(self, name: str, request: Any) -> Message | None:
+        """The answer of a call that need not wait for anything; None for any other."""
+        if name == "lease":
+            leased = self._core.lease_at_once(lease_query_from_proto(request))
+            return None if leased is None else leased_to_proto(leased)
+        if name == "release":
+            self._core.release(request.lease_id)
+            return pb.ReleaseResponse()
+        return None
 
     async def open(self, request: pb.OpenRequest) -> pb.OpenResponse:
         endpoint = self._core.endpoint_for(request.transports, request.host)

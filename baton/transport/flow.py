@@ -21,7 +21,7 @@ that they are unsafe."""
 INLINE_BYTES = 1024 * 1024
 """A copy within the host that is smaller takes less than its way to a thread and back."""
 
-GROUP_BYTES = 8 * 1024 * 1024
+GROUP_BYTES = 4 * 1024 * 1024
 LANES = 2
 """Groups under way at a time: one is checked while the next one is read, and two cores copy
 faster than one."""

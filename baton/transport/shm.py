@@ -34,6 +34,7 @@ class ShmTransport(CopyTransport):
     def __init__(self, owner: str, generation: int, clock: Clock, host: str) -> None:
         super().__init__(owner, generation, host, clock, NAME)
         self._mappings: dict[tuple[str, int], Mapping] = {}
+        self._exported: Endpoint | None = None
 
     def capabilities(self) -> Capabilities:
         return Capabilities(local_only=True, devices=frozenset({"cpu"}), copies_in_post=True)
@@ -44,10 +45,14 @@ class ShmTransport(CopyTransport):
         super().register(region)
 
     def export(self) -> Endpoint:
-        pid = os.getpid()
-        metadata = _METADATA.pack(pid, self.region.file_descriptor, start_ticks(pid))
-        size = self.region.size_bytes
-        return Endpoint(NAME, self.owner, self.generation, self.host, size, metadata)
+        if self._exported is None:
+            pid = os.getpid()
+            metadata = _METADATA.pack(pid, self.region.file_descriptor, start_ticks(pid))
+            size = self.region.size_bytes
+            self._exported = Endpoint(
+                NAME, self.owner, self.generation, self.host, size, metadata
+            )
+        return self._exported
 
     def attach(self, endpoint: Endpoint) -> None:
         if endpoint.host != self.host:

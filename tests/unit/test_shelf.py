@@ -1,6 +1,8 @@
 """The store's shelf and its slabs: exact slots, and who goes when room is needed."""
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
@@ -158,6 +160,29 @@ def test_slabs_return_when_empty() -> None:
     assert slabs.take(16) == 0
     assert slabs.assigned(except_size=6) == [0]
     slabs.check_integrity()
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.sampled_from([4, 6, 16]))))
+def test_no_slot_is_given_twice(actions: list[tuple[bool, int, int]]) -> None:
+    slabs = Slabs(64, 16)
+    taken: dict[int, int] = {}
+    for take, index, size in actions:
+        if take:
+            offset = slabs.take(size)
+            free = slabs.num_free(size)
+            assert (offset is None) <= (free == 0)
+            if offset is not None:
+                span = set(range(offset, offset + size))
+                assert all(span.isdisjoint(range(o, o + s)) for o, s in taken.items())
+                assert offset // 16 == (offset + size - 1) // 16
+                taken[offset] = size
+        elif taken:
+            offset = sorted(taken)[index % len(taken)]
+            slabs.give(offset)
+            del taken[offset]
+        slabs.check_integrity()
+        assert set(slabs.used()) == set(taken)
 
 
 def test_an_arena_below_a_slab_holds_nothing() -> None:

@@ -1,0 +1,374 @@
+"""The store's put and get between processes, beside a plain copy, bare NIXL, disk and Mooncake.
+
+    python -m benchmarks.kvstore [--rounds N] [--peer-python PATH]
+
+A value is a run of blocks of up to 2 MiB, put and got whole: checksums, leases and verification
+included. All pages were touched before, and values move through memory that is not in any cache,
+for the ceilings as well. With ``--peer-python`` (an interpreter whose environment has the package
+mooncake-transfer-engine-non-cuda) Mooncake's store is measured in the same run. Prints tables, and
+JSON as the last line.
+"""
+
+import argparse
+import asyncio
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import uvloop
+import xxhash
+
+from baton.clock import SystemClock
+from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
+from baton.core.ids import BlockKey
+from baton.core.store import LeaseQuery, PutRequest
+from baton.rpc.kvstore_client import KvStoreClient
+from baton.transport.base import Peer, Span, Transport
+from baton.transport.flow import gather
+from baton.transport.nixl import _HEADER, _new_agent
+from baton.transport.region import HostMemory
+from baton.transport.select import host_id, open_transports
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from benchmarks.transport import peer as transport_peer
+
+SIZES = (4 << 10, 1 << 20, 16 << 20, 256 << 20)
+BLOCK = 2 << 20
+POOL = 512 << 20
+ARENA = 1 << 30
+CLOCK = SystemClock()
+
+
+@contextmanager
+def node(disk_bytes: int = 0, folder: str = "", arena: int = ARENA) -> Iterator[tuple[str, str]]:
+    """Address and door of a store node of its own process."""
+    command = [sys.executable, "-m", "benchmarks.store_node", str(arena), str(disk_bytes)]
+    with subprocess.Popen(
+        [*command, *([folder] if folder else [])],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            address, door = process.stdout.readline().split()
+            yield address, door
+        finally:
+            process.stdin.close()
+
+
+@dataclass
+class Client:
+    """One worker's memory, and its way to the store."""
+
+    memory: HostMemory
+    transport: Transport
+    peer: Peer
+    calls: KvStoreClient
+    numbers: "count[int]"
+
+    def checksum(self, offset: int, size: int) -> int:
+        return int(xxhash.xxh3_64_intdigest(self.memory.view[offset : offset + size]))
+
+    def spans(self, offset: int, size: int) -> list[tuple[int, int]]:
+        block = min(size, BLOCK)
+        return [(start, block) for start in range(offset, offset + size, block)]
+
+    def keys(self, number: int, size: int) -> tuple[BlockKey, ...]:
+        num_blocks = max(size // BLOCK, 1)
+        return tuple(
+            BlockKey(number.to_bytes(8, "little") + index.to_bytes(8, "little"))
+            for index in range(num_blocks)
+        )
+
+    async def put(self, number: int, offset: int, size: int) -> None:
+        refs = [
+            BlockRef(start, length, self.checksum(start, length), key)
+            for (start, length), key in zip(
+                self.spans(offset, size), self.keys(number, size), strict=True
+            )
+        ]
+        request = PutRequest(self.transport.export(), CHECKSUM_XXH3, tuple(refs))
+        result = await self.calls.put(request, 60.0)
+        assert result.stored == len(refs), result
+
+    async def get(self, number: int, offset: int, size: int) -> None:
+        leased = await self.calls.lease(LeaseQuery(self.keys(number, size), 10.0, 1 << 40))
+        places = self.spans(offset, size)
+        assert len(leased.blocks) == len(places), (len(leased.blocks), len(places))
+        spans = [
+            Span(block.offset_bytes, start, length)
+            for block, (start, length) in zip(leased.blocks, places, strict=True)
+        ]
+
+        def good(first: int, last: int) -> list[bool]:
+            blocks = leased.blocks[first:last]
+            wanted = zip(blocks, places[first:last], strict=True)
+            return [block.checksum == self.checksum(*place) for block, place in wanted]
+
+        got = await gather(self.transport, self.peer, spans, good, 60.0, CLOCK)
+        assert got.num_good == len(spans), got
+        await self.calls.release(leased.lease_id)
+
+
+@asynccontextmanager
+async def client(name: str, address: str, door: str) -> AsyncIterator[Client]:
+    memory = HostMemory("bench", POOL)
+    bytes_ = np.frombuffer(memory.view, dtype=np.uint8)
+    bytes_[:] = np.random.default_rng(1).integers(256, size=POOL, dtype=np.uint8)
+    transport = open_transports(
+        [name],
+        owner=f"bench-{name}",
+        generation=1,
+        region=memory.region,
+        clock=CLOCK,
+        listen_host="127.0.0.1",
+    )[name]
+    calls = KvStoreClient(address, None, "" if name == "grpc" else door, 60.0)
+    endpoint: Endpoint = await calls.open([name], host_id())
+    yield Client(memory, transport, transport.connect(endpoint), calls, count())
+    await calls.close()
+    transport.close()
+
+
+async def put_and_get(who: Client, size: int, rounds: int) -> dict[str, list[float]]:
+    """Every value is another one, put from and got to another place each time."""
+    times: dict[str, list[float]] = {"put": [], "get": []}
+    places = POOL // size
+    for turn in range(rounds + 2):
+        number = next(who.numbers)
+        began = SYSTEM_CLOCK()
+        await who.put(number, (2 * turn) % places * size, size)
+        middle = SYSTEM_CLOCK()
+        await who.get(number, (2 * turn + 1) % places * size, size)
+        ended = SYSTEM_CLOCK()
+        if turn >= 2:
+            times["put"].append(middle - began)
+            times["get"].append(ended - middle)
+    return times
+
+
+def plain_copy(size: int, rounds: int) -> float:
+    """Seconds of a memmove between places that no cache holds."""
+    one, two = HostMemory("one", POOL), HostMemory("two", POOL)
+    one.view[:], two.view[:] = bytes(POOL), bytes(POOL)
+    times = []
+    for turn in range(rounds + 2):
+        offset = turn % (POOL // size) * size
+        began = SYSTEM_CLOCK()
+        ctypes.memmove(two.region.address + offset, one.region.address + offset, size)
+        times.append(SYSTEM_CLOCK() - began)
+    one.close()
+    two.close()
+    return statistics.median(times[2:])
+
+
+def bare_nixl(size: int, rounds: int) -> float:
+    """One descriptor, polled without a pause, over NIXL's own API."""
+    memory = HostMemory("bare", POOL)
+    memory.view[:] = bytes(POOL)
+    agent = _new_agent("bare-store")
+    agent.register_memory([(memory.region.address, POOL, 0, "")], "DRAM")
+    times = []
+    with transport_peer("nixl", POOL) as endpoint:
+        address, _, _ = _HEADER.unpack_from(endpoint.metadata)
+        remote = agent.add_remote_agent(endpoint.metadata[_HEADER.size :])
+        for turn in range(rounds + 2):
+            offset = turn % (POOL // size) * size
+            began = SYSTEM_CLOCK()
+            handle = agent.initialize_xfer(
+                "READ",
+                agent.get_xfer_descs([(memory.region.address + offset, size, 0)], "DRAM"),
+                agent.get_xfer_descs([(address + offset, size, 0)], "DRAM"),
+                remote,
+            )
+            state = agent.transfer(handle)
+            while state == "PROC":
+                state = agent.check_xfer_state(handle)
+            times.append(SYSTEM_CLOCK() - began)
+            assert state == "DONE", state
+            agent.release_xfer_handle(handle)
+    return statistics.median(times[2:])
+
+
+def disk_ceiling(folder: Path, size: int) -> dict[str, float]:
+    """Seconds for ``size`` bytes, written and read as ``dd`` does, a MiB at a time, without
+    going around the page cache; and read again after the cache was dropped for the file."""
+    path, block = folder / "ceiling", bytes(1 << 20)
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    os.posix_fallocate(file, 0, size)
+    began = SYSTEM_CLOCK()
+    for offset in range(0, size, len(block)):
+        os.pwrite(file, block, offset)
+    written = SYSTEM_CLOCK() - began
+    into = bytearray(1 << 20)
+    began = SYSTEM_CLOCK()
+    for offset in range(0, size, len(block)):
+        os.preadv(file, [into], offset)
+    cached = SYSTEM_CLOCK() - began
+    os.fsync(file)
+    os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+    began = SYSTEM_CLOCK()
+    for offset in range(0, size, len(block)):
+        os.preadv(file, [into], offset)
+    cold = SYSTEM_CLOCK() - began
+    os.close(file)
+    path.unlink()
+    return {"write": written, "read": cached, "read_cold": cold}
+
+
+async def through_disk(size: int) -> dict[str, float]:
+    """A prefix of ``size`` bytes demoted to make room, and leased again: the node's own work, in
+    this process, since only there it can be timed alone."""
+    from baton.core.ids import Generation
+    from kvstore.disk import DiskTier
+    from kvstore.node import StoreNode
+    from kvstore.shelf import Shelf
+
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
+        arena = HostMemory("disk", size)
+        arena.view[:] = bytes(size)
+        clock = SystemClock()
+        shelf, disk = Shelf(size), DiskTier(Path(name), 2 * size)
+        store = StoreNode(Generation(1), arena, {}, "here", clock, shelf, disk)
+        slots = []
+        for index in range(size // BLOCK):
+            slot = shelf.take(BlockKey(index.to_bytes(16, "little")), BLOCK, depth=index)
+            assert slot is not None
+            digest = xxhash.xxh3_64_intdigest(arena.view[slot.offset : slot.offset + BLOCK])
+            shelf.seal(slot, digest, CHECKSUM_XXH3)
+            slots.append(slot)
+        shelf.let_go(slots)
+        for segment in range(size // disk.segment_bytes + 1):
+            if segment * disk.segment_bytes < size:
+                disk._grow(BLOCK)  # preallocation is not part of a demotion
+        began = SYSTEM_CLOCK()
+        assert await store.demotion.flush() == len(slots)
+        written = SYSTEM_CLOCK() - began
+        times = {"write": written}
+        keys = tuple(slot.key for slot in slots)
+        for name_ in ("read", "read_cold"):
+            store._tiers.evict(slots)
+            if name_ == "read_cold":
+                for held in disk._segments.values():
+                    os.fsync(held._file)
+                    os.posix_fadvise(held._file, 0, 0, os.POSIX_FADV_DONTNEED)
+            began = SYSTEM_CLOCK()
+            leased = await store.lease(LeaseQuery(keys, 10.0, 1 << 40))
+            times[name_] = SYSTEM_CLOCK() - began
+            assert leased.num_promoted == len(keys), leased.num_promoted
+            store.release(leased.lease_id)
+            slots = [slot for key in keys if (slot := shelf.get(key)) is not None]
+        disk.close()
+        return times
+
+
+def measure(name: str, rounds: int) -> list[dict[str, Any]]:
+    rows = []
+    runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)  # as the programs do
+    with node() as (address, door), runner as loop:
+
+        async def run() -> None:
+            async with client(name, address, door) as who:
+                half = POOL // 2
+                for number in range(ARENA // half):  # touches every page through every mapping
+                    await who.put(10**9 + number, number % 2 * half, half)
+                    await who.get(10**9 + number, (number + 1) % 2 * half, half)
+                for size in SIZES:
+                    turns = max(rounds, 200 if size <= 1 << 20 else rounds)
+                    times = await put_and_get(who, size, turns)
+                    for op, seconds in times.items():
+                        rows.append(
+                            {
+                                "way": name,
+                                "op": op,
+                                "size_bytes": size,
+                                "seconds": statistics.median(seconds),
+                                "p90_seconds": statistics.quantiles(seconds, n=10)[8],
+                            }
+                        )
+
+        loop.run(run())
+    return rows
+
+
+def peer_rows(python: str, rounds: int) -> list[dict[str, Any]]:
+    script = Path(__file__).parent / "peers" / "mooncake_store.py"
+    sizes = ",".join(str(size) for size in SIZES[:3])
+    told = subprocess.run(
+        [python, str(script), "--rounds", str(rounds), "--sizes", sizes],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    ).stdout
+    return [
+        {
+            "way": f"mooncake {row['mode']} ({row['api']})",
+            "op": row["op"],
+            "size_bytes": row["size_bytes"],
+            "seconds": row["median_seconds"],
+            "p90_seconds": row["p90_seconds"],
+        }
+        for row in json.loads(told.splitlines()[-1])["rows"]
+    ]
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--peer-python")
+    options = parser.parse_args(arguments)
+    machine = describe()
+    print(machine)
+    ceilings = {
+        size: (plain_copy(size, max(options.rounds, 20)), bare_nixl(size, max(options.rounds, 20)))
+        for size in SIZES
+    }
+    rows: list[dict[str, Any]] = []
+    for name in ("shm", "nixl", "grpc"):
+        rows += measure(name, options.rounds)
+        print(f"{name} measured", file=sys.stderr)
+    if options.peer_python:
+        rows += peer_rows(options.peer_python, max(options.rounds, 50))
+    print(f"{'':34}{'op':5}{'bytes':>10}{'ms':>10}{'GB/s':>8}{'of copy':>9}{'of NIXL':>9}")
+    for size, (copy, bare) in ceilings.items():
+        for what, seconds in (("plain copy", copy), ("bare NIXL", bare)):
+            _print(what, "", size, seconds, copy, bare)
+        for row in rows:
+            if row["size_bytes"] == size:
+                row |= {"of_copy": copy / row["seconds"], "of_nixl": bare / row["seconds"]}
+                _print(row["way"], row["op"], size, row["seconds"], copy, bare)
+    size = 256 << 20
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+        ceiling = disk_ceiling(Path(folder), size)
+    disk = asyncio.run(through_disk(size))
+    for op in ceiling:
+        print(
+            f"SSD {op:10} {size / disk[op] / 1e9:6.2f} GB/s, as dd "
+            f"{size / ceiling[op] / 1e9:6.2f}, ratio {ceiling[op] / disk[op]:.2f}"
+        )
+    ceil = {str(size): {"copy": c, "nixl": n} for size, (c, n) in ceilings.items()}
+    result = {"machine": machine, "ceilings": ceil, "rows": rows, "disk": disk, "dd": ceiling}
+    print(json.dumps(result))
+
+
+def _print(what: str, op: str, size: int, seconds: float, copy: float, bare: float) -> None:
+    print(
+        f"{what:34}{op:5}{size:10}{seconds * 1e3:10.3f}{size / seconds / 1e9:8.2f}"
+        f"{copy / seconds:9.2f}{bare / seconds:9.2f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,59 @@
+"""A store node by itself, without Redis, for benchmarks: prints its address and its door."""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import uvloop
+
+from baton.clock import SystemClock
+from baton.core.ids import Generation
+from baton.rpc.door import DoorServer, door_path
+from baton.rpc.kvstore_calls import StoreCalls
+from baton.rpc.kvstore_service import add_kvstore_service
+from baton.rpc.server import build_server, listen
+from baton.transport.region import HostMemory
+from baton.transport.select import host_id, open_transports
+from kvstore.disk import DiskTier
+from kvstore.node import StoreNode
+from kvstore.shelf import Shelf
+
+
+async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
+    clock = SystemClock()
+    memory = HostMemory("bench-store", arena_bytes)
+    memory.view[:] = bytes(arena_bytes)  # pages are touched before anything is measured
+    transports = open_transports(
+        (),
+        owner="bench-store",
+        generation=1,
+        region=memory.region,
+        clock=clock,
+        listen_host="127.0.0.1",
+    )
+    disk = DiskTier(folder / "disk", disk_bytes) if disk_bytes else None
+    shelf = Shelf(arena_bytes)
+    node = StoreNode(Generation(1), memory, transports, host_id(), clock, shelf, disk)
+    server = build_server()
+    add_kvstore_service(server, node)
+    port = await listen(server, "127.0.0.1", 0)
+    path = door_path(folder / "door", "node")
+    assert path is not None
+    door = DoorServer(StoreCalls(node), path)
+    await door.start()
+    print(f"127.0.0.1:{port} {path}", flush=True)
+    demoting = asyncio.create_task(node.demotion.run())
+    await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+    demoting.cancel()
+    await door.close()
+    await server.stop(grace=None)
+    for transport in transports.values():
+        transport.close()
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as name:
+        where = Path(sys.argv[3]) if len(sys.argv) > 3 else Path(name)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(serve(int(sys.argv[1]), int(sys.argv[2]), where))
