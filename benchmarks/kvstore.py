@@ -18,9 +18,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -30,15 +31,16 @@ import uvloop
 import xxhash
 
 from baton.clock import SystemClock
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
-from baton.core.ids import BlockKey
+from baton.core.handoff import CHECKSUM_XXH3, Endpoint
+from baton.core.ids import BlockId, BlockKey
 from baton.core.store import LeaseQuery, PutRequest
 from baton.rpc.kvstore_client import KvStoreClient
-from baton.transport.base import Peer, Span, Transport
+from baton.transport.base import Peer, Transport
 from baton.transport.flow import gather
 from baton.transport.nixl import _HEADER, _new_agent
 from baton.transport.region import HostMemory
 from baton.transport.select import host_id, open_transports
+from baton.worker.kv_layout import KvLayout
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from benchmarks.transport import peer as transport_peer
 
@@ -77,12 +79,19 @@ class Client:
     calls: KvStoreClient
     numbers: "count[int]"
 
-    def checksum(self, offset: int, size: int) -> int:
-        return int(xxhash.xxh3_64_intdigest(self.memory.view[offset : offset + size]))
+    def layout(self, size: int) -> KvLayout:
+        """As a worker's whose blocks have that size."""
+        block, view = min(size, BLOCK), self.memory.view
 
-    def spans(self, offset: int, size: int) -> list[tuple[int, int]]:
+        def checksums(block_ids: Sequence[BlockId]) -> list[int]:
+            windows = (view[b * block : (b + 1) * block] for b in block_ids)
+            return [int(xxhash.xxh3_64_intdigest(window)) for window in windows]
+
+        return KvLayout("bench", block, CHECKSUM_XXH3, checksums)
+
+    def block_ids(self, offset: int, size: int) -> list[BlockId]:
         block = min(size, BLOCK)
-        return [(start, block) for start in range(offset, offset + size, block)]
+        return [BlockId(start // block) for start in range(offset, offset + size, block)]
 
     def keys(self, number: int, size: int) -> tuple[BlockKey, ...]:
         num_blocks = max(size // BLOCK, 1)
@@ -92,30 +101,18 @@ class Client:
         )
 
     async def put(self, number: int, offset: int, size: int) -> None:
-        refs = [
-            BlockRef(start, length, self.checksum(start, length), key)
-            for (start, length), key in zip(
-                self.spans(offset, size), self.keys(number, size), strict=True
-            )
-        ]
-        request = PutRequest(self.transport.export(), CHECKSUM_XXH3, tuple(refs))
+        keys = self.keys(number, size)
+        refs = await self.layout(size).refs(self.block_ids(offset, size), keys)
+        request = PutRequest(self.transport.export(), CHECKSUM_XXH3, refs)
         result = await self.calls.put(request, 60.0)
         assert result.stored == len(refs), result
 
     async def get(self, number: int, offset: int, size: int) -> None:
         leased = await self.calls.lease(LeaseQuery(self.keys(number, size), 10.0, 1 << 40))
-        places = self.spans(offset, size)
-        assert len(leased.blocks) == len(places), (len(leased.blocks), len(places))
-        spans = [
-            Span(block.offset_bytes, start, length)
-            for block, (start, length) in zip(leased.blocks, places, strict=True)
-        ]
-
-        def good(first: int, last: int) -> list[bool]:
-            blocks = leased.blocks[first:last]
-            wanted = zip(blocks, places[first:last], strict=True)
-            return [block.checksum == self.checksum(*place) for block, place in wanted]
-
+        layout, block_ids = self.layout(size), self.block_ids(offset, size)
+        assert len(leased.blocks) == len(block_ids), (len(leased.blocks), len(block_ids))
+        good = partial(layout.good, CHECKSUM_XXH3, leased.blocks, block_ids)
+        spans = layout.spans(leased.blocks, block_ids)
         got = await gather(self.transport, self.peer, spans, good, 60.0, CLOCK)
         assert got.num_good == len(spans), got
         await self.calls.release(leased.lease_id)

@@ -1,7 +1,7 @@
 """The DRAM tier: what lies where in the arena, who holds it, and who goes when room is needed."""
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -100,6 +100,8 @@ class Shelf:
         self._slabs = Slabs(arena_bytes, slab_bytes or default_slab_bytes(arena_bytes))
         self._slots: dict[BlockKey, Slot] = {}
         self._at: dict[int, Slot] = {}
+        self._held: Counter[int] = Counter()  # held slots per slab
+        self._used_at: dict[int, int] = {}  # when anything of a slab was last let go
         self._policies: dict[int, EvictionPolicy] = {}  # per size
         self._tenants: dict[bytes, _Tenant] = {}
         self._leases: OrderedDict[str, _Lease] = OrderedDict()
@@ -161,6 +163,7 @@ class Shelf:
             return None
         slot = Slot(key, offset, size_bytes, num_holds=1, **tags)  # type: ignore[arg-type]
         self._slots[key] = self._at[offset] = slot
+        self._held[self._slabs.slab_of(offset)] += 1
         self.used_bytes += size_bytes
         self._policy(size_bytes).admit(key, slot.depth)
         tenant = self._tenants.setdefault(slot.tenant, _Tenant(0, OrderedDict()))
@@ -174,7 +177,7 @@ class Shelf:
         key = self._policy(size_bytes).victim()
         own = [] if key is None else [self._slots[key]]
         slab = self._coldest_slab(size_bytes)
-        if slab is not None and (not own or _age(slab) < own[0].last_used):
+        if slab is not None and (not own or self._age(slab[0]) < own[0].last_used):
             return slab
         return own
 
@@ -211,12 +214,14 @@ class Shelf:
         """Ends a slot that was being filled: what came in is not what was announced."""
         assert slot.state is SlotState.FILLING, slot
         slot.num_holds = 0
+        self._leave_alone(slot)
         self._drop(slot)
 
     def hold(self, slot: Slot) -> None:
         if slot.num_holds == 0:
             self._policy(slot.size_bytes).hold(slot.key)
             self._tenants[slot.tenant].idle.pop(slot.key, None)
+            self._held[self._slabs.slab_of(slot.offset)] += 1
         slot.num_holds += 1
 
     def let_go(self, slots: Sequence[Slot]) -> None:
@@ -226,6 +231,7 @@ class Shelf:
             if slot.num_holds:
                 continue
             slot.last_used = self._clock
+            self._leave_alone(slot)
             if slot.state is SlotState.DOOMED:
                 self._free(slot)
             else:
@@ -281,6 +287,7 @@ class Shelf:
         self._slabs.check_integrity()
         assert sorted(self._at) == sorted(self._slabs.used()), "slots and slabs differ"
         assert sum(slot.size_bytes for slot in self._at.values()) == self.used_bytes, "bytes"
+        held: Counter[int] = Counter()
         leased: dict[int, int] = {}
         for lease in self._leases.values():
             for slot in lease.slots:
@@ -290,8 +297,10 @@ class Shelf:
             assert slot.num_holds >= leased.get(offset, 0), slot
             found = self._slots.get(slot.key) is slot
             assert found == (slot.state is not SlotState.DOOMED), slot
+            held[self._slabs.slab_of(offset)] += slot.num_holds > 0
             idle = slot.key in self._tenants[slot.tenant].idle
             assert (idle and found) == (found and slot.num_holds == 0), slot
+        assert +held == +self._held, "held per slab"
         for size, policy in self._policies.items():
             idle_slots = [s for s in self._slots.values() if s.size_bytes == size]
             assert len(policy) == sum(s.num_holds == 0 for s in idle_slots), f"size {size}"
@@ -323,14 +332,21 @@ class Shelf:
 
     def _coldest_slab(self, size_bytes: int) -> list[Slot] | None:
         """Of the other sizes' slabs without a held block, the one that was left alone longest."""
-        coldest: list[Slot] | None = None
-        for slab in self._slabs.assigned(except_size=size_bytes):
-            slots = [self._at[offset] for offset in self._slabs.slots_of(slab)]
-            if any(slot.num_holds for slot in slots):
-                continue
-            if coldest is None or _age(slots) < _age(coldest):
-                coldest = slots
-        return coldest
+        idle = [slab for slab in self._slabs.of_others(size_bytes) if not self._held[slab]]
+        if not idle:
+            return None
+        coldest = min(idle, key=self._used_at.__getitem__)
+        return [self._at[offset] for offset in self._slabs.slots_of(coldest)]
+
+    def _leave_alone(self, slot: Slot) -> None:
+        """Nobody holds it any more."""
+        slab = self._slabs.slab_of(slot.offset)
+        self._held[slab] -= 1
+        self._used_at[slab] = self._clock
+
+    def _age(self, slot: Slot) -> int:
+        """When anything of its slab was last used."""
+        return self._used_at[self._slabs.slab_of(slot.offset)]
 
     def _drop(self, slot: Slot) -> None:
         self._forget(slot)
@@ -350,11 +366,6 @@ class Shelf:
         tenant.num_bytes -= slot.size_bytes
         if not tenant.num_bytes:
             del self._tenants[slot.tenant]
-
-
-def _age(slots: Iterable[Slot]) -> int:
-    """When any of them was last used."""
-    return max(slot.last_used for slot in slots)
 
 
 def _mark(slot: Slot) -> str:

@@ -24,6 +24,7 @@ class Slabs:
         self._num_slabs = arena_bytes // slab_bytes
         self._unassigned = list(range(self._num_slabs - 1, -1, -1))
         self._size_of: dict[int, int] = {}
+        self._owned: dict[int, set[int]] = {}  # the reverse
         self._free: dict[int, list[int]] = {}  # a heap of slots per slab
         self._used: dict[int, set[int]] = {}
         self._open: dict[int, dict[int, None]] = {}  # slabs with a free slot, per size
@@ -59,6 +60,9 @@ class Slabs:
         slabs.pop(slab, None)
         if not slabs:
             del self._open[size]
+        self._owned[size].remove(slab)
+        if not self._owned[size]:
+            del self._owned[size]
         del self._size_of[slab], self._used[slab], self._free[slab]
         self._unassigned.append(slab)
 
@@ -69,9 +73,10 @@ class Slabs:
         """Its used slots."""
         return frozenset(self._used.get(slab, ()))
 
-    def assigned(self, except_size: int) -> list[int]:
+    def of_others(self, size_bytes: int) -> list[int]:
         """Slabs that belong to other sizes than this."""
-        return [slab for slab, size in self._size_of.items() if size != except_size]
+        others = (slabs for size, slabs in self._owned.items() if size != size_bytes)
+        return [slab for slabs in others for slab in slabs]
 
     def fits(self, size_bytes: int) -> bool:
         """Whether a slot of that size could ever be had."""
@@ -87,7 +92,9 @@ class Slabs:
         return (offset for offsets in self._used.values() for offset in offsets)
 
     def check_integrity(self) -> None:
+        assert sum(len(slabs) for slabs in self._owned.values()) == len(self._size_of), "owners"
         for slab, size in self._size_of.items():
+            assert slab in self._owned[size], f"slab {slab} of {size}"
             used, free = self._used[slab], set(self._free[slab])
             assert used | free == set(self._slots(slab, size)), f"slab {slab} of {size}"
             assert not used & free and len(free) == len(self._free[slab]), f"slab {slab}"
@@ -97,6 +104,7 @@ class Slabs:
 
     def _assign(self, slab: int, size_bytes: int) -> None:
         self._size_of[slab] = size_bytes
+        self._owned.setdefault(size_bytes, set()).add(slab)
         self._used[slab] = set()
         self._free[slab] = list(self._slots(slab, size_bytes))
         self._open[size_bytes][slab] = None

@@ -49,9 +49,7 @@ class ShmTransport(CopyTransport):
             pid = os.getpid()
             metadata = _METADATA.pack(pid, self.region.file_descriptor, start_ticks(pid))
             size = self.region.size_bytes
-            self._exported = Endpoint(
-                NAME, self.owner, self.generation, self.host, size, metadata
-            )
+            self._exported = Endpoint(NAME, self.owner, self.generation, self.host, size, metadata)
         return self._exported
 
     def attach(self, endpoint: Endpoint) -> None:

@@ -1,12 +1,17 @@
 """The paged pool of this worker as its hand-off sees it: offsets, spans, checksums."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from baton.core.handoff import BlockRef
 from baton.core.ids import BlockId, BlockKey
 from baton.threads import in_thread
 from baton.transport.base import Span
+
+SPLIT_BYTES = 4 * 1024 * 1024
+"""From twice as much on, two threads sum faster than one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +31,13 @@ class KvLayout:
         self, block_ids: Sequence[BlockId], keys: Sequence[BlockKey]
     ) -> tuple[BlockRef, ...]:
         """What a reader needs of these blocks. A block beyond ``keys`` is partial."""
-        checksums = await in_thread(lambda: self.checksums(block_ids))
+        half = len(block_ids) // 2
+        if half * self.block_bytes >= SPLIT_BYTES:
+            halves = (block_ids[:half], block_ids[half:])
+            summing = [in_thread(partial(self.checksums, part)) for part in halves]
+            checksums = [checksum for part in await asyncio.gather(*summing) for checksum in part]
+        else:
+            checksums = await in_thread(partial(self.checksums, block_ids))
         padded = [*keys, *[BlockKey(b"")] * (len(block_ids) - len(keys))]
         return tuple(
             BlockRef(block_id * self.block_bytes, self.block_bytes, checksum, key)

@@ -158,7 +158,7 @@ def test_slabs_return_when_empty() -> None:
     slabs.give(6)
     assert (slabs.num_free(6), slabs.num_free(4)) == (2, 4)
     assert slabs.take(16) == 0
-    assert slabs.assigned(except_size=6) == [0]
+    assert slabs.of_others(6) == [0]
     slabs.check_integrity()
 
 
