@@ -143,7 +143,7 @@ class Settings(BaseSettings):
     store_eviction: Literal["baton", "lru", "lfu", "length_aware"] = "baton"
     store_tenant_share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Of the store's DRAM, at most, for one tenant."""
-    store_seconds: Seconds = 0.2
+    store_seconds: Annotated[float, Field(ge=0.1)] = 0.2
     """What a request waits for a call of the store at most."""
     store_reload: Literal["auto", "fetch", "recompute", "split"] = "auto"
 

@@ -22,19 +22,20 @@ from kvstore.shelf import Shelf
 
 async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
     clock = SystemClock()
+    generation = Generation(clock.wall_nanoseconds())
     memory = HostMemory("bench-store", arena_bytes)
     memory.view[:] = bytes(arena_bytes)  # pages are touched before anything is measured
     transports = open_transports(
         (),
         owner="bench-store",
-        generation=1,
+        generation=generation,
         region=memory.region,
         clock=clock,
         listen_host="127.0.0.1",
     )
     disk = DiskTier(folder / "disk", disk_bytes) if disk_bytes else None
     shelf = Shelf(arena_bytes)
-    node = StoreNode(Generation(1), memory, transports, host_id(), clock, shelf, disk)
+    node = StoreNode(generation, memory, transports, host_id(), clock, shelf, disk)
     server = build_server()
     add_kvstore_service(server, node)
     port = await listen(server, "127.0.0.1", 0)
@@ -46,6 +47,9 @@ async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
     demoting = asyncio.create_task(node.demotion.run())
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
     demoting.cancel()
+    await node.demotion.flush()
+    if disk is not None:
+        disk.close()
     await door.close()
     await server.stop(grace=None)
     for transport in transports.values():

@@ -46,8 +46,8 @@ MAX_PROMOTIONS = 4
 """Leases that wait for the disk at a time; a further one gets what is in DRAM."""
 
 READ_SECONDS = 5.0
-PAGE_KEYS = 65_536
-"""Of a snapshot: 1 MiB."""
+PAGE_KEYS = 4096
+"""Of a snapshot; a watcher takes a few milliseconds for each."""
 
 
 @dataclass(slots=True)

@@ -33,6 +33,9 @@ LARGEST_PIECE_BYTES = 64 * 1024 * 1024
 PIECE_SECONDS = 0.05
 """What a piece should take by what was measured, well below the bound of one call."""
 
+SETTLE_SECONDS = 0.05
+"""Of a call: what an ended read may take to let go of its blocks."""
+
 MAX_SPLITS = 8
 SWEEP_SECONDS = 1.0
 
@@ -250,9 +253,9 @@ class StorePrefixes:
             lease.peer,
             spans,
             good,
-            self._call_seconds,
+            self._call_seconds - SETTLE_SECONDS,
             self._clock,
-            settle_seconds=0.0,
+            settle_seconds=SETTLE_SECONDS,
         )
 
     def _send_later(self, command: Callable[[Engine], object]) -> Callable[[], None]:

@@ -1,0 +1,176 @@
+"""A trace replayed through the store's own eviction policies, beside plain LRU and the optimum.
+
+    python -m benchmarks.eviction [--trace FILE]
+
+Tokens of prefill saved, of all prompt tokens. The trace has a request per line, its blocks of 512
+tokens by ``hash_ids``; the last one is partial where ``input_length`` is no multiple of 512. Baton
+stores full blocks only, since a partial one has no key; plain LRU, the reference, stores all. A
+block counts only when all before it in its request are there, too. Prints JSON as the last line.
+"""
+
+import argparse
+import heapq
+import json
+import sys
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from baton.core.ids import BlockKey
+from benchmarks.machine import describe
+from kvstore.eviction import POLICIES, EvictionPolicy, new_policy
+
+BLOCK_TOKENS = 512
+CAPACITIES = (1_000, 10_000, 30_000, 50_000)
+TRACE = Path(__file__).parents[2] / "shared" / "traces" / "conversation_trace.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``keys`` of all its blocks; the first ``num_full`` are full."""
+
+    keys: tuple[BlockKey, ...]
+    num_tokens: int
+
+    @property
+    def num_full(self) -> int:
+        return self.num_tokens // BLOCK_TOKENS
+
+    def tokens_of(self, num_blocks: int) -> int:
+        """Of its first blocks."""
+        return min(num_blocks * BLOCK_TOKENS, self.num_tokens)
+
+
+@dataclass(slots=True)
+class Saved:
+    """What a replay found in its cache."""
+
+    blocks: int = 0
+    tokens: int = 0
+
+    def note(self, prompt: Prompt, num_hits: int) -> None:
+        self.blocks += num_hits
+        self.tokens += prompt.tokens_of(num_hits)
+
+
+def read_trace(path: Path) -> list[Prompt]:
+    prompts = []
+    with path.open() as lines:
+        for line in lines:
+            entry = json.loads(line)
+            keys = tuple(BlockKey(number.to_bytes(16, "little")) for number in entry["hash_ids"])
+            prompts.append(Prompt(keys, entry["input_length"]))
+    return prompts
+
+
+def replay(prompts: Sequence[Prompt], policy: EvictionPolicy, capacity: int) -> Saved:
+    """As the store does it: a request's own blocks are held while it makes room for its rest."""
+    saved, stored = Saved(), set[BlockKey]()
+    for prompt in prompts:
+        policy.tick()
+        keys = prompt.keys[: prompt.num_full]
+        num_hits = next((i for i, key in enumerate(keys) if key not in stored), len(keys))
+        saved.note(prompt, num_hits)
+        held = []
+        for depth, key in enumerate(keys):
+            if key in stored:
+                policy.use(key)
+                policy.hold(key)
+            elif len(stored) < capacity or _evict(policy, stored):
+                policy.admit(key, depth)
+                stored.add(key)
+            else:
+                break
+            held.append(key)
+        for key in reversed(held):
+            policy.release(key)
+    return saved
+
+
+def _evict(policy: EvictionPolicy, stored: set[BlockKey]) -> bool:
+    victim = policy.victim()
+    if victim is None:
+        return False
+    policy.forget(victim)
+    stored.remove(victim)
+    return True
+
+
+def plain_lru(prompts: Sequence[Prompt], capacity: int | None) -> Saved:
+    """The reference, which knows nothing of the store's code: all blocks, the partial ones too,
+    touched last to first; then the overflow goes, least recent first."""
+    saved, stored = Saved(), OrderedDict[BlockKey, None]()
+    for prompt in prompts:
+        keys = prompt.keys
+        num_hits = next((i for i, key in enumerate(keys) if key not in stored), len(keys))
+        saved.note(prompt, num_hits)
+        for key in reversed(keys):
+            stored[key] = None
+            stored.move_to_end(key)
+        while capacity is not None and len(stored) > capacity:
+            stored.popitem(last=False)
+    return saved
+
+
+def optimum(prompts: Sequence[Prompt], capacity: int) -> Saved:
+    """Belady: whose next use is farthest goes, and whoever is never used again is not stored."""
+    uses: dict[BlockKey, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        for key in prompt.keys:
+            uses.setdefault(key, []).append(index)
+    for times in uses.values():
+        times.reverse()
+    saved, stored = Saved(), dict[BlockKey, int]()
+    farthest: list[tuple[int, int, BlockKey]] = []
+    for prompt in prompts:
+        keys = prompt.keys
+        num_hits = next((i for i, key in enumerate(keys) if key not in stored), len(keys))
+        saved.note(prompt, num_hits)
+        for depth, key in enumerate(keys):
+            uses[key].pop()
+            stored.pop(key, None)
+            if uses[key]:
+                stored[key] = uses[key][-1]
+                heapq.heappush(farthest, (-uses[key][-1], -depth, key))
+        while len(stored) > capacity:
+            next_use, _, key = heapq.heappop(farthest)
+            if stored.get(key) == -next_use:
+                del stored[key]
+    return saved
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--trace", type=Path, default=TRACE)
+    options = parser.parse_args(arguments)
+    prompts = read_trace(options.trace)
+    num_tokens = sum(prompt.num_tokens for prompt in prompts)
+    num_blocks = sum(len(prompt.keys) for prompt in prompts)
+    machine = describe()
+    print(machine)
+    print(f"{len(prompts):,} requests, {num_blocks:,} blocks, {num_tokens:,} tokens")
+    rows: dict[str, dict[int, float]] = {"plain LRU, blocks hit": {}, "plain LRU": {}}
+    for capacity in CAPACITIES:
+        print(f"{capacity} blocks …", file=sys.stderr)
+        lru = plain_lru(prompts, capacity)
+        rows["plain LRU, blocks hit"][capacity] = lru.blocks / num_blocks
+        rows["plain LRU"][capacity] = lru.tokens / num_tokens
+        for name in POLICIES:
+            saved = replay(prompts, new_policy(name), capacity)
+            rows.setdefault(f"store: {name}", {})[capacity] = saved.tokens / num_tokens
+        best = optimum(prompts, capacity).tokens / num_tokens
+        rows.setdefault("optimum (Belady)", {})[capacity] = best
+    unbounded = plain_lru(prompts, None)
+    print(f"{'blocks':24}" + "".join(f"{capacity:>10,}" for capacity in CAPACITIES))
+    for name, row in rows.items():
+        print(f"{name:24}" + "".join(f"{row[capacity]:10.4f}" for capacity in CAPACITIES))
+    print(
+        f"unbounded: {unbounded.blocks / num_blocks:.4f} of blocks, "
+        f"{unbounded.tokens / num_tokens:.4f} of tokens"
+    )
+    print(json.dumps({"machine": machine, "rows": rows, "tokens": num_tokens}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

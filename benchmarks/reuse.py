@@ -1,0 +1,235 @@
+"""Time to first token when part of the prompt is cached, by tier, beside cold and the ideal.
+
+    python -m benchmarks.reuse [--tokens N] [--rounds N]
+
+A worker's engine and store client with the demo model in this process, a store node in another.
+Device: the prefix is in the worker's own pool. DRAM: in the store of the host, over shared memory.
+SSD: the same, after the node was born again. Peer: as if on another host, over NIXL and gRPC. The
+ideal is the uncached share of the cold time plus a plain copy of the cached bytes. Prints JSON as
+the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+
+import numpy as np
+import uvloop
+
+from baton.clock import SystemClock
+from baton.config import DEMO_MODEL, prepare_threads
+from baton.core.block_key import block_keys
+from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.member import Member
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.states import Role, WorkerState
+from baton.core.task import Task
+from baton.kv.memory_index import MemoryKvIndex
+from baton.kv.store_client import StoreClient
+from baton.registry.membership import Membership
+from baton.registry.memory import MemoryRegistry
+from baton.rpc.kvstore_client import KvStoreClient
+from baton.transport.base import Region
+from baton.transport.select import BEST_FIRST, host_id, open_transports
+from benchmarks.kvstore import node, plain_copy
+from benchmarks.machine import SYSTEM_CLOCK, describe
+
+prepare_threads(0)
+
+from baton.engine.checksum import block_checksums, checksum_algorithm  # noqa: E402
+from baton.engine.config import EngineConfig  # noqa: E402
+from baton.engine.engine import Engine  # noqa: E402
+from baton.engine.result import StepResult  # noqa: E402
+from baton.engine.runner import ModelRunner  # noqa: E402
+from baton.worker.engine_thread import EngineThread  # noqa: E402
+from baton.worker.kv_layout import KvLayout  # noqa: E402
+from baton.worker.store_prefixes import StorePrefixes  # noqa: E402
+from baton.worker.store_publisher import StorePublisher  # noqa: E402
+
+SHARES = (0.0, 0.5, 0.9, 1.0)
+TIERS = ("device", "dram", "ssd", "peer nixl", "peer grpc")
+CLOCK = SystemClock()
+BLOCK_TOKENS = 16
+
+
+class Bench:
+    """A model, its pool, and what can be reached from here."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+        self.runner = ModelRunner.load(
+            DEMO_MODEL, device="cpu", dtype="float32", num_blocks=4 * num_tokens // BLOCK_TOKENS,
+            pool_bytes=None, block_tokens=BLOCK_TOKENS, progress=None,
+        )  # fmt: skip
+        pool = self.runner.pool
+        region = Region(pool.address, pool.size_bytes, pool.device, pool.file_descriptor)
+        self.transports = open_transports(
+            (), owner="bench", generation=1, region=region, clock=CLOCK, listen_host="127.0.0.1"
+        )
+        self.layout = KvLayout(
+            self.runner.kv_layout,
+            pool.block_bytes,
+            checksum_algorithm(pool),
+            partial(block_checksums, pool),
+        )
+        self.config = EngineConfig(block_tokens=BLOCK_TOKENS, max_model_tokens=num_tokens + 16)
+        self.numbers = iter(range(1, 10**9))
+
+    def spec(self, prefix: int, share: float) -> RequestSpec:
+        """A prompt whose first ``share`` is that of every prompt with the same ``prefix``."""
+        vocabulary = self.runner.model_config.vocab_size
+        number = next(self.numbers)
+        head = np.random.default_rng(prefix).integers(vocabulary, size=self.num_tokens)
+        shared = int(share * self.num_tokens)
+        own = np.random.default_rng(10**6 + number).integers(vocabulary, size=self.num_tokens)
+        ids = [*head[:shared].tolist(), *own[shared:].tolist()]
+        tokens = tuple(TokenId(token) for token in ids)
+        sampling = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        return RequestSpec(RequestId(f"r{number}"), Epoch(1), tokens, len(tokens), sampling)
+
+    @asynccontextmanager
+    async def worker(self, address: str, door: str, over: str) -> AsyncIterator["Worker"]:
+        """A worker with an empty device cache, and a store that it reaches ``over`` a way."""
+        registry = MemoryRegistry(CLOCK)
+        store = Member(
+            WorkerId("s"), Role.KVSTORE, address, Generation(1), WorkerState.READY,
+            host=host_id() if over == "shm" else "elsewhere", transports=BEST_FIRST, door=door,
+        )  # fmt: skip
+        await registry.announce(store, 3600.0)
+        membership = Membership(registry, CLOCK)
+        await membership.refresh()
+        worker = Worker(self, membership, over)
+        running = asyncio.create_task(worker.store.run())
+        worker.thread.start()
+        try:
+            yield worker
+        finally:
+            running.cancel()
+            await worker.thread.stop()
+            await worker.client.close()
+
+
+class Worker:
+    def __init__(self, bench: Bench, membership: Membership, over: str) -> None:
+        runner = bench.runner
+        self.engine = Engine(
+            runner, bench.config, model_digest=runner.model_digest, kv_dtype=runner.kv_dtype,
+            eos_token_ids=frozenset(), clock=CLOCK,
+        )  # fmt: skip
+        self.thread = EngineThread(self.engine, self.on_step, lambda error: None)
+        transports = {over: bench.transports[over]}
+
+        def connect(member: Member) -> KvStoreClient:
+            return KvStoreClient(member.address, None, member.door if over == "shm" else "", 5.0)
+
+        host = host_id() if over == "shm" else "here"
+        self.client = StoreClient(
+            membership, MemoryKvIndex(), transports, connect, host, CLOCK, 5.0
+        )
+        self.store = StorePrefixes(
+            self.thread,
+            self.client,
+            StorePublisher(self.thread, self.client, bench.layout, b""),
+            bench.layout,
+            BLOCK_TOKENS,
+            bench.config.chunk_limit,
+            CLOCK,
+            5.0,
+        )
+        self.first_token = asyncio.Event()
+        self.cached = 0
+
+    def on_step(self, result: StepResult) -> None:
+        self.store.note_step(result)
+        for output in result.outputs:
+            self.cached = output.cached_tokens
+            self.first_token.set()
+
+    async def ttft(self, spec: RequestSpec) -> float:
+        self.first_token.clear()
+        began = SYSTEM_CLOCK()
+        extension = await self.store.extend(spec)
+        await self.thread.call(lambda engine: engine.add(spec, Task.WHOLE))
+        self.store.follow(extension)
+        await self.first_token.wait()
+        return SYSTEM_CLOCK() - began
+
+    async def stored(self, spec: RequestSpec) -> None:
+        """Until its whole prompt lies in the store."""
+        keys = block_keys(self.engine.key_root(b""), spec.token_ids, BLOCK_TOKENS)
+        while await self.client.count(keys) < len(keys):
+            await CLOCK.sleep(0.01)
+
+
+async def measure(bench: Bench, tier: str, share: float, rounds: int) -> tuple[float, int]:
+    """Median seconds, and the cached tokens that the last one told."""
+    over = {"peer nixl": "nixl", "peer grpc": "grpc"}.get(tier, "shm")
+    times, cached = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        disk = 1 << 30 if tier == "ssd" else 0
+        prefix = 1 + int(share * 10)
+        with node(disk, folder, 256 << 20) as (address, door):
+            async with bench.worker(address, door, "shm") as worker:
+                first = bench.spec(prefix, 1.0)
+                await worker.ttft(first)
+                await worker.stored(first)
+                for _ in range(rounds if tier == "device" else 0):
+                    times.append(await worker.ttft(bench.spec(prefix, share)))
+                    cached = worker.cached
+            for _ in range(rounds if tier in ("dram", "peer nixl", "peer grpc") else 0):
+                async with bench.worker(address, door, over) as worker:
+                    await worker.ttft(bench.spec(99, 0.0))  # connects, and warms up
+                    times.append(await worker.ttft(bench.spec(prefix, share)))
+                    cached = worker.cached
+        for _ in range(rounds if tier == "ssd" else 0):
+            with node(disk, folder, 256 << 20) as (address, door):
+                async with bench.worker(address, door, over) as worker:
+                    await worker.ttft(bench.spec(99, 0.0))
+                    times.append(await worker.ttft(bench.spec(prefix, share)))
+                    cached = worker.cached
+    return statistics.median(times), cached
+
+
+async def run(options: argparse.Namespace) -> None:
+    machine = describe()
+    print(machine)
+    bench = Bench(options.tokens)
+    size = options.tokens // BLOCK_TOKENS * bench.runner.pool.block_bytes
+    copy = plain_copy(size, 9)
+    cold, _ = await measure(bench, "device", 0.0, options.rounds)
+    print(f"{options.tokens} tokens, {size / 1e6:.1f} MB of KV; cold {cold * 1e3:.1f} ms")
+    print(f"{'tier':12}{'share':>7}{'cached':>8}{'ms':>10}{'of cold':>9}{'ideal ms':>10}")
+    rows = []
+    for tier in TIERS:
+        for share in SHARES[1:]:
+            seconds, cached = await measure(bench, tier, share, options.rounds)
+            part = cached / options.tokens
+            ideal = (1 - part) * cold + (0 if tier == "device" else part * copy)
+            row = {"tier": tier, "share": share, "cached": cached, "seconds": seconds}
+            rows.append(row | {"ideal_seconds": ideal})
+            print(
+                f"{tier:12}{share:7.0%}{cached:8}{seconds * 1e3:10.1f}{seconds / cold:9.3f}"
+                f"{ideal * 1e3:10.1f}",
+                flush=True,
+            )
+    print(json.dumps({"machine": machine, "cold_seconds": cold, "rows": rows}))
+    for transport in bench.transports.values():
+        transport.close()
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--rounds", type=int, default=5)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run(parser.parse_args(arguments)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
