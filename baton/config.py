@@ -158,7 +158,9 @@ class Settings(BaseSettings):
     first_token_seconds: Seconds = 120.0
     next_token_seconds: Seconds = 60.0
 
-    # Logs
+    # Metrics and logs
+    metrics_port: Port | None = None
+    """Of roles without HTTP of their own (kvstore), at grpc_host; None: no metrics."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 

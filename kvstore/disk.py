@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,8 @@ class DiskTier:
         self._segments: dict[int, Segment] = {}
         self._free: dict[int, dict[Segment, list[int]]] = {}  # per slot size
         self._used: dict[Segment, set[DiskBlock]] = {}
+        self._used_at: dict[Segment, int] = {}  # when anything of it was last let go
+        self._clock = 0
         self._policies: dict[int, EvictionPolicy] = {}
         new_policy(policy)  # a wrong name fails now
         self._lock = _lock(folder)
@@ -112,7 +115,7 @@ class DiskTier:
         place = self._take(slot_bytes)
         while place is None:
             gone = self._make_room(slot_bytes)
-            if not gone:
+            if gone is None:
                 return None
             evicted += gone
             place = self._take(slot_bytes)
@@ -154,6 +157,7 @@ class DiskTier:
             self._free_slot(block)
         else:
             self._policy(block.segment.slot_bytes).release(block.key)
+            self._note_use(block)
 
     def use(self, block: DiskBlock) -> None:
         policy = self._policy(block.segment.slot_bytes)
@@ -161,13 +165,14 @@ class DiskTier:
         policy.use(block.key)
 
     def drop(self, key: BlockKey) -> bool:
-        """Damaged or purged: it can't be found from now on."""
+        """Damaged or purged: it can't be found from now on, nor in another life."""
         block = self.get(key)
         if block is None:
             return False
         self._forget(block)
         if block.num_holds:
             block.doomed = True
+            _erase(block)
         else:
             self._free_slot(block)
         return True
@@ -228,21 +233,31 @@ class DiskTier:
             return
         self._adopt(number, segment, {})
 
-    def _make_room(self, slot_bytes: int) -> list[BlockKey]:
-        """Evicts the policy's choice of that size, or else a whole segment of another size."""
+    def _make_room(self, slot_bytes: int) -> list[BlockKey] | None:
+        """Evicts the policy's choice of that size, or else a whole segment of another size, which
+        may be empty. None when neither can be had."""
         key = self._policy(slot_bytes).victim()
         if key is not None:
             self._evict(self._blocks[key])
             return [key]
-        for segment, used in self._used.items():
-            if segment.slot_bytes == slot_bytes or any(block.num_holds for block in used):
-                continue
-            gone = [block.key for block in used]
-            for block in list(used):
-                self._evict(block)
-            self._reformat(segment, slot_bytes)
-            return gone
-        return []
+        segment = self._coldest_segment(slot_bytes)
+        if segment is None:
+            return None
+        blocks = list(self._used[segment])
+        for block in blocks:
+            self._evict(block)
+        self._reformat(segment, slot_bytes)
+        return [block.key for block in blocks]
+
+    def _coldest_segment(self, slot_bytes: int) -> Segment | None:
+        """Of the other sizes' segments without a held block: an empty one, or else the one that
+        was left alone longest."""
+        idle = [
+            segment
+            for segment, used in self._used.items()
+            if segment.slot_bytes != slot_bytes and not any(block.num_holds for block in used)
+        ]
+        return min(idle, key=lambda s: self._used_at[s] if self._used[s] else 0, default=None)
 
     def _reformat(self, segment: Segment, slot_bytes: int) -> None:
         self._free[segment.slot_bytes].pop(segment, None)
@@ -262,10 +277,13 @@ class DiskTier:
 
     def _free_slot(self, block: DiskBlock) -> None:
         segment = block.segment
-        with contextlib.suppress(OSError):  # erased again before it is written
-            segment.erase(block.slot)
+        _erase(block)
         self._used[segment].discard(block)
         self._free.setdefault(segment.slot_bytes, {}).setdefault(segment, []).append(block.slot)
+
+    def _note_use(self, block: DiskBlock) -> None:
+        self._clock += 1
+        self._used_at[block.segment] = self._clock
 
     def _policy(self, slot_bytes: int) -> EvictionPolicy:
         policy = self._policies.get(slot_bytes)
@@ -274,11 +292,12 @@ class DiskTier:
         return policy
 
     def _path(self, number: int) -> Path:
-        return self._folder / f"segment-{number:06d}.kv"
+        return self._folder / _name(number)
 
     def _adopt(self, number: int, segment: Segment, found: dict[int, Record]) -> None:
         self._segments[number] = segment
         self._used[segment] = set()
+        self._used_at[segment] = 0
         free = [slot for slot in range(segment.num_slots - 1, -1, -1) if slot not in found]
         if free:
             self._free.setdefault(segment.slot_bytes, {})[segment] = free
@@ -309,11 +328,24 @@ class DiskTier:
             self._blocks[block.key] = block
             policy.admit(block.key, block.record.depth)
             policy.release(block.key)
+            self._note_use(block)
 
 
 def _number(path: Path) -> int | None:
-    digits = path.stem.removeprefix("segment-")
-    return int(digits) if digits.isdigit() and int(digits) > 0 else None
+    """None for a name that we don't give: such a file is somebody else's."""
+    match = re.fullmatch(r"segment-([0-9]{6,})", path.stem)
+    number = int(match[1]) if match else 0
+    return number if number and path.name == _name(number) else None
+
+
+def _name(number: int) -> str:
+    return f"segment-{number:06d}.kv"
+
+
+def _erase(block: DiskBlock) -> None:
+    """Its record. Where the disk refuses, that is done again before the slot is written."""
+    with contextlib.suppress(OSError):
+        block.segment.erase(block.slot)
 
 
 def _lock(folder: Path) -> int:

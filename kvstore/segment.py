@@ -112,11 +112,13 @@ class Segment:
         """One of an earlier life; None for what is no whole segment of that size."""
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         header = os.pread(file, _HEADER.size, 0)
-        if len(header) == _HEADER.size and os.fstat(file).st_size >= PAGE_BYTES:
+        if len(header) == _HEADER.size:
             magic, slot_bytes, num_slots, crc = _HEADER.unpack(header)
             sound = magic == MAGIC and zlib.crc32(header[:-4]) == crc
-            if sound and num_slots == slots_of(segment_bytes, slot_bytes):
-                return cls(path, file, slot_bytes, num_slots)
+            segment = cls(path, file, slot_bytes, num_slots)
+            whole = os.fstat(file).st_size >= segment._offset(0)
+            if sound and whole and num_slots == slots_of(segment_bytes, slot_bytes):
+                return segment
         os.close(file)
         return None
 
@@ -141,6 +143,7 @@ class Segment:
 
     def write(self, slot: int, record: Record, data: memoryview) -> None:
         """Raises Unavailable."""
+        assert len(data) == record.size_bytes <= self.slot_bytes, "would spill into the next slot"
         try:
             self.erase(slot)
             written = 0
@@ -158,10 +161,15 @@ class Segment:
         """Raises Corrupt for anything but what was written, Unavailable when the disk fails."""
         try:
             count = os.preadv(self._file, [into], self._offset(slot))
+            table = os.pread(self._file, RECORD_BYTES, self._place(slot))
         except OSError as error:
             raise Unavailable(f"{self.path}: {error}") from error
         if count != record.size_bytes:
             raise Corrupt(f"{self.path}: slot {slot} is cut off")
+        # No record, or a damaged one, is no matter here: the checksum decides.
+        there = Record.unpack(table) if len(table) == RECORD_BYTES else None
+        if there is not None and there.key != record.key:
+            raise Corrupt(f"{self.path}: slot {slot} is another block's")
         if record.algorithm != CHECKSUM_XXH3:
             return
         if xxhash.xxh3_64_intdigest(into) != record.checksum:

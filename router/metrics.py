@@ -5,6 +5,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from router.record import JourneyRecord
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+FETCH_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 GAP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
@@ -57,6 +58,12 @@ class Metrics:
             ["tier"],
             registry=registry,
         )
+        self.store_fetch_seconds = Histogram(
+            "baton_store_fetch_seconds",
+            "What requests waited for the store, of those that got something from it.",
+            buckets=FETCH_SECONDS,
+            registry=registry,
+        )
         self.completion_tokens = Counter(
             "baton_completion_tokens_total", "Tokens of answers.", registry=registry
         )
@@ -81,6 +88,8 @@ class Metrics:
         self.prompt_tokens.inc(record.num_prompt_tokens)
         for tier, tokens in record.cached_by_tier.items():
             self.cached_tokens.labels(tier).inc(tokens)
+        if record.cached_by_tier.get("dram") or record.cached_by_tier.get("disk"):
+            self.store_fetch_seconds.observe(record.store_seconds)
         self.completion_tokens.inc(record.num_tokens)
         self.failovers.inc(max(len(record.placements) - 1, 0))
         if record.bytes_shipped:

@@ -73,6 +73,14 @@ class JourneyRecord:
         return self.details.get("transport", "")
 
     @property
+    def store_seconds(self) -> float:
+        """What the request waited for the store; 0 where that is not told."""
+        try:
+            return max(float(self.details.get("store_seconds", "0")), 0.0)
+        except ValueError:
+            return 0.0
+
+    @property
     def prefill(self) -> WorkerRef | None:
         return self.placements[-1].prefill if self.placements else None
 

@@ -1,0 +1,108 @@
+"""What a store node tells Prometheus, as of its last sweep."""
+
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from baton.core.store import StoreStats
+from baton.errors import Unavailable
+
+Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
+
+_FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
+    (
+        GaugeMetricFamily, "baton_store_bytes", "Bytes held, by tier.", "tier",
+        {"dram": "used_bytes", "disk": "disk_used_bytes"},
+    ),
+    (
+        GaugeMetricFamily, "baton_store_capacity_bytes", "Room, by tier.", "tier",
+        {"dram": "arena_bytes", "disk": "disk_capacity_bytes"},
+    ),
+    (
+        GaugeMetricFamily, "baton_store_blocks", "Blocks held, by tier.", "tier",
+        {"dram": "num_blocks", "disk": "disk_blocks"},
+    ),
+    (
+        GaugeMetricFamily, "baton_store_leased_blocks", "Blocks that somebody reads.", "", {
+            "": "leased_blocks",
+        },
+    ),
+    (
+        GaugeMetricFamily, "baton_store_pinned_bytes", "Bytes that may not be evicted.", "", {
+            "": "pinned_bytes",
+        },
+    ),
+    (
+        CounterMetricFamily, "baton_store_hit_blocks", "Blocks lent, by tier.", "tier",
+        {"dram": "hit_blocks_dram", "disk": "hit_blocks_disk"},
+    ),
+    (
+        CounterMetricFamily, "baton_store_missed_blocks", "Blocks asked for in vain.", "", {
+            "": "missed_blocks",
+        },
+    ),
+    (
+        CounterMetricFamily, "baton_store_put_blocks", "Blocks stored.", "", {"": "put_blocks"},
+    ),
+    (
+        CounterMetricFamily, "baton_store_put_bytes", "Bytes stored.", "", {"": "put_bytes"},
+    ),
+    (
+        CounterMetricFamily, "baton_store_evictions", "Blocks that left a tier, by reason.",
+        "reason",
+        {
+            "room": "evictions",
+            "quota": "quota_evictions",
+            "disk": "disk_evictions",
+            "dropped": "dropped_blocks",
+            "purged": "purged_blocks",
+        },
+    ),
+    (
+        CounterMetricFamily, "baton_store_demotions", "Blocks written to the SSD.", "", {
+            "": "demotions",
+        },
+    ),
+    (
+        CounterMetricFamily, "baton_store_promotions", "Blocks read from the SSD.", "", {
+            "": "promotions",
+        },
+    ),
+    (
+        CounterMetricFamily, "baton_store_checksum_failures", "Damaged blocks.", "", {
+            "": "checksum_failures",
+        },
+    ),
+    (
+        CounterMetricFamily, "baton_store_disk_failures", "Reads and writes that failed.", "", {
+            "": "disk_failures",
+        },
+    ),
+)  # fmt: skip
+"""Kind, name, help, label, and which of StoreStats stands under each of the label's values."""
+
+
+class StoreMetrics(Collector):
+    """``stats`` is replaced as a whole: the server's thread reads it at any time."""
+
+    def __init__(self) -> None:
+        self.stats = StoreStats()
+
+    def serve(self, host: str, port: int) -> None:
+        """``GET /metrics``, from a thread. Raises Unavailable when the port can't be had."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            start_http_server(port, host, registry)
+        except OSError as error:
+            raise Unavailable(f"metrics_port {host}:{port}: {error}") from error
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.stats
+        for kind, name, text, label, fields in _FAMILIES:
+            family = kind(name, text, labels=[label] if label else [])
+            for value, field in fields.items():
+                family.add_metric([value] if label else [], getattr(stats, field))
+            yield family

@@ -1,0 +1,152 @@
+"""A chat of many turns: what of each prompt must be cached, and what was.
+
+    python -m tools.conversation [--turns N]
+
+Of a prompt, the full blocks are cached that an earlier turn has computed: its prompt and its
+answer, but for the answer's last token, whose KV nobody needed. Each turn waits until the store
+holds that.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from baton.clock import SystemClock
+from baton.core.block_key import KeyRoot, block_keys
+from baton.core.ids import TenantId
+from baton.core.states import Role
+from baton.core.store import LeaseQuery
+from baton.core.tenant import tenant_salt
+from baton.registry.redis import RedisRegistry
+from baton.rpc.kvstore_client import KvStoreClient
+from baton.runtime.state import ClusterFolder
+from tools.local_cluster import LocalCluster, local_cluster
+
+BLOCK_TOKENS = 16
+ANSWER_TOKENS = 24
+STORED_SECONDS = 20.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """``prompt_ids`` and ``token_ids`` of the answer; ``tiers`` say where cached tokens were."""
+
+    question: str
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    answer: str
+    cached_tokens: int
+    expected_tokens: int
+    tiers: dict[str, int]
+
+
+class Conversation:
+    """With ``known``, its questions are asked again, answered as they were."""
+
+    def __init__(self, cluster: LocalCluster, known: "Conversation | None" = None) -> None:
+        self.turns: list[Turn] = []
+        self._cluster = cluster
+        self._known = known.turns if known is not None else []
+        self._messages: list[dict[str, str]] = []
+        self._computed: tuple[int, ...] = ()
+
+    def take_turn(self) -> Turn:
+        number = len(self.turns)
+        words = " ".join(f"item{number}x{index}" for index in range(40))
+        question = f"Turn {number}: what of {words}?"
+        self._messages.append({"role": "user", "content": question})
+        body = {
+            "messages": self._messages, "max_tokens": ANSWER_TOKENS, "temperature": 0,
+            "return_token_ids": True,
+        }  # fmt: skip
+        answer, headers = self._cluster.post_with_headers("/v1/chat/completions", body)
+        choice = answer["choices"][0]
+        prompt_ids = tuple(choice.get("prompt_token_ids") or answer["prompt_token_ids"])
+        explained = self._cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
+        turn = Turn(
+            question,
+            prompt_ids,
+            tuple(choice["token_ids"]),
+            choice["message"]["content"],
+            answer["usage"]["prompt_tokens_details"]["cached_tokens"],
+            full_blocks(shared(self._computed, prompt_ids), len(prompt_ids)),
+            explained["cached_tokens_by_tier"],
+        )
+        self.turns.append(turn)
+        self._messages.append({"role": "assistant", "content": turn.answer})
+        self._computed = turn.prompt_ids + turn.token_ids[:-1]
+        if not self._known:
+            self._wait_until_stored()
+        return turn
+
+    def _wait_until_stored(self) -> None:
+        asyncio.run(_until_stored(self._cluster, self._computed))
+
+
+async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None:
+    """Until the store holds every full block of these tokens."""
+    state = ClusterFolder(cluster.home, "default").running()
+    registry = RedisRegistry(state.redis_url, state.cluster)
+    members = await registry.members()
+    await registry.close()
+    worker = next(member for member in members if member.role is Role.DECODE)
+    store = next(member for member in members if member.role is Role.KVSTORE)
+    salt = tenant_salt(state.tenant_secret, TenantId("default"))
+    digest = bytes.fromhex(worker.model_digest)
+    root = KeyRoot(digest, worker.kv_dtype, worker.block_tokens, tenant_salt=salt)
+    keys = tuple(block_keys(root.key(), token_ids, worker.block_tokens))
+    client, clock = KvStoreClient(store.address, state.cluster_secret), SystemClock()
+    give_up_at = clock.monotonic() + STORED_SECONDS
+    try:
+        while (await client.lease(LeaseQuery(keys, 1.0, 0))).num_held < len(keys):
+            assert clock.monotonic() < give_up_at, f"{len(keys)} blocks are not all stored"
+            await clock.sleep(0.02)
+    finally:
+        await client.close()
+
+
+def shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def full_blocks(num_shared: int, num_prompt: int) -> int:
+    """Tokens of whole blocks; the prompt's last token is always computed."""
+    return min(num_shared, num_prompt - 1) // BLOCK_TOKENS * BLOCK_TOKENS
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--turns", type=int, default=8)
+    options = parser.parse_args(arguments)
+    wrong = 0
+    with local_cluster(prefill=2, decode=2) as cluster:
+        talk = Conversation(cluster)
+        print("life turn  prompt  expected  cached  by tier")
+        for life in (1, 2):
+            if life == 2:
+                cluster.baton("down")
+                port = cluster.url.rpartition(":")[2]
+                pools = ("--prefill", "2", "--decode", "2", "--port", port)
+                cluster.baton("up", "--detach", *pools)
+                talk = Conversation(cluster, known=talk)
+            for number in range(options.turns):
+                turn = talk.take_turn()
+                expected = turn.expected_tokens
+                if life == 2:
+                    expected = full_blocks(len(turn.prompt_ids), len(turn.prompt_ids))
+                wrong += turn.cached_tokens != expected
+                print(
+                    f"{life:4} {number:4}  {len(turn.prompt_ids):6}  {expected:8}  "
+                    f"{turn.cached_tokens:6}  {turn.tiers}",
+                    flush=True,
+                )
+    print(f"{wrong} turns with another number of cached tokens than expected")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

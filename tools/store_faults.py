@@ -1,0 +1,121 @@
+"""What a killed and a frozen store node cost the requests, in a real cluster.
+
+    python -m tools.store_faults
+
+Requests that share a stored prefix come one after the other; amid them the store node is killed
+(SIGKILL), later frozen (SIGSTOP). Prints each request's wait for the store as `baton explain` tells
+it, and how long the conductor still named the node. Exit code 1 when a request waited longer than
+the bound, or the conductor named a dead node for longer than a second.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+
+import grpc.aio
+
+from baton.clock import SystemClock
+from baton.core.block_key import KeyRoot, block_keys
+from baton.core.ids import TenantId, TokenId
+from baton.core.member import Member
+from baton.core.placement import Placement
+from baton.core.states import Role
+from baton.core.tenant import tenant_salt
+from baton.registry.redis import RedisRegistry
+from baton.rpc.channel import open_channel
+from baton.rpc.conductor_client import ask_placement
+from baton.runtime.state import ClusterFolder, ClusterState
+from tools.local_cluster import LocalCluster, local_cluster
+
+BOUND_SECONDS = 0.2
+NAMED_SECONDS = 1.0
+PREFIX = list(range(20, 20 + 320))
+CLOCK = SystemClock()
+
+
+def ask(cluster: LocalCluster, number: int) -> dict[str, object]:
+    """One request; what is told of it."""
+    own = [300 + (number * 7 + index) % 200 for index in range(40)]
+    body = {"prompt": [*PREFIX, *own], "max_tokens": 2, "temperature": 0}
+    _, headers = cluster.post_with_headers("/v1/completions", body)
+    return cluster.get(f"/admin/requests/{headers['x-baton-request-id']}")
+
+
+def waits(cluster: LocalCluster, first: int, count: int, what: str) -> float:
+    """The longest wait for the store, of ``count`` requests."""
+    longest = 0.0
+    for number in range(first, first + count):
+        told = ask(cluster, number)
+        details = told["details"]
+        assert isinstance(details, dict)
+        seconds = float(details.get("store_seconds", 0.0))
+        longest = max(longest, seconds)
+        print(
+            f"{what:10} request {number:3}: waited {seconds * 1e3:7.2f} ms for the store, "
+            f"{details.get('store_error', '')} {told['cached_tokens_by_tier']}",
+            flush=True,
+        )
+    return longest
+
+
+async def members(state: ClusterState) -> list[Member]:
+    registry = RedisRegistry(state.redis_url, state.cluster)
+    try:
+        return await registry.members()
+    finally:
+        await registry.close()
+
+
+async def place(channel: grpc.aio.Channel, state: ClusterState, worker: Member) -> Placement:
+    salt = tenant_salt(state.tenant_secret, TenantId("default"))
+    digest = bytes.fromhex(worker.model_digest)
+    root = KeyRoot(digest, worker.kv_dtype, worker.block_tokens, tenant_salt=salt)
+    keys = block_keys(root.key(), [TokenId(token) for token in PREFIX], worker.block_tokens)
+    return await ask_placement(
+        channel, request_id="probe", epoch=1, tenant="default", num_tokens=len(PREFIX),
+        max_new_tokens=1, block_keys=keys, excluded=(), model="", timeout_seconds=2.0,
+    )  # fmt: skip
+
+
+async def seconds_named(cluster: LocalCluster, pid: int) -> float:
+    """Kills the node; how long the conductor goes on naming it."""
+    state = ClusterFolder(cluster.home, "default").running()
+    known = await members(state)
+    conductor = next(member for member in known if member.role is Role.CONDUCTOR)
+    worker = next(member for member in known if member.role is Role.PREFILL)
+    async with open_channel(conductor.address, state.cluster_secret) as channel:
+        hint = (await place(channel, state, worker)).store_hint
+        assert hint is not None, "the conductor does not name the store"
+        os.kill(pid, signal.SIGKILL)
+        began = CLOCK.monotonic()
+        while (await place(channel, state, worker)).store_hint is not None:
+            await CLOCK.sleep(0.002)
+        return CLOCK.monotonic() - began
+
+
+def main() -> int:
+    with local_cluster(prefill=2, decode=1) as cluster:
+        for number in range(6):  # both prefill workers come to know the prefix, and the store
+            ask(cluster, number)
+        longest = waits(cluster, 10, 5, "sound")
+        named = asyncio.run(seconds_named(cluster, cluster.processes("kvstore")[0]["pid"]))
+        print(f"killed: the conductor named the dead node for {named * 1e3:.1f} ms")
+        longest = max(longest, waits(cluster, 20, 10, "killed"))
+        while not cluster.status()["ready"]:
+            pass
+        for number in range(30, 36):
+            ask(cluster, number)
+        pid = cluster.processes("kvstore")[0]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            longest = max(longest, waits(cluster, 40, 10, "frozen"))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    print(f"longest wait {longest * 1e3:.1f} ms (bound {BOUND_SECONDS * 1e3:.0f})")
+    slack = 0.02  # of a machine whose cores are busy
+    return int(longest > BOUND_SECONDS + slack or named > NAMED_SECONDS)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
