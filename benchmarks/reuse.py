@@ -15,9 +15,10 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import uvloop
@@ -48,7 +49,9 @@ from baton.engine.engine import Engine  # noqa: E402
 from baton.engine.result import StepResult  # noqa: E402
 from baton.engine.runner import ModelRunner  # noqa: E402
 from baton.worker.engine_thread import EngineThread  # noqa: E402
+from baton.worker.extension import Extension  # noqa: E402
 from baton.worker.kv_layout import KvLayout  # noqa: E402
+from baton.worker.reload import Way  # noqa: E402
 from baton.worker.store_prefixes import StorePrefixes  # noqa: E402
 from baton.worker.store_publisher import StorePublisher  # noqa: E402
 
@@ -61,10 +64,10 @@ BLOCK_TOKENS = 16
 class Bench:
     """A model, its pool, and what can be reached from here."""
 
-    def __init__(self, num_tokens: int) -> None:
+    def __init__(self, num_tokens: int, model: Path = DEMO_MODEL, chunk: int = 512) -> None:
         self.num_tokens = num_tokens
         self.runner = ModelRunner.load(
-            DEMO_MODEL, device="cpu", dtype="float32", num_blocks=4 * num_tokens // BLOCK_TOKENS,
+            model, device="cpu", dtype="float32", num_blocks=4 * num_tokens // BLOCK_TOKENS,
             pool_bytes=None, block_tokens=BLOCK_TOKENS, progress=None,
         )  # fmt: skip
         pool = self.runner.pool
@@ -78,7 +81,9 @@ class Bench:
             checksum_algorithm(pool),
             partial(block_checksums, pool),
         )
-        self.config = EngineConfig(block_tokens=BLOCK_TOKENS, max_model_tokens=num_tokens + 16)
+        self.config = EngineConfig(
+            block_tokens=BLOCK_TOKENS, max_model_tokens=2 * num_tokens, max_step_tokens=chunk
+        )
         self.numbers = iter(range(1, 10**9))
 
     def spec(self, prefix: int, share: float) -> RequestSpec:
@@ -94,17 +99,21 @@ class Bench:
         return RequestSpec(RequestId(f"r{number}"), Epoch(1), tokens, len(tokens), sampling)
 
     @asynccontextmanager
-    async def worker(self, address: str, door: str, over: str) -> AsyncIterator["Worker"]:
-        """A worker with an empty device cache, and a store that it reaches ``over`` a way."""
+    async def worker(
+        self, address: str, door: str, over: str, prefer: Way | None = None
+    ) -> AsyncIterator["Worker"]:
+        """A worker with an empty device cache, and a store that it reaches ``over`` a way; an
+        empty address is none."""
         registry = MemoryRegistry(CLOCK)
         store = Member(
             WorkerId("s"), Role.KVSTORE, address, Generation(1), WorkerState.READY,
             host=host_id() if over == "shm" else "elsewhere", transports=BEST_FIRST, door=door,
         )  # fmt: skip
-        await registry.announce(store, 3600.0)
+        if address:
+            await registry.announce(store, 3600.0)
         membership = Membership(registry, CLOCK)
         await membership.refresh()
-        worker = Worker(self, membership, over)
+        worker = Worker(self, membership, over, prefer)
         running = asyncio.create_task(worker.store.run())
         worker.thread.start()
         try:
@@ -116,7 +125,9 @@ class Bench:
 
 
 class Worker:
-    def __init__(self, bench: Bench, membership: Membership, over: str) -> None:
+    def __init__(
+        self, bench: Bench, membership: Membership, over: str, prefer: Way | None = None
+    ) -> None:
         runner = bench.runner
         self.engine = Engine(
             runner, bench.config, model_digest=runner.model_digest, kv_dtype=runner.kv_dtype,
@@ -141,28 +152,44 @@ class Worker:
             bench.config.chunk_limit,
             CLOCK,
             5.0,
+            prefer,
         )
         self.first_token = asyncio.Event()
+        self.finished = asyncio.Event()
+        self.tokens: list[int] = []
         self.cached = 0
+        self.extension = Extension(RequestId(""))
 
     def on_step(self, result: StepResult) -> None:
         self.store.note_step(result)
         for output in result.outputs:
-            self.cached = output.cached_tokens
+            if not self.tokens:
+                self.cached = output.cached_tokens
+            self.tokens += output.token_ids
             self.first_token.set()
+            if output.finish_reason is not None:
+                self.finished.set()
+
+    async def answer(self, spec: RequestSpec) -> list[int]:
+        """All its tokens."""
+        await self.ttft(spec)
+        await self.finished.wait()
+        return self.tokens
 
     async def ttft(self, spec: RequestSpec) -> float:
         self.first_token.clear()
+        self.finished.clear()
+        self.tokens = []
         began = SYSTEM_CLOCK()
-        extension = await self.store.extend(spec)
+        self.extension = extension = await self.store.extend(spec)
         await self.thread.call(lambda engine: engine.add(spec, Task.WHOLE))
         self.store.follow(extension)
         await self.first_token.wait()
         return SYSTEM_CLOCK() - began
 
-    async def stored(self, spec: RequestSpec) -> None:
-        """Until its whole prompt lies in the store."""
-        keys = block_keys(self.engine.key_root(b""), spec.token_ids, BLOCK_TOKENS)
+    async def stored(self, token_ids: Sequence[TokenId]) -> None:
+        """Until the full blocks of these lie in the store."""
+        keys = block_keys(self.engine.key_root(b""), token_ids, BLOCK_TOKENS)
         while await self.client.count(keys) < len(keys):
             await CLOCK.sleep(0.01)
 
@@ -178,7 +205,7 @@ async def measure(bench: Bench, tier: str, share: float, rounds: int) -> tuple[f
             async with bench.worker(address, door, "shm") as worker:
                 first = bench.spec(prefix, 1.0)
                 await worker.ttft(first)
-                await worker.stored(first)
+                await worker.stored(first.token_ids)
                 for _ in range(rounds if tier == "device" else 0):
                     times.append(await worker.ttft(bench.spec(prefix, share)))
                     cached = worker.cached

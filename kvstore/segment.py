@@ -131,15 +131,17 @@ class Segment:
         os.pwrite(self._file, table, PAGE_BYTES)
 
     def records(self) -> Iterator[tuple[int, Record]]:
-        """Whose slot lies within the file."""
+        """The sound ones, whose slot lies within the file. The others are erased: or else they
+        would be believed in a later life, when the file has grown over their slots again."""
         table = os.pread(self._file, self.num_slots * RECORD_BYTES, PAGE_BYTES)
         end = os.fstat(self._file).st_size
         for slot in range(len(table) // RECORD_BYTES):
-            record = Record.unpack(table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES])
-            if record is None or record.size_bytes > self.slot_bytes:
-                continue
-            if self._offset(slot) + record.size_bytes <= end:
+            data = table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES]
+            record = Record.unpack(data)
+            if record is not None and self._holds(slot, record, end):
                 yield slot, record
+            elif any(data):
+                self.erase(slot)
 
     def write(self, slot: int, record: Record, data: memoryview) -> None:
         """Raises Unavailable."""
@@ -177,6 +179,10 @@ class Segment:
 
     def close(self) -> None:
         os.close(self._file)
+
+    def _holds(self, slot: int, record: Record, end: int) -> bool:
+        in_slot = record.size_bytes <= self.slot_bytes
+        return in_slot and self._offset(slot) + record.size_bytes <= end
 
     def _place(self, slot: int) -> int:
         return PAGE_BYTES + slot * RECORD_BYTES

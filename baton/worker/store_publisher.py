@@ -35,6 +35,7 @@ class StorePublisher:
         self._layout = layout
         self._model_tag = model_tag
         self._runs: asyncio.Queue[SealedRun] = asyncio.Queue(MAX_UNPUBLISHED)
+        self._told = ""
 
     def offer(self, run: SealedRun) -> None:
         if not self._runs.full():
@@ -47,7 +48,15 @@ class StorePublisher:
             try:
                 await self._publish(run)
             except BatonError as error:
-                log.info("store_put_failed", error=str(error), num_blocks=len(run.keys))
+                self._tell(str(error))
+            else:
+                self._told = ""
+
+    def _tell(self, failure: str) -> None:
+        """Once, until it is another one or all is well again."""
+        if failure != self._told:
+            log.warning("store_put_failed", error=failure)
+        self._told = failure
 
     async def _publish(self, run: SealedRun) -> None:
         """What the store has already is only named, so that it counts as used."""

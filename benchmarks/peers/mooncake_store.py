@@ -1,18 +1,30 @@
-"""Mooncake's store as a peer: put and get of a value through its Python API, over loopback's TCP.
+"""Mooncake's store as a peer: put and get of one value through its Python API, over loopback's TCP.
 
     python benchmarks/peers/mooncake_store.py [--rounds N] [--sizes 4096,1048576,16777216]
 
-Runs in an environment of its own with the package mooncake-transfer-engine-non-cuda, and needs
-nothing of ours. ``across``: one process owns the memory, another puts and gets. ``embedded``: one
-process does both. Pages are touched before. Prints JSON as the last line.
+Runs in an environment of its own and needs nothing of Baton's:
+
+    python3.11 -m venv peer && peer/bin/pip install mooncake-transfer-engine-non-cuda
+
+which wants libibverbs.so.1, libnuma.so.1 and libcurl.so.4 of the system, though TCP is all it uses.
+
+``across``: one process owns the memory, another, which brings none, puts and gets. ``embedded``:
+one process does both, and Mooncake copies where it would send. ``bytes`` is put() and get(),
+``zero_copy`` is put_from() and get_into() with registered buffers. Every value has a key of its
+own, comes from and goes to places that no cache holds, and is got right after it was put; what
+came back is compared. Pages are touched before. Mooncake's settings are its defaults; its
+environment variables (MC_TCP_SLICE_SIZE and the like) pass through. Prints a table, and JSON as the
+last line.
 """
 
 import argparse
 import contextlib
 import ctypes
+import importlib.util
 import json
 import mmap
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -23,40 +35,44 @@ import time
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-SEGMENT = 3 << 29
-BUFFER = 256 << 20
-LEASE_SECONDS = 0.5
 PACKAGE = "mooncake-transfer-engine-non-cuda"
+SEGMENT = 2 << 30
+RING = 256 << 20
+LOCAL_BUFFER = 256 << 20
+LARGEST = RING // 2
+WARM_UP = 5
+START_SECONDS = 20.0
+PR_SET_PDEATHSIG = 1
+
+Row = dict[str, Any]
 
 
-def pause(seconds: float) -> None:
-    threading.Event().wait(seconds)
+# The parent: starts the others and never loads Mooncake, whose handlers of signals would be in the
+# way of ending them.
 
 
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-def open_store(master: str, segment: int) -> Any:
-    from mooncake.store import MooncakeDistributedStore
-
-    store = MooncakeDistributedStore()
-    code = store.setup("127.0.0.1", "P2PHANDSHAKE", segment, 256 << 20, "tcp", "", master)
-    if code:
-        raise RuntimeError(f"setup says {code}")
-    return store
+def die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that does not outlive this one. What it says when it fails is in the log."""
+    environment = {"MC_TCP_BIND_ADDRESS": "127.0.0.1", "GLOG_minloglevel": "1", **os.environ}
     with (
         log.open("w") as file,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, text=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            text=True,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=die_with_parent,
         ) as process,
     ):
         try:
@@ -65,45 +81,122 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
+def failed(what: str, log: Path) -> RuntimeError:
+    return RuntimeError(f"{what}; its log ends with:\n{log.read_text(errors='replace')[-2000:]}")
+
+
+def lines(process: subprocess.Popen[str]) -> Iterator[Any]:
+    """What the process says to us: Mooncake may say something of its own between."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            yield json.loads(line)
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
 @contextlib.contextmanager
 def master(folder: Path) -> Iterator[str]:
-    import mooncake
-
-    port, metrics = free_port(), free_port()
-    binary = Path(mooncake.__path__[0]) / "mooncake_master"
+    """The address of a mooncake_master."""
+    spec = importlib.util.find_spec("mooncake")
+    if spec is None or not spec.submodule_search_locations:
+        raise RuntimeError(f"this environment has no {PACKAGE}")
+    binary = Path(spec.submodule_search_locations[0]) / "mooncake_master"
+    port, metrics = free_ports(2)
+    command = [
+        str(binary),
+        "-rpc_address=127.0.0.1",
+        f"-rpc_port={port}",
+        "-metrics_host=127.0.0.1",
+        f"-metrics_port={metrics}",
+        "-logtostderr",
+    ]
     log = folder / "master.log"
-    with log.open("w") as file:
-        process = subprocess.Popen(
-            [
-                str(binary),
-                f"-rpc_port={port}",
-                f"-metrics_port={metrics}",
-                f"-default_kv_lease_ttl={LEASE_SECONDS * 1000:.0f}",
-            ],
-            stdout=file,
-            stderr=file,
-        )
-        try:
-            for _ in range(200):
-                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-                    break
-                pause(0.05)
-            yield f"127.0.0.1:{port}"
-        finally:
-            process.kill()
-            process.wait()
+    with running(command, log) as process:
+        until = time.perf_counter() + START_SECONDS
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1.0):
+                break
+            if process.poll() is not None or time.perf_counter() > until:
+                raise failed("mooncake_master did not start", log)
+            threading.Event().wait(0.05)
+        yield f"127.0.0.1:{port}"
 
 
-class Buffer:
-    """Registered memory, touched."""
+def measured(mode: str, folder: Path, sizes: str, rounds: int) -> list[Row]:
+    me = [sys.executable, str(Path(__file__).resolve()), "--sizes", sizes, "--rounds", str(rounds)]
+    folder.mkdir()
+    with contextlib.ExitStack() as stack:
+        me += ["--master", stack.enter_context(master(folder))]
+        if mode == "across":
+            log = folder / "owner.log"
+            owner = stack.enter_context(running([*me, "--role", "owner"], log))
+            if next(lines(owner), None) is None:
+                raise failed("the owner of the memory did not start", log)
+        log = folder / "client.log"
+        client = stack.enter_context(running([*me, "--role", mode], log))
+        rows = []
+        for row in lines(client):
+            rows.append(row)
+            print(shown(row), file=sys.stderr, flush=True)
+        if client.wait():
+            raise failed(f"the client that measures {mode} failed ({client.returncode})", log)
+        return rows
 
-    def __init__(self, store: Any) -> None:
-        self.memory = mmap.mmap(-1, BUFFER)
-        self.memory[:] = os.urandom(1 << 20) * (BUFFER >> 20)
-        self._pin = (ctypes.c_char * BUFFER).from_buffer(self.memory)
-        self.address = ctypes.addressof(self._pin)
-        if store.register_buffer(self.address, BUFFER):
-            raise RuntimeError("register_buffer failed")
+
+def shown(row: Row) -> str:
+    return (
+        f"{row['mode']:10}{row['api']:11}{row['op']:5}{row['size_bytes']:>10}"
+        f"{row['median_seconds'] * 1e3:>11.3f}{row['p90_seconds'] * 1e3:>10.3f}"
+        f"{row['gigabytes_per_second']:>8.2f}"
+    )
+
+
+# The children: each holds one store.
+
+
+def open_store(address: str, segment: int) -> Any:
+    from mooncake.store import MooncakeDistributedStore
+
+    store = MooncakeDistributedStore()
+    settings = ("127.0.0.1", "P2PHANDSHAKE", segment, LOCAL_BUFFER, "tcp", "", address)
+    check(store.setup(*settings), "setup")
+    return store
+
+
+def check(code: int, what: str) -> None:
+    if code:
+        raise RuntimeError(f"{what} says {code}")
+
+
+def remove(store: Any, keys: list[str]) -> None:
+    """With force: a get leaves a lease, and until it is over a plain remove is refused."""
+    for key in keys:
+        check(store.remove(key, True), f"remove of {key}")
+    keys.clear()
+
+
+def touch(store: Any) -> None:
+    """Fills the segment up to where eviction would begin, and empties it again."""
+    value, keys = os.urandom(16 << 20), []
+    for number in range(SEGMENT * 7 // 8 // len(value)):
+        keys.append(f"touch-{number}")
+        check(store.put(keys[-1], value), f"put of {keys[-1]}")
+    remove(store, keys)
+
+
+def registered(store: Any) -> tuple[mmap.mmap, int]:
+    """Memory and its address."""
+    memory = mmap.mmap(-1, RING)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    check(store.register_buffer(address, RING), "register_buffer")
+    return memory, address
 
 
 def timed(action: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
@@ -112,114 +205,93 @@ def timed(action: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
     return time.perf_counter() - began, value
 
 
-def measure(store: Any, mode: str, sizes: list[int], rounds: int) -> list[dict[str, Any]]:
-    buffer = Buffer(store)
-    rows = []
+def measure(store: Any, mode: str, sizes: list[int], rounds: int) -> Iterator[Row]:
+    source, source_address = registered(store)
+    target, target_address = registered(store)
+    source[:] = os.urandom(RING)
     for size in sizes:
-        places = BUFFER // size
+        places = RING // size
+        starts = [place * size for place in range(min(places, WARM_UP + rounds))]
+        values = [source[start : start + size] for start in starts]
         for api in ("bytes", "zero_copy"):
+            target[:] = bytes(RING)  # no right answer is there already
             times: dict[str, list[float]] = {"put": [], "get": []}
-            for turn in range(rounds + 3):
+            keys: list[str] = []
+            for turn in range(WARM_UP + rounds):
+                if (len(keys) + 1) * size > SEGMENT // 2:
+                    remove(store, keys)
                 key = f"{mode}-{size}-{api}-{turn}"
-                source, target = 2 * turn % places * size, (2 * turn + 1) % places * size
+                keys.append(key)
+                lap, place = divmod(turn, places)
                 if api == "bytes":
-                    value = buffer.memory[source : source + size]
-                    seconds, code = timed(store.put, key, value)
-                    check(code, key)
-                    got_seconds, got = timed(store.get, key)
+                    put_seconds, code = timed(store.put, key, values[place])
+                    get_seconds, got = timed(store.get, key)
                 else:
-                    seconds, code = timed(store.put_from, key, buffer.address + source, size)
-                    check(code, key)
-                    got_seconds, count = timed(store.get_into, key, buffer.address + target, size)
-                    assert count == size, count
-                    got = buffer.memory[target : target + size]
-                assert got == buffer.memory[source : source + size], "another value came back"
-                if turn >= 3:
-                    times["put"].append(seconds)
-                    times["get"].append(got_seconds)
-            pause(LEASE_SECONDS + 0.1)  # until the leases that gets take are over
-            for turn in range(rounds + 3):
-                store.remove(f"{mode}-{size}-{api}-{turn}")
-            for op, all_seconds in times.items():
-                median = statistics.median(all_seconds)
-                rows.append(
-                    {
-                        "mode": mode,
-                        "api": api,
-                        "op": op,
-                        "size_bytes": size,
-                        "median_seconds": median,
-                        "p90_seconds": statistics.quantiles(all_seconds, n=10)[8],
-                        "gigabytes_per_second": size / median / 1e9,
-                    }
-                )
-                print(f"{mode} {api} {op} {size}: {median * 1e3:.3f} ms", file=sys.stderr)
-    return rows
+                    # Each lap another value than the one that is there since the last.
+                    start = (place + lap) % places * size
+                    from_, to = source_address + starts[place], target_address + start
+                    put_seconds, code = timed(store.put_from, key, from_, size)
+                    get_seconds, count = timed(store.get_into, key, to, size)
+                    got = target[start : start + size] if count == size else b""
+                check(code, f"put of {key}")
+                if got != values[place]:
+                    raise RuntimeError(f"another value came back for {key}")
+                if turn >= WARM_UP:
+                    times["put"].append(put_seconds)
+                    times["get"].append(get_seconds)
+            remove(store, keys)
+            for op, seconds in times.items():
+                median = statistics.median(seconds)
+                yield {
+                    "mode": mode,
+                    "api": api,
+                    "op": op,
+                    "size_bytes": size,
+                    "median_seconds": median,
+                    "p90_seconds": statistics.quantiles(seconds, n=10)[8],
+                    "gigabytes_per_second": size / median / 1e9,
+                }
 
 
-def check(code: int, key: str) -> None:
-    if code:
-        raise RuntimeError(f"put of {key} says {code}")
+def act(role: str, address: str, sizes: list[int], rounds: int) -> None:
+    store = open_store(address, 0 if role == "across" else SEGMENT)
+    if role != "across":
+        touch(store)
+    if role == "owner":
+        print("{}", flush=True)
+        sys.stdin.read()  # until the parent is done
+    else:
+        for row in measure(store, role, sizes, rounds):
+            print(json.dumps(row), flush=True)
+    os._exit(0)  # the store's threads need no end of their own
 
 
-def warm(store: Any, segment: int) -> None:
-    """Fills and empties the segment once, so that its pages are touched."""
-    value = bytes(16 << 20)
-    names = []
-    for number in range(segment * 3 // 4 // len(value)):
-        if store.put(f"warm-{number}", value):
-            break
-        names.append(f"warm-{number}")
-    pause(LEASE_SECONDS + 0.1)
-    for name in names:
-        store.remove(name)
-
-
-def serve(address: str) -> None:
-    """Owns the memory until its input ends."""
-    store = open_store(address, SEGMENT)
-    warm(store, SEGMENT)
-    print("ready", flush=True)
-    sys.stdin.read()
-    store.close()
+def end(number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
 
 
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--sizes", default="4096,1048576,16777216")
-    parser.add_argument("--serve", help=argparse.SUPPRESS)
-    parser.add_argument("--embedded", help=argparse.SUPPRESS)
+    parser.add_argument("--role", help=argparse.SUPPRESS)
+    parser.add_argument("--master", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     sizes = [int(size) for size in options.sizes.split(",")]
-    if options.serve:
-        serve(options.serve)
-        return
-    if options.embedded:
-        store = open_store(options.embedded, SEGMENT)
-        warm(store, SEGMENT)
-        print(json.dumps(measure(store, "embedded", sizes, options.rounds)), flush=True)
-        os._exit(0)
+    if not all(0 < size <= LARGEST for size in sizes) or options.rounds < 2:
+        parser.error(f"sizes are from 1 to {LARGEST}, rounds are 2 or more")
+    if options.role:
+        act(options.role, options.master, sizes, options.rounds)
+    signal.signal(signal.SIGINT, end)
+    signal.signal(signal.SIGTERM, end)
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
-        folder, me = Path(name), [sys.executable, __file__]
-        rows: list[dict[str, Any]] = []
-        with master(folder) as address:
-            with running([*me, "--serve", address], folder / "owner.log") as owner:
-                assert owner.stdout is not None
-                line = owner.stdout.readline()
-                while line and line.strip() != "ready":
-                    line = owner.stdout.readline()
-                if not line:
-                    raise RuntimeError((folder / "owner.log").read_text()[-2000:])
-                rows += measure(open_store(address, 0), "across", sizes, options.rounds)
-        with master(folder) as address:
-            alone = [*me, "--embedded", address, "--rounds", str(options.rounds)]
-            told = subprocess.run(
-                [*alone, "--sizes", options.sizes], stdout=subprocess.PIPE, text=True, check=False
-            ).stdout
-            rows += json.loads(told.splitlines()[-1])
-    print(json.dumps({"peer": PACKAGE, "version": version(PACKAGE), "rows": rows}), flush=True)
-    os._exit(0)  # its threads would go on
+        for mode in ("across", "embedded"):
+            rows += measured(mode, Path(name) / mode, options.sizes, options.rounds)
+    print(f"{'mode':10}{'api':11}{'op':5}{'bytes':>10}{'median ms':>11}{'p90 ms':>10}{'GB/s':>8}")
+    for row in rows:
+        print(shown(row))
+    print(json.dumps({"peer": PACKAGE, "version": version(PACKAGE), "rows": rows}))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,16 @@
 """The SSD tier's files: what earlier lives left is found, what is damaged is not believed."""
 
 import os
+import struct
+import subprocess
+import sys
+import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import xxhash
+from structlog.testing import capture_logs
 
 from baton.core.handoff import CHECKSUM_XXH3
 from baton.core.ids import BlockKey
@@ -259,3 +265,235 @@ def test_records_of_blocks_that_are_here_twice(tmp_path: Path) -> None:
     disk.check_integrity()
     block = disk.get(record(1).key)
     assert block is not None and (block.slot, block.record.stored_at) == (2, 9.0)
+
+
+def test_an_empty_segment_of_another_size_is_taken_over(tmp_path: Path) -> None:
+    disk = opened(tmp_path, segments=1)
+    store(disk, 1)
+    assert disk.drop(record(1).key)
+    assert store(disk, 2, size=100) == []
+    assert disk.describe() == "segment-000001.kv: 1 of 14 slots of 4096 bytes"
+
+
+def test_the_segment_that_was_left_alone_longest_is_taken_over(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    for number in range(1, 7):
+        store(disk, number)
+    first = disk.get(record(2).key)
+    assert first is not None
+    disk.hold(first)
+    disk.release(first)
+    assert sorted(store(disk, 9, size=100)) == [record(n).key for n in (4, 5, 6)]
+    assert (numbers(disk), disk.evictions) == ([1, 2, 3, 9], 3)
+
+
+def test_a_segment_with_a_held_block_is_not_taken_over(tmp_path: Path) -> None:
+    disk = opened(tmp_path, segments=1)
+    for number in (1, 2, 3):
+        store(disk, number)
+    held = disk.get(record(2).key)
+    assert held is not None
+    disk.hold(held)
+    assert disk.reserve(record(9, size=100)) is None
+    assert numbers(disk) == [1, 2, 3]
+    disk.check_integrity()
+
+
+def test_a_block_is_not_found_before_it_is_sealed(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    reserved = disk.reserve(record(1))
+    assert reserved is not None
+    disk.write(reserved[0], memoryview(payload(1)))
+    assert record(1).key not in disk and disk.get(record(1).key) is None and numbers(disk) == []
+    disk.seal(reserved[0])
+    assert record(1).key in disk and numbers(disk) == [1]
+
+
+def test_a_block_purged_under_its_reader_does_not_come_back(tmp_path: Path) -> None:
+    disk = opened(tmp_path, segments=1)
+    store(disk, 1)
+    block = disk.get(record(1).key)
+    assert block is not None
+    disk.hold(block)
+    assert disk.drop(record(1).key)
+    into = bytearray(LARGE)
+    disk.read(block, memoryview(into))
+    assert into == payload(1)
+    disk.close()  # the process dies before the reader has let go
+    assert numbers(opened(tmp_path, segments=1)) == []
+
+
+def test_the_record_of_another_block(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    block = disk.get(record(1).key)
+    assert block is not None
+    other = replace(record(1), key=record(2).key)
+    os.pwrite(block.segment._file, other.pack(), block.segment._place(block.slot))
+    with pytest.raises(Corrupt, match="slot 0 is another block's"):
+        load(disk, 1)
+
+
+def test_a_damaged_record_is_no_matter_while_its_block_is_known(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    spoil(tmp_path / "segment-000001.kv", PAGE_BYTES + 5)
+    assert load(disk, 1) == payload(1)
+
+
+@pytest.mark.parametrize("size", [1, 4095, 4096, 4097, 3 * 4096 + 1])
+def test_sizes_beside_whole_pages(tmp_path: Path, size: int) -> None:
+    disk = opened(tmp_path)
+    for number in (1, 2):
+        store(disk, number, size)
+    disk.close()
+    disk = opened(tmp_path)
+    assert [load(disk, number) for number in (1, 2)] == [payload(n, size) for n in (1, 2)]
+    assert disk.used_bytes == 2 * -(-size // 4096) * 4096
+
+
+def test_a_buffer_of_another_size(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    block = disk.get(record(1).key)
+    assert block is not None
+    for size in (LARGE - 1, LARGE + 1):
+        with pytest.raises(Corrupt, match="cut off"):
+            disk.read(block, memoryview(bytearray(size)))
+
+
+def test_a_disk_that_fails_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+
+    def fail(*args: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr("os.preadv", fail)
+    with pytest.raises(Unavailable, match="Input/output error"):
+        load(disk, 1)
+    monkeypatch.undo()
+    assert load(disk, 1) == payload(1)
+
+
+def test_a_checksum_of_another_algorithm_is_its_readers_to_check(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    reserved = disk.reserve(replace(record(1), checksum=7, algorithm="wsum64"))
+    assert reserved is not None
+    disk.write(reserved[0], memoryview(payload(1)))
+    disk.seal(reserved[0])
+    disk.close()
+    disk = opened(tmp_path)
+    block = disk.get(record(1).key)
+    assert block is not None and (block.record.checksum, block.record.algorithm) == (7, "wsum64")
+    assert load(disk, 1) == payload(1)
+
+
+def test_deeper_blocks_of_one_time_go_first_in_the_next_life(tmp_path: Path) -> None:
+    disk = opened(tmp_path, segments=1)
+    for number, depth in ((1, 5), (2, 7), (3, 6)):
+        reserved = disk.reserve(replace(record(number, depth=depth), stored_at=1.0))
+        assert reserved is not None
+        disk.write(reserved[0], memoryview(payload(number)))
+        disk.seal(reserved[0])
+    disk.close()
+    disk = opened(tmp_path, segments=1)
+    assert [store(disk, number) for number in (4, 5, 6)] == [
+        [record(2).key],
+        [record(3).key],
+        [record(1).key],
+    ]
+
+
+def test_a_segment_of_another_version_is_dropped(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    disk.close()
+    path = tmp_path / "segment-000001.kv"
+    head = struct.pack("<8sQI", b"batonkv2", 16384, 3)
+    with path.open("r+b") as file:
+        file.write(head + struct.pack("<I", zlib.crc32(head)))
+    with capture_logs() as lines:
+        disk = opened(tmp_path)
+    assert [(line["event"], line["path"]) for line in lines] == [
+        ("store_segment_dropped", str(path))
+    ]
+    assert numbers(disk) == [] and not path.exists()
+
+
+def test_a_table_cut_short(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    disk.close()
+    path = tmp_path / "segment-000001.kv"
+    os.truncate(path, 2 * PAGE_BYTES - 1)
+    disk = opened(tmp_path)
+    assert numbers(disk) == [] and not path.exists()
+    assert store(disk, 2) == [] and path.stat().st_size == SEGMENT
+
+
+def test_a_block_that_was_cut_off_does_not_come_back(tmp_path: Path) -> None:
+    disk = opened(tmp_path)
+    for number in (1, 2, 3):
+        store(disk, number)
+    segment = next(iter(disk._segments.values()))
+    end = segment._offset(1)
+    disk.close()
+    os.truncate(segment.path, end)
+    disk = opened(tmp_path)
+    assert numbers(disk) == [1]
+    disk.close()
+    os.truncate(segment.path, SEGMENT)
+    assert numbers(opened(tmp_path)) == [1]
+
+
+@pytest.mark.parametrize("name", ["segment-1.kv", "segment-0000001.kv", "segment-²²²²²².kv"])
+def test_names_that_are_nearly_ours(tmp_path: Path, name: str) -> None:
+    disk = opened(tmp_path)
+    store(disk, 1)
+    disk.close()
+    (tmp_path / name).write_bytes((tmp_path / "segment-000001.kv").read_bytes())
+    disk = opened(tmp_path)
+    disk.check_integrity()
+    assert disk.describe() == "segment-000001.kv: 1 of 3 slots of 16384 bytes"
+    assert load(disk, 1) == payload(1) and (tmp_path / name).exists()
+
+
+def test_no_room_for_the_first_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    disk = opened(tmp_path)
+    with capture_logs() as lines:
+        assert disk.reserve(record(1)) is None and disk.reserve(record(2)) is None
+    assert [line["event"] for line in lines] == ["store_disk_full"]
+    assert not (tmp_path / "segment-000001.kv").exists()
+    disk.check_integrity()
+
+
+STORE_AND_DIE = """
+import os, sys
+from pathlib import Path
+from tests.unit.test_disk import opened, payload, record, store
+disk = opened(Path(sys.argv[1]))
+store(disk, 1)
+block, _ = disk.reserve(record(2))
+os.pwrite(block.segment._file, payload(2), block.segment._offset(block.slot))
+os._exit(7)
+"""
+
+
+def run(program: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", program, str(folder)]
+    root = Path(__file__).parents[2]
+    return subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+
+
+def test_another_process_dies_and_leaves_what_it_sealed(tmp_path: Path) -> None:
+    assert run(STORE_AND_DIE, tmp_path).returncode == 7
+    disk = opened(tmp_path)
+    assert numbers(disk) == [1] and load(disk, 1) == payload(1)
+    refused = run(STORE_AND_DIE, tmp_path)
+    assert refused.returncode == 1
+    assert f"Unavailable: store_folder {tmp_path} is another store node's" in refused.stderr

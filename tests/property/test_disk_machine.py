@@ -1,0 +1,323 @@
+"""The SSD tier against a dict: whatever is stored, held, dropped, damaged and reopened, nobody
+reads wrong bytes, what is sound is found again, and what has gone stays gone."""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import hypothesis.strategies as st
+import pytest
+import xxhash
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from baton.core.handoff import CHECKSUM_XXH3
+from baton.core.ids import BlockKey
+from baton.errors import Corrupt, Unavailable
+from kvstore.disk import DiskBlock, DiskTier
+from kvstore.segment import PAGE_BYTES, RECORD_BYTES, Record, Segment, pages
+
+SEGMENT = 64 * 1024
+SIZES = (100, 5000, 16_000)
+"""14, 7 and 3 slots in a segment; none is whole pages."""
+
+NUMBERS = st.integers(0, 11)
+STRANGER = b"not ours"
+
+
+def key_of(number: int) -> BlockKey:
+    return BlockKey(bytes([number + 1]) * 16)
+
+
+def bytes_of(key: BlockKey) -> bytes:
+    """A key names its bytes, and so their number."""
+    seed = key[0]
+    return (bytes((seed * 31 + i) % 251 for i in range(97)) * 200)[: SIZES[seed % len(SIZES)]]
+
+
+def no_space(*args: object) -> int:
+    raise OSError(28, "No space left on device")
+
+
+class DiskMachine(RuleBasedStateMachine):
+    """``order`` are the sealed keys, the next victim first. ``readers`` are holds that we have,
+    also of dropped blocks. ``damaged`` may be right or Corrupt, and may be gone in another life,
+    as may all of the ``spoiled`` segments."""
+
+    @initialize(num_segments=st.integers(1, 3))
+    def start(self, num_segments: int) -> None:
+        self.folder = Path(tempfile.mkdtemp())
+        (self.folder / "segment-mine.kv").write_bytes(STRANGER)
+        self.num_stored = 0
+        self.evictions = 0
+        self.order: list[BlockKey] = []
+        self.damaged: set[BlockKey] = set()
+        self.be_born(num_segments)
+
+    def be_born(self, num_segments: int) -> None:
+        self.disk = DiskTier(self.folder, num_segments * SEGMENT, "lru", SEGMENT)
+        self.evictions = 0
+        self.filling: dict[BlockKey, DiskBlock] = {}
+        self.written: set[BlockKey] = set()
+        self.readers: list[tuple[DiskBlock, bool]] = []  # and whether its bytes may be wrong
+        self.spoiled: set[Path] = set()
+
+    def held(self) -> set[BlockKey]:
+        """Without those that were dropped: their keys may have been stored again."""
+        return {block.key for block, _ in self.readers if not block.doomed}
+
+    def block(self, key: BlockKey) -> DiskBlock:
+        block = self.disk.get(key)
+        assert block is not None
+        return block
+
+    # -- storing ---------------------------------------------------------------------------
+
+    @rule(number=NUMBERS, full=st.booleans())
+    def reserve(self, number: int, full: bool) -> None:
+        key = key_of(number)
+        if key in self.order or key in self.filling:
+            return
+        self.num_stored += 1
+        data = bytes_of(key)
+        checksum = xxhash.xxh3_64_intdigest(data)
+        at = float(self.num_stored)
+        record = Record(key, len(data), checksum, CHECKSUM_XXH3, number, b"t" * 16, b"", at)
+        victims = self.victims(pages(len(data)))
+        fallocate = no_space if full else os.posix_fallocate
+        with mock.patch("os.posix_fallocate", fallocate):
+            reserved = self.disk.reserve(record)
+        if reserved is None:
+            nothing_there = not self.disk.describe()
+            assert not victims and (self.readers or self.filling or nothing_there)
+            return
+        block, evicted = reserved
+        assert evicted == [] or set(evicted) in (victims or self.idle_segments(evicted))
+        self.evictions += len(evicted)
+        self.order = [k for k in self.order if k not in evicted]
+        self.damaged -= {key, *evicted}
+        self.filling[key] = block
+
+    def victims(self, slot_bytes: int) -> list[set[BlockKey]]:
+        """The one of that size that goes next, if one can."""
+        self.segment_of = {key: self.block(key).segment for key in self.order}
+        idle = [key for key in self.order if key not in self.held()]
+        same = [key for key in idle if self.segment_of[key].slot_bytes == slot_bytes]
+        return [{key} for key in same[:1]]
+
+    def idle_segments(self, evicted: list[BlockKey]) -> list[set[BlockKey]]:
+        """All of the segment of these, if nobody held any of it."""
+        segment = self.segment_of[evicted[0]]
+        there = {key for key in self.order if self.segment_of[key] is segment}
+        busy = [block for block, _ in self.readers] + list(self.filling.values())
+        return [] if any(block.segment is segment for block in busy) else [there]
+
+    @precondition(lambda self: self.filling)
+    @rule(data=st.data(), full=st.booleans())
+    def write(self, data: st.DataObject, full: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.filling)))
+        block = self.filling[key]
+        if full:
+            with mock.patch("os.pwrite", no_space), pytest.raises(Unavailable):
+                self.disk.write(block, memoryview(bytes_of(key)))
+            self.discard(key)
+            return
+        self.disk.write(block, memoryview(bytes_of(key)))
+        self.damaged.discard(key)
+        self.written.add(key)
+
+    @precondition(lambda self: self.filling)
+    @rule(data=st.data(), well=st.booleans())
+    def finish(self, data: st.DataObject, well: bool) -> None:
+        key = data.draw(st.sampled_from(sorted(self.filling)))
+        if not well or key not in self.written:
+            self.discard(key)
+            return
+        self.disk.seal(self.filling.pop(key))
+        self.written.discard(key)
+        self.order.append(key)
+
+    def discard(self, key: BlockKey) -> None:
+        self.disk.discard(self.filling.pop(key))
+        self.written.discard(key)
+        self.damaged.discard(key)
+
+    @rule(first=NUMBERS, count=st.integers(1, 8))
+    def store_some(self, first: int, count: int) -> None:
+        for number in range(first, first + count):
+            key = key_of(number % 12)
+            self.reserve(number % 12, False)
+            if key in self.filling:
+                self.disk.write(self.filling[key], memoryview(bytes_of(key)))
+                self.disk.seal(self.filling.pop(key))
+                self.written.discard(key)
+                self.damaged.discard(key)
+                self.order.append(key)
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def read_block(self, block: DiskBlock, may_be_wrong: bool) -> bool:
+        """Whether it was sound."""
+        into = bytearray(block.size_bytes)
+        try:
+            self.disk.read(block, memoryview(into))
+        except Corrupt:
+            assert may_be_wrong
+            return False
+        assert into == bytes_of(block.key)
+        return True
+
+    @rule(number=NUMBERS)
+    def read(self, number: int) -> None:
+        """As the node does: what is damaged is dropped."""
+        key = key_of(number)
+        if key not in self.order:
+            assert key not in self.disk
+        elif not self.read_block(self.block(key), key in self.damaged):
+            self.drop(number)
+
+    @precondition(lambda self: self.order)
+    @rule(data=st.data())
+    def hold(self, data: st.DataObject) -> None:
+        block = self.block(data.draw(st.sampled_from(self.order)))
+        self.disk.hold(block)
+        self.readers.append((block, block.key in self.damaged))
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def read_held(self, data: st.DataObject) -> None:
+        """Also what was dropped meanwhile."""
+        block, may_be_wrong = data.draw(st.sampled_from(self.readers))
+        self.read_block(block, may_be_wrong)
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        index = data.draw(st.integers(0, len(self.readers) - 1))
+        block, _ = self.readers.pop(index)
+        self.disk.release(block)
+        if not block.doomed and all(other is not block for other, _ in self.readers):
+            self.make_newest(block.key)
+
+    @precondition(lambda self: self.order)
+    @rule(data=st.data())
+    def use(self, data: st.DataObject) -> None:
+        key = data.draw(st.sampled_from(self.order))
+        self.disk.use(self.block(key))
+        self.make_newest(key)
+
+    def make_newest(self, key: BlockKey) -> None:
+        if key not in self.held():
+            self.order.remove(key)
+            self.order.append(key)
+
+    @rule(number=NUMBERS)
+    def drop(self, number: int) -> None:
+        key = key_of(number)
+        assert self.disk.drop(key) == (key in self.order)
+        if key in self.order:
+            self.order.remove(key)
+            self.damaged.discard(key)
+
+    # -- what goes wrong -------------------------------------------------------------------
+
+    @precondition(lambda self: self.disk._segments)
+    @rule(data=st.data(), part=st.sampled_from(["header", "table", "slots"]))
+    def flip(self, data: st.DataObject, part: str) -> None:
+        segment = self.draw_segment(data)
+        low, high = {
+            "header": (0, 24),
+            "table": (PAGE_BYTES, segment._place(segment.num_slots)),
+            "slots": (segment._offset(0), segment._offset(segment.num_slots)),
+        }[part]
+        offset = data.draw(st.integers(low, high - 1))
+        with segment.path.open("r+b") as file:
+            file.seek(offset)
+            byte = file.read(1) or b"\0"
+            file.seek(offset)
+            file.write(bytes([byte[0] ^ 16]))
+        if part == "header":
+            self.spoiled.add(segment.path)
+        self.note_damage(segment, lambda start, end: start <= offset < end)
+
+    @precondition(lambda self: self.disk._segments)
+    @rule(data=st.data(), short=st.booleans())
+    def truncate(self, data: st.DataObject, short: bool) -> None:
+        segment = self.draw_segment(data)
+        end = segment._offset(0) if short else segment._offset(segment.num_slots)
+        length = data.draw(st.integers(0, end))
+        if length >= segment.path.stat().st_size:
+            return
+        os.truncate(segment.path, length)
+        if length < segment._offset(0):
+            self.spoiled.add(segment.path)
+        self.note_damage(segment, lambda _, end: end > length)
+
+    def draw_segment(self, data: st.DataObject) -> Segment:
+        number = data.draw(st.sampled_from(sorted(self.disk._segments)))
+        return self.disk._segments[number]
+
+    def note_damage(self, segment: Segment, hit: Callable[[int, int], bool]) -> None:
+        """Blocks whose record or payload was hit, being a half-open range of the file."""
+
+        def is_hit(block: DiskBlock) -> bool:
+            place = segment._place(block.slot)
+            start = segment._offset(block.slot)
+            there = hit(place, place + RECORD_BYTES) or hit(start, start + block.size_bytes)
+            return block.segment is segment and there
+
+        found = [*map(self.block, self.order), *self.filling.values()]
+        self.damaged |= {block.key for block in found if is_hit(block)}
+        self.readers = [(block, bad or is_hit(block)) for block, bad in self.readers]
+
+    # -- death and birth -------------------------------------------------------------------
+
+    @rule(num_segments=st.integers(1, 3), torn=st.booleans())
+    def die(self, num_segments: int, torn: bool) -> None:
+        """Whoever fills a slot has got to its record, or half through its payload."""
+        for key, block in self.filling.items():
+            if torn:
+                self.written.discard(key)
+                block.segment.erase(block.slot)
+                half = bytes_of(key)[: block.size_bytes // 2]
+                os.pwrite(block.segment._file, half, block.segment._offset(block.slot))
+        there = {key: self.block(key) for key in self.order}
+        there |= {key: self.filling[key] for key in self.written}
+        kept = {
+            key for key, block in there.items() if int(block.segment.path.stem[-6:]) <= num_segments
+        }
+        lost = {key for key in kept if there[key].segment.path in self.spoiled} | self.damaged
+        stored_at = {key: block.record.stored_at for key, block in there.items()}
+        self.disk.close()
+        self.be_born(num_segments)
+        found = {block.key for block in self.disk.blocks()}
+        assert kept - lost <= found <= kept
+        self.order = sorted(found, key=stored_at.__getitem__)
+        self.damaged &= found
+
+    # -- always ----------------------------------------------------------------------------
+
+    @invariant()
+    def books_balance(self) -> None:
+        if not hasattr(self, "disk"):
+            return
+        self.disk.check_integrity()
+        assert {block.key for block in self.disk.blocks()} == set(self.order)
+        assert self.disk.num_blocks == len(self.order) + len(self.filling)
+        assert self.disk.evictions == self.evictions
+
+    def teardown(self) -> None:
+        if not hasattr(self, "disk"):
+            return
+        for number in range(12):
+            self.read(number)
+        self.disk.close()
+        assert (self.folder / "segment-mine.kv").read_bytes() == STRANGER
+        shutil.rmtree(self.folder)
+
+
+TestDisk = DiskMachine.TestCase
+TestDisk.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)

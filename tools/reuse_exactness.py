@@ -1,0 +1,121 @@
+"""Whether every way to reuse KV gives the tokens of a cold run: FP32, demo model and random ones.
+
+    python -m tools.reuse_exactness
+
+Ways: the worker's own pool; the store's DRAM over shared memory; its SSD, after the node was born
+again; a peer's store over NIXL and gRPC; fetched from the back while computed from the front; and
+the blocks of an earlier answer. Prints a table; exit code 1 for a difference, or for a way on which
+nothing was reused.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import uvloop
+
+from baton.config import DEMO_MODEL
+from baton.core.ids import RequestId, TokenId
+from baton.core.request import RequestSpec
+from baton.worker.reload import Way
+from benchmarks.kvstore import node
+from benchmarks.reuse import Bench, Worker
+from tests.model_zoo import ZOO, make_model
+
+NUM_TOKENS = 400
+CHUNK = 48
+ANSWER = 24
+WAYS = ("device", "dram", "ssd", "peer nixl", "peer grpc", "split", "answer")
+
+
+def longer(spec: RequestSpec, tokens: Sequence[int], name: str) -> RequestSpec:
+    """What follows on an answer: a second turn."""
+    ids = (*spec.token_ids, *[TokenId(token) for token in tokens], *spec.token_ids[:40])
+    return replace(spec, request_id=RequestId(name), token_ids=ids, num_prompt_tokens=len(ids))
+
+
+def reused(worker: Worker, tier: str) -> int:
+    """Tokens that came from where they should."""
+    told = worker.extension.details(worker.cached)
+    return int(told[f"cached_{tier}"])
+
+
+async def compare(bench: Bench) -> list[tuple[str, int, int, int]]:
+    """For each way: tokens that are equal, of how many, and how many were reused."""
+    sampling = replace(bench.spec(1, 1.0).sampling, max_tokens=ANSWER)
+    spec = replace(bench.spec(1, 1.0), sampling=sampling)
+    async with bench.worker("", "", "shm") as cold:
+        wanted = list(await cold.answer(spec))
+    second = longer(spec, wanted, "second")
+    async with bench.worker("", "", "shm") as cold:
+        wanted_second = list(await cold.answer(second))
+    rows: list[tuple[str, int, int, int]] = []
+
+    def note(way: str, got: Sequence[int], expected: Sequence[int], count: int) -> None:
+        equal = sum(a == b for a, b in zip(got, expected, strict=True))
+        rows.append((way, equal, len(expected), count))
+
+    with tempfile.TemporaryDirectory() as folder:
+        with node(1 << 28, folder, 256 << 20) as (address, door):
+            async with bench.worker(address, door, "shm") as worker:
+                await worker.answer(spec)
+                await worker.stored([*spec.token_ids, *wanted[:-1]])  # type: ignore[list-item]
+                again = replace(spec, request_id=RequestId("again"))
+                note("device", await worker.answer(again), wanted, reused(worker, "device"))
+            for way, over in (("dram", "shm"), ("peer nixl", "nixl"), ("peer grpc", "grpc")):
+                async with bench.worker(address, door, over, Way.FETCH) as worker:
+                    note(way, await worker.answer(spec), wanted, reused(worker, "dram"))
+            async with bench.worker(address, door, "shm", Way.SPLIT) as worker:
+                got = await worker.answer(spec)
+                count = reused(worker, "dram")
+                assert count < len(spec.token_ids) - CHUNK, "nothing of it was computed"
+                note("split", got, wanted, count)
+            async with bench.worker(address, door, "shm", Way.FETCH) as worker:
+                got = await worker.answer(second)
+                count = worker.cached - len(spec.token_ids)
+                note("answer", got, wanted_second, max(count, 0))
+        with node(1 << 28, folder, 256 << 20) as (address, door):
+            async with bench.worker(address, door, "shm", Way.FETCH) as worker:
+                note("ssd", await worker.answer(spec), wanted, reused(worker, "disk"))
+    return rows
+
+
+async def run(names: Sequence[str]) -> int:
+    bad = total = 0
+    print(f"{'model':14}" + "".join(f"{way:>22}" for way in WAYS))
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("demo", *names):
+            model = DEMO_MODEL
+            if name != "demo":
+                model = Path(folder) / name
+                make_model(model, name)
+            bench = Bench(NUM_TOKENS, model, CHUNK)
+            rows = {row[0]: row for row in await compare(bench)}
+            cells = []
+            for way in WAYS:
+                _, equal, count, num_reused = rows[way]
+                bad += equal != count or num_reused == 0
+                total += count
+                cells.append(f"{equal} of {count} ({num_reused} reused)")
+            print(f"{name:14}" + "".join(f"{cell:>22}" for cell in cells), flush=True)
+            for transport in bench.transports.values():
+                transport.close()
+    print(f"{total} tokens, {bad} ways with a difference or without reuse")
+    return int(bad > 0)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--models", default=",".join(ZOO), help="of the zoo; empty: demo only")
+    options = parser.parse_args(arguments)
+    names = [name for name in options.models.split(",") if name]
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(run(names))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

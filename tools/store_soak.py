@@ -1,0 +1,96 @@
+"""A million puts through a small arena: resident memory stays flat, and no slab is lost.
+
+    python -m tools.store_soak [--puts N] [--disk]
+
+Blocks of three sizes and five tenants, leased now and then. Prints resident memory on the way.
+Exit code 1 when it grows after the first fifth, or the books don't balance.
+"""
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import psutil
+import xxhash
+
+from baton.clock import SystemClock
+from baton.core.handoff import CHECKSUM_XXH3, BlockRef
+from baton.core.ids import BlockKey, Generation
+from baton.core.store import LeaseQuery, PutRequest
+from baton.transport.memory import MemoryFabric, MemoryTransport
+from baton.transport.region import HostMemory
+from kvstore.disk import DiskTier
+from kvstore.node import StoreNode
+from kvstore.shelf import Shelf
+
+ARENA, SLAB = 4 << 20, 256 << 10
+SIZES = (4 << 10, 16 << 10, 48 << 10)
+ALLOWED_GROWTH = 4 << 20
+"""Of an allocator's own unrest."""
+
+
+def build(folder: Path | None) -> tuple[StoreNode, HostMemory, MemoryTransport]:
+    clock, fabric = SystemClock(), MemoryFabric()
+    pool, arena = HostMemory("pool", 1 << 20), HostMemory("arena", ARENA)
+    np.frombuffer(pool.view, dtype=np.uint8)[:] = np.random.default_rng(1).integers(
+        256, size=1 << 20, dtype=np.uint8
+    )
+    worker = MemoryTransport(fabric, "worker", 1, clock)
+    worker.register(pool.region)
+    transport = MemoryTransport(fabric, "store", 1, clock)
+    transport.register(arena.region)
+    disk = DiskTier(folder, 16 << 20, segment_bytes=1 << 20) if folder else None
+    shelf = Shelf(ARENA, SLAB, tenant_bytes=ARENA // 2)
+    transports = {"memory": transport}
+    node = StoreNode(Generation(1), arena, transports, "here", clock, shelf, disk)  # type: ignore[arg-type]
+    return node, pool, worker
+
+
+async def soak(num_puts: int, folder: Path | None) -> int:
+    node, pool, worker = build(folder)
+    chance = np.random.default_rng(2)
+    checksums = {size: xxhash.xxh3_64_intdigest(pool.view[:size]) for size in SIZES}
+    source, process = worker.export(), psutil.Process()
+    demoting = asyncio.create_task(node.demotion.run())
+    base, grown = 0, 0
+    for number in range(num_puts):
+        key = BlockKey(number.to_bytes(16, "little"))
+        size = SIZES[0] if number % 50 else SIZES[int(chance.integers(3))]
+        block = BlockRef(0, size, checksums[size], key)
+        tenant = bytes([number % 5])
+        await node.put(PutRequest(source, CHECKSUM_XXH3, (block,), tenant=tenant))
+        if folder is not None:
+            await asyncio.sleep(0)  # lets the demotion run
+        if number % 10 == 0:
+            leased = await node.lease(LeaseQuery((key,), 5.0, 1 << 30))
+            node.release(leased.lease_id)
+        if (number + 1) % max(num_puts // 10, 1) == 0:
+            resident = process.memory_info().rss
+            base = base or (resident if number + 1 >= num_puts // 5 else 0)
+            grown = resident - base if base else 0
+            print(f"{number + 1:>9,} puts: {resident / 2**20:7.1f} MiB resident", flush=True)
+    demoting.cancel()
+    stats = node.stats()
+    print(
+        f"{stats.put_blocks:,} stored, {stats.evictions:,} evicted, "
+        f"{stats.quota_evictions:,} by quota, {stats.demotions:,} demoted, "
+        f"{stats.disk_evictions:,} evicted from the SSD; books: {stats.violation or 'sound'}; "
+        f"grown by {grown / 2**20:.1f} MiB"
+    )
+    return int(bool(stats.violation) or grown > ALLOWED_GROWTH)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--puts", type=int, default=1_000_000)
+    parser.add_argument("--disk", action="store_true", help="with an SSD tier of 16 MiB")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        return asyncio.run(soak(options.puts, Path(folder) if options.disk else None))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
