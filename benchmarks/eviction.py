@@ -1,11 +1,12 @@
 """A trace replayed through the store's own eviction policies, beside plain LRU and the optimum.
 
-    python -m benchmarks.eviction [--trace FILE]
+    python -m benchmarks.eviction [--trace FILE] [--json]
 
 Tokens of prefill saved, of all prompt tokens. The trace has a request per line, its blocks of 512
 tokens by ``hash_ids``; the last one is partial where ``input_length`` is no multiple of 512. Baton
 stores full blocks only, since a partial one has no key; plain LRU, the reference, stores all. A
-block counts only when all before it in its request are there, too. Prints JSON as the last line.
+block counts only when all before it in its request are there, too. Prints a table and JSON as the
+last line; with ``--json`` that line only.
 """
 
 import argparse
@@ -22,7 +23,9 @@ from benchmarks.machine import describe
 from kvstore.eviction import POLICIES, EvictionPolicy, new_policy
 
 BLOCK_TOKENS = 512
-CAPACITIES = (1_000, 10_000, 30_000, 50_000)
+CAPACITIES = (1_000, 10_000, 30_000, 50_000, None)
+"""In blocks; None is without a bound."""
+
 TRACE = Path(__file__).parents[2] / "shared" / "traces" / "conversation_trace.jsonl"
 
 
@@ -64,7 +67,7 @@ def read_trace(path: Path) -> list[Prompt]:
     return prompts
 
 
-def replay(prompts: Sequence[Prompt], policy: EvictionPolicy, capacity: int) -> Saved:
+def replay(prompts: Sequence[Prompt], policy: EvictionPolicy, capacity: int | None) -> Saved:
     """As the store does it: a request's own blocks are held while it makes room for its rest."""
     saved, stored = Saved(), set[BlockKey]()
     for prompt in prompts:
@@ -77,7 +80,7 @@ def replay(prompts: Sequence[Prompt], policy: EvictionPolicy, capacity: int) -> 
             if key in stored:
                 policy.use(key)
                 policy.hold(key)
-            elif len(stored) < capacity or _evict(policy, stored):
+            elif capacity is None or len(stored) < capacity or _evict(policy, stored):
                 policy.admit(key, depth)
                 stored.add(key)
             else:
@@ -113,7 +116,7 @@ def plain_lru(prompts: Sequence[Prompt], capacity: int | None) -> Saved:
     return saved
 
 
-def optimum(prompts: Sequence[Prompt], capacity: int) -> Saved:
+def optimum(prompts: Sequence[Prompt], capacity: int | None) -> Saved:
     """Belady: whose next use is farthest goes, and whoever is never used again is not stored."""
     uses: dict[BlockKey, list[int]] = {}
     for index, prompt in enumerate(prompts):
@@ -133,42 +136,61 @@ def optimum(prompts: Sequence[Prompt], capacity: int) -> Saved:
             if uses[key]:
                 stored[key] = uses[key][-1]
                 heapq.heappush(farthest, (-uses[key][-1], -depth, key))
-        while len(stored) > capacity:
+        while capacity is not None and len(stored) > capacity:
             next_use, _, key = heapq.heappop(farthest)
             if stored.get(key) == -next_use:
                 del stored[key]
     return saved
 
 
+Rows = dict[str, dict[str, float]]
+"""By row and capacity: a share of all tokens or, where the row's name says so, of all blocks."""
+
+
+def measure(prompts: Sequence[Prompt]) -> Rows:
+    """Everything at every capacity; progress goes to stderr."""
+    num_tokens = sum(prompt.num_tokens for prompt in prompts)
+    num_blocks = sum(len(prompt.keys) for prompt in prompts)
+    rows: Rows = {}
+
+    def note(row: str, share: float) -> None:
+        rows.setdefault(row, {})[column] = share
+
+    for capacity in CAPACITIES:
+        column = "unbounded" if capacity is None else str(capacity)
+        print(f"capacity in blocks: {column} …", file=sys.stderr, flush=True)
+        lru = plain_lru(prompts, capacity)
+        note("plain LRU, blocks hit", lru.blocks / num_blocks)
+        note("plain LRU", lru.tokens / num_tokens)
+        for name in POLICIES:
+            note(f"store: {name}", replay(prompts, new_policy(name), capacity).tokens / num_tokens)
+        note("optimum (Belady)", optimum(prompts, capacity).tokens / num_tokens)
+    return rows
+
+
+def table(rows: Rows) -> str:
+    columns = next(iter(rows.values()))
+    lines = [f"{'capacity in blocks':24}" + "".join(f"{column:>10}" for column in columns)]
+    for name, row in rows.items():
+        lines.append(f"{name:24}" + "".join(f"{share:10.4f}" for share in row.values()))
+    return "\n".join(lines)
+
+
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trace", type=Path, default=TRACE)
+    parser.add_argument("--json", action="store_true", help="print the JSON line only")
     options = parser.parse_args(arguments)
     prompts = read_trace(options.trace)
     num_tokens = sum(prompt.num_tokens for prompt in prompts)
-    num_blocks = sum(len(prompt.keys) for prompt in prompts)
     machine = describe()
-    print(machine)
-    print(f"{len(prompts):,} requests, {num_blocks:,} blocks, {num_tokens:,} tokens")
-    rows: dict[str, dict[int, float]] = {"plain LRU, blocks hit": {}, "plain LRU": {}}
-    for capacity in CAPACITIES:
-        print(f"{capacity} blocks …", file=sys.stderr)
-        lru = plain_lru(prompts, capacity)
-        rows["plain LRU, blocks hit"][capacity] = lru.blocks / num_blocks
-        rows["plain LRU"][capacity] = lru.tokens / num_tokens
-        for name in POLICIES:
-            saved = replay(prompts, new_policy(name), capacity)
-            rows.setdefault(f"store: {name}", {})[capacity] = saved.tokens / num_tokens
-        best = optimum(prompts, capacity).tokens / num_tokens
-        rows.setdefault("optimum (Belady)", {})[capacity] = best
-    unbounded = plain_lru(prompts, None)
-    print(f"{'blocks':24}" + "".join(f"{capacity:>10,}" for capacity in CAPACITIES))
-    for name, row in rows.items():
-        print(f"{name:24}" + "".join(f"{row[capacity]:10.4f}" for capacity in CAPACITIES))
-    print(
-        f"unbounded: {unbounded.blocks / num_blocks:.4f} of blocks, "
-        f"{unbounded.tokens / num_tokens:.4f} of tokens"
-    )
+    rows = measure(prompts)
+    if not options.json:
+        print(machine)
+        print(
+            f"{len(prompts):,} requests, {num_tokens:,} tokens; share of tokens of prefill saved:"
+        )
+        print(table(rows))
     print(json.dumps({"machine": machine, "rows": rows, "tokens": num_tokens}))
 
 

@@ -5,6 +5,7 @@ reads it, and evictable else. Callers release a request's blocks last to first, 
 the most recent and a prefix is eaten from its end.
 """
 
+import heapq
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,18 +22,21 @@ MOST_DOUBLINGS = 4
 
 
 class EvictionPolicy(Protocol):
-    """Every method is O(1), or nearly. Unknown keys are the caller's bug."""
+    """Who goes when room is needed. Every method is O(1) or O(log n). Unknown keys are the
+    caller's bug."""
 
     def tick(self) -> None:
-        """One more request."""
+        """One more request: the policy's clock, by which recency and head starts count."""
         ...
 
     def admit(self, key: BlockKey, depth: int) -> None:
-        """A new block, ``depth`` blocks from its prefix's start, used once, held."""
+        """A new block, ``depth`` blocks from its prefix's start (0 = first), used once, held:
+        not evictable until released."""
         ...
 
     def use(self, key: BlockKey) -> None:
-        """One more request uses it, held or not."""
+        """One more request uses it, held or not. An evictable one becomes the most recently
+        used."""
         ...
 
     def hold(self, key: BlockKey) -> None:
@@ -44,7 +48,7 @@ class EvictionPolicy(Protocol):
         ...
 
     def forget(self, key: BlockKey) -> None:
-        """Evicted, purged or damaged; held or not."""
+        """Evicted, purged or damaged; held or not. Its uses are forgotten, too."""
         ...
 
     def victim(self) -> BlockKey | None:
@@ -53,6 +57,10 @@ class EvictionPolicy(Protocol):
 
     def __len__(self) -> int:
         """Evictable blocks."""
+        ...
+
+    def last_used(self, key: BlockKey) -> int:
+        """The tick at which it was last used or released; before that, admitted."""
         ...
 
 
@@ -68,23 +76,25 @@ class _Block:
 
 
 Lane = Callable[[_Block], int]
-Score = Callable[[int, int], int]
-"""Of a lane's number and of when its oldest was last used: the least goes first."""
+
+SPARE_LANES = 16
+"""Empty lanes that may stay beyond two per evictable block: they are swept many at once."""
 
 
 class LanePolicy:
-    """Blocks stand in lanes, the oldest in front; who goes is one of those in front.
+    """Blocks stand in lanes, the oldest in front; the oldest of the lowest lane goes.
 
-    ``lane_of`` says where a block belongs, ``score`` which lane's oldest goes. With a sorted set of
-    lanes that is all there is to LRU (one lane), LFU (a lane per count of uses), and others.
+    ``lane_of`` says where a block belongs. That is all there is to LRU (one lane), LFU (a lane per
+    count of uses), and others. The lanes' numbers are a heap; a lane that has become empty stays
+    in it until it comes to the front or is swept.
     """
 
-    def __init__(self, lane_of: Lane, score: Score) -> None:
+    def __init__(self, lane_of: Lane) -> None:
         self._lane_of = lane_of
-        self._score = score
         self._clock = 0
         self._blocks: dict[BlockKey, _Block] = {}
         self._lanes: dict[int, OrderedDict[BlockKey, None]] = {}
+        self._numbers: list[int] = []  # a heap of the keys of _lanes
         self._num_evictable = 0
 
     def tick(self) -> None:
@@ -97,6 +107,7 @@ class LanePolicy:
     def use(self, key: BlockKey) -> None:
         block = self._blocks[key]
         block.uses += 1
+        block.last_used = self._clock
         if not block.held:
             self._leave(key, block)
             self._enter(key, block)
@@ -119,68 +130,87 @@ class LanePolicy:
             self._leave(key, block)
 
     def victim(self) -> BlockKey | None:
-        best: tuple[int, int] | None = None
-        chosen: BlockKey | None = None
-        for number, lane in self._lanes.items():
-            oldest = next(iter(lane))
-            rank = (self._score(number, self._blocks[oldest].last_used), number)
-            if best is None or rank < best:
-                best, chosen = rank, oldest
-        return chosen
+        while self._numbers:
+            lane = self._lanes[self._numbers[0]]
+            if lane:
+                return next(iter(lane))
+            del self._lanes[heapq.heappop(self._numbers)]
+        return None
 
     def last_used(self, key: BlockKey) -> int:
-        """The tick of its last release."""
         return self._blocks[key].last_used
 
     def __len__(self) -> int:
         return self._num_evictable
 
+    def check_integrity(self) -> None:
+        """Raises AssertionError when the books don't balance."""
+        standing = {key: number for number, lane in self._lanes.items() for key in lane}
+        idle = {key: block.lane for key, block in self._blocks.items() if not block.held}
+        assert standing == idle, "blocks and lanes differ"
+        assert len(idle) == self._num_evictable == sum(map(len, self._lanes.values())), "count"
+        assert sorted(self._numbers) == sorted(self._lanes), "heap and lanes differ"
+        assert len(self._lanes) <= 2 * len(idle) + SPARE_LANES, "empty lanes pile up"
+
     def _enter(self, key: BlockKey, block: _Block) -> None:
         block.last_used = self._clock
         block.lane = self._lane_of(block)
-        self._lanes.setdefault(block.lane, OrderedDict())[key] = None
+        if block.lane not in self._lanes:
+            self._lanes[block.lane] = OrderedDict()
+            heapq.heappush(self._numbers, block.lane)
+        self._lanes[block.lane][key] = None
         self._num_evictable += 1
 
     def _leave(self, key: BlockKey, block: _Block) -> None:
-        lane = self._lanes[block.lane]
-        del lane[key]
-        if not lane:
-            del self._lanes[block.lane]
+        del self._lanes[block.lane][key]
         self._num_evictable -= 1
+        if len(self._lanes) > 2 * self._num_evictable + SPARE_LANES:
+            self._sweep()
+
+    def _sweep(self) -> None:
+        """Drops the empty lanes. They are more than half, so each pays for O(1) of it."""
+        self._lanes = {number: lane for number, lane in self._lanes.items() if lane}
+        self._numbers = sorted(self._lanes)
 
 
 def _doublings(block: _Block) -> int:
     return min(block.uses.bit_length() - 1, MOST_DOUBLINGS)
 
 
-def _baton() -> LanePolicy:
+class HeadStartPolicy(LanePolicy):
     """Least recently used, but each doubling of its uses is a head start: what many requests
-    share outlives a burst of prompts that nobody sends again."""
-    return LanePolicy(_doublings, lambda lane, last_used: last_used + lane * HEAD_START_REQUESTS)
+    share outlives a burst of prompts that nobody sends again. A lane per doubling."""
+
+    def __init__(self) -> None:
+        super().__init__(_doublings)
+
+    def victim(self) -> BlockKey | None:
+        fronts = [(number, next(iter(lane))) for number, lane in self._lanes.items() if lane]
+        return min(fronts, key=self._due)[1] if fronts else None
+
+    def _due(self, front: tuple[int, BlockKey]) -> tuple[int, int]:
+        number, key = front
+        return self._blocks[key].last_used + number * HEAD_START_REQUESTS, number
 
 
 def _lru() -> LanePolicy:
     """Least recently used."""
-    return LanePolicy(lambda block: 0, lambda lane, last_used: last_used)
-
-
-MOST_LANES = 1024
-"""Of LFU and length-aware: beyond, uses or depths count as equal."""
+    return LanePolicy(lambda block: 0)
 
 
 def _lfu() -> LanePolicy:
     """Fewest uses, then least recently used."""
-    return LanePolicy(lambda block: min(block.uses, MOST_LANES), lambda lane, last_used: lane)
+    return LanePolicy(lambda block: block.uses)
 
 
 def _length_aware() -> LanePolicy:
     """Deepest in its prefix, then least recently used: LengthAwareCache of the Mooncake paper
     (Qin et al., FAST '25)."""
-    return LanePolicy(lambda block: min(block.depth, MOST_LANES), lambda lane, last_used: -lane)
+    return LanePolicy(lambda block: -block.depth)
 
 
 _POLICIES: dict[str, Callable[[], LanePolicy]] = {
-    "baton": _baton,
+    "baton": HeadStartPolicy,
     "lru": _lru,
     "lfu": _lfu,
     "length_aware": _length_aware,

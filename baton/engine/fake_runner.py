@@ -39,6 +39,8 @@ class FakeRunner:
     def run(self, plan: Plan) -> StepOutput:
         """All rows read what was there before the step, then all write, then some sample."""
         self._check(plan)
+        for source, target in plan.copies:
+            self.import_block(target, self.export_block(source))
         contexts = [self._read(row.block_ids, row.start) for row in plan.rows]
         for row, context in zip(plan.rows, contexts, strict=True):
             self._write(row, compute_slots(context, row.token_ids, row.start))

@@ -45,10 +45,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Rows in batch order: decodes first, then prefill chunks."""
+    """Rows in batch order: decodes first, then prefill chunks. Before any of them, ``copies`` are
+    made: whole blocks, (from, to), for requests that share the beginning of a block."""
 
     step: int
     rows: tuple[Row, ...]
+    copies: tuple[tuple[BlockId, BlockId], ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -82,6 +82,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepOutput:
+        for source, target in plan.copies:
+            self.pool.tensor[target].copy_(self.pool.tensor[source])
         batch = make_batch(plan.rows, self.block_tokens, self._device)
         tokens = [token for row in plan.rows for token in row.token_ids]
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from baton.core.ids import BlockId, BlockKey
+from baton.core.ids import BlockId, BlockKey, TokenId
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.lineup import Lineup
@@ -42,6 +42,8 @@ class Scheduler:
         self._stalled = False
         # Keys of the blocks that this step's chunks fill.
         self._coming: set[BlockKey] = set()
+        # Blocks to be copied before this step's rows, (from, to).
+        self._copies: list[tuple[BlockId, BlockId]] = []
 
     # Sequences come, change phase and go
 
@@ -118,7 +120,8 @@ class Scheduler:
         self._stalled = not rows and not preempted
         rows.sort(key=_is_chunk)
         self.num_steps += 1
-        return Plan(self.num_steps, tuple(rows))
+        copies, self._copies = tuple(self._copies), []
+        return Plan(self.num_steps, tuple(rows), copies)
 
     def _make_room(self) -> bool:
         """Gives each answer the block of its next token. Whether it took a preemption."""
@@ -153,6 +156,7 @@ class Scheduler:
                 break
             if sequence.num_remaining > 1:
                 self._adopt(sequence)
+                sequence.num_adopted += self._copy_tail(sequence)
                 row = self._chunk(sequence, budget)
                 if row is not None:
                     rows.append(row)
@@ -177,6 +181,28 @@ class Scheduler:
         end = sequence.num_sealed * block_tokens
         sequence.num_adopted += end - sequence.num_computed
         sequence.num_computed = end
+
+    def _copy_tail(self, sequence: Sequence) -> int:
+        """Copy on write: a block that another request has begun with the same tokens, after the
+        same prefix, is copied as far as it goes. Returns how many tokens that spares; the last
+        known token is always computed."""
+        block_tokens, first = self._config.block_tokens, sequence.num_sealed
+        start = first * block_tokens
+        wanted = sequence.token_ids[start : min(start + block_tokens, sequence.num_known - 1)]
+        if sequence.num_computed != start or not wanted:
+            return 0
+        best, length = None, 0
+        for other in (*self._running, *self.lineups[Phase.HELD]):
+            if other is not sequence and _same_head(other, sequence, first):
+                have = other.token_ids[start : min(start + block_tokens, other.num_computed)]
+                count = _common(wanted, have)
+                if count > length:
+                    best, length = other, count
+        if best is None:
+            return 0
+        self._copies.append((best.block_ids[first], sequence.block_ids[first]))
+        sequence.num_computed += length
+        return length
 
     def _chunk(self, sequence: Sequence, budget: int) -> Row | None:
         """None while another computes in this very step what comes next: it is taken over then."""
@@ -241,6 +267,7 @@ class Scheduler:
         if not self._take_blocks(sequence, limit, sequence.num_known):
             return False
         sequence.num_computed = sequence.num_sealed * self._config.block_tokens
+        self._copy_tail(sequence)
         if sequence.first_start is None:
             sequence.first_start = sequence.num_computed
         self.transfer(sequence, Phase.RUNNING)
@@ -267,3 +294,16 @@ class Scheduler:
 
 def _is_chunk(row: Row) -> bool:
     return len(row.token_ids) > 1
+
+
+def _same_head(one: Sequence, other: Sequence, num_blocks: int) -> bool:
+    """Whether both have the same first blocks, of the same tenant."""
+    if num_blocks == 0:
+        return one.spec.tenant_salt == other.spec.tenant_salt
+    return one.keys[num_blocks - 1 : num_blocks] == other.keys[num_blocks - 1 : num_blocks]
+
+
+def _common(one: list[TokenId], other: list[TokenId]) -> int:
+    """Length of the common beginning."""
+    pairs = zip(one, other, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

@@ -510,3 +510,47 @@ def test_describe() -> None:
         "      0 ##f.",
         "a whole running arrival=1 tokens=10/11 blocks=[0, 1, 2]",
     ]
+
+
+def computed(bench: Bench, *requests: RequestSpec) -> int:
+    """Tokens that were computed until all have their answers, which are right."""
+    for request in requests:
+        bench.engine.add(request, Task.WHOLE)
+    total = 0
+    answers: dict[str, tuple[int, ...]] = {}
+    while bench.engine.has_work():
+        result = bench.engine.step()
+        bench.engine.check_integrity()
+        assert result.work is not None
+        total += result.work.num_tokens
+        for output in result.outputs:
+            answers[output.request_id] = answers.get(output.request_id, ()) + output.token_ids
+    for request in requests:
+        assert answers[request.request_id] == reference_answer(request)[0]
+    return total
+
+
+def test_samples_of_one_prompt_compute_it_once() -> None:
+    """Full blocks are shared, the last one is copied, the last token is each one's own."""
+    requests = [spec(name, max_tokens=2) for name in "abc"]
+    assert computed(Bench(), *requests) == (len(PROMPT) + 1) + 2 + 2
+
+
+def test_a_tail_is_copied_from_a_request_that_is_further_on() -> None:
+    bench = Bench()
+    bench.engine.add(spec("a", max_tokens=8), Task.WHOLE)
+    for _ in range(5):
+        bench.engine.step()
+    assert bench.engine.num_computed_tokens(RequestId("a")) == len(PROMPT) + 4
+    bench.engine.add(spec("b", max_tokens=1), Task.WHOLE)
+    result = bench.engine.step()
+    assert result.work is not None
+    assert result.work.num_tokens == 2  # a's next one, and b's last
+    (output,) = [output for output in result.outputs if output.request_id == "b"]
+    assert output.cached_tokens == len(PROMPT) - 1
+    assert output.token_ids == reference_answer(spec("b", max_tokens=1))[0]
+
+
+def test_tails_of_other_tenants_are_nobodys_business() -> None:
+    one, other = spec("a", max_tokens=1), replace(spec("b", max_tokens=1), tenant_salt=b"x")
+    assert computed(Bench(), one, other) == 2 * len(PROMPT)

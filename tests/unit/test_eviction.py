@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid
-from kvstore.eviction import HEAD_START_REQUESTS, POLICIES, EvictionPolicy, new_policy
+from benchmarks.eviction import BLOCK_TOKENS, Prompt, Saved, optimum, plain_lru, replay
+from kvstore.eviction import (
+    HEAD_START_REQUESTS,
+    MOST_DOUBLINGS,
+    POLICIES,
+    EvictionPolicy,
+    LanePolicy,
+    new_policy,
+)
 
 
 def key(name: str) -> BlockKey:
@@ -85,6 +93,87 @@ def test_what_is_held_stays() -> None:
     assert policy.victim() == key("a")
 
 
+def test_a_tie_goes_to_the_block_of_fewer_uses() -> None:
+    policy = new_policy("baton")
+    request(policy, "a")
+    request(policy, "a")
+    for _ in range(HEAD_START_REQUESTS - 1):
+        policy.tick()
+    request(policy, "b")
+    assert policy.last_used(key("b")) == policy.last_used(key("a")) + HEAD_START_REQUESTS
+    assert order(policy) == "ba"
+
+
+def test_head_starts_are_capped() -> None:
+    policy = new_policy("baton")
+    for name, uses in (("a", 2**MOST_DOUBLINGS), ("b", 2 ** (MOST_DOUBLINGS + 1))):
+        policy.admit(key(name), 0)
+        for _ in range(uses - 1):
+            policy.use(key(name))
+    policy.release(key("b"))
+    policy.release(key("a"))
+    assert order(policy) == "ba"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_uses_outlive_a_hold_but_not_forgetting(name: str) -> None:
+    policy = new_policy(name)
+    for names in ("a", "a", "b"):
+        request(policy, names)
+    policy.hold(key("a"))
+    policy.release(key("a"))
+    assert policy.victim() == key("b")
+    policy.forget(key("a"))
+    request(policy, "a")
+    policy.hold(key("b"))
+    policy.release(key("b"))
+    assert order(policy) == "ab"
+
+
+def test_a_use_counts_as_the_last_one_held_or_not() -> None:
+    policy = new_policy("lru")
+    request(policy, "ab")
+    assert [policy.last_used(key(name)) for name in "ab"] == [1, 1]
+    policy.tick()
+    policy.use(key("b"))
+    policy.hold(key("a"))
+    policy.tick()
+    policy.use(key("a"))
+    assert [policy.last_used(key(name)) for name in "ab"] == [3, 2]
+    policy.tick()
+    policy.release(key("a"))
+    assert policy.last_used(key("a")) == 4
+    assert order(policy) == "ba"
+
+
+def test_a_thousand_uses_are_more_than_a_thousand_less_one() -> None:
+    policy = new_policy("lfu")
+    for name, uses in (("a", 2_000), ("b", 1_999)):
+        policy.admit(key(name), 0)
+        for _ in range(uses - 1):
+            policy.use(key(name))
+        policy.release(key(name))
+    assert order(policy) == "ba"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_empty_lanes_do_not_pile_up(name: str) -> None:
+    """``first`` goes first all the time, so that nothing behind it comes to the front."""
+    policy = new_policy(name)
+    assert isinstance(policy, LanePolicy)
+    policy.admit(key("first"), 10_000)
+    policy.release(key("first"))
+    policy.admit(key("used"), 0)
+    policy.release(key("used"))
+    for depth in range(1, 3_000):
+        policy.use(key("used"))
+        policy.admit(key("passing"), depth)
+        policy.release(key("passing"))
+        policy.forget(key("passing"))
+        policy.check_integrity()
+    assert order(policy) == "firstused"
+
+
 def test_an_unknown_policy() -> None:
     with pytest.raises(Invalid, match="no eviction policy 'best'; there are baton, lru, lfu, len"):
         new_policy("best")
@@ -115,6 +204,8 @@ class Naive:
         return (tick + doublings * HEAD_START_REQUESTS, doublings, order)
 
 
+DEPTHS = (0, 1, 2, 3, 1_023, 1_024, 1_025, 100_000)
+
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(["admit", "use", "hold", "release", "forget", "tick", "victim"]),
@@ -137,16 +228,14 @@ def test_every_rule_is_what_it_says(name: str, actions: list[tuple[str, int]]) -
                 policy.tick()
                 naive.clock += 1
         elif action == "admit" and block is None:
-            policy.admit(one, number)
-            naive.blocks[one] = [number, 1, naive.clock, 0, 1]
+            policy.admit(one, DEPTHS[number])
+            naive.blocks[one] = [DEPTHS[number], 1, naive.clock, 0, 1]
         elif block is None:
             continue
         elif action == "use":
             policy.use(one)
-            block[1] += 1
-            if not block[4]:  # used where it stands: the last of its lane now
-                naive.order += 1
-                block[2:4] = naive.clock, naive.order
+            naive.order += not block[4]  # used where it stands: the last of its lane now
+            block[1:4] = block[1] + 1, naive.clock, naive.order
         elif action == "hold" and not block[4]:
             policy.hold(one)
             block[4] = 1
@@ -157,5 +246,40 @@ def test_every_rule_is_what_it_says(name: str, actions: list[tuple[str, int]]) -
         elif action == "forget":
             policy.forget(one)
             del naive.blocks[one]
-        assert policy.victim() == naive.victim()
+        victim = policy.victim()
+        assert victim is None or not naive.blocks[victim][4], "held or forgotten"
+        assert victim == naive.victim()
         assert len(policy) == sum(not each[4] for each in naive.blocks.values())
+        assert all(policy.last_used(k) == each[2] for k, each in naive.blocks.items())
+    assert isinstance(policy, LanePolicy)
+    policy.check_integrity()
+    while (victim := naive.victim()) is not None:
+        assert policy.victim() == victim
+        policy.forget(victim)
+        del naive.blocks[victim]
+    assert policy.victim() is None
+
+
+def prompt(names: str, num_tokens: int | None = None) -> Prompt:
+    return Prompt(tuple(map(key, names)), num_tokens or len(names) * BLOCK_TOKENS)
+
+
+def test_a_replay_stores_full_blocks_only() -> None:
+    prompts = [prompt("ab", BLOCK_TOKENS + 100)] * 2
+    assert replay(prompts, new_policy("lru"), None) == Saved(1, BLOCK_TOKENS)
+    assert plain_lru(prompts, None) == optimum(prompts, 2) == Saved(2, BLOCK_TOKENS + 100)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_replay_leaves_out_what_finds_no_room(name: str) -> None:
+    """A request's own blocks are held, so that its head stays and its end is left out."""
+    prompts = [prompt("abc"), prompt("abc"), prompt("x"), prompt("ab")]
+    assert replay(prompts, new_policy(name), 2).blocks == 3
+
+
+def test_the_references_on_a_script() -> None:
+    prompts = [prompt("ab"), prompt("xy"), prompt("a"), prompt("ab"), prompt("xy")]
+    # Three blocks. LRU: a b | x y a | a x y | b a x | y x b, so it finds a, a and x.
+    assert plain_lru(prompts, 3).blocks == 3
+    # The optimum leaves y out and finds a, a, b and x.
+    assert optimum(prompts, 3).blocks == 4
