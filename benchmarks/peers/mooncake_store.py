@@ -13,7 +13,8 @@ one process does both, and Mooncake copies where it would send. ``bytes`` is put
 ``zero_copy`` is put_from() and get_into() with registered buffers. Every value has a key of its
 own, comes from and goes to places that no cache holds, and is got right after it was put; what
 came back is compared. Pages are touched before. Mooncake's settings are its defaults; its
-environment variables (MC_TCP_SLICE_SIZE and the like) pass through. Prints a table, and JSON as the
+environment variables (MC_TCP_SLICE_SIZE and the like) pass through. Its data ports listen on all
+interfaces while this runs, whatever MC_TCP_BIND_ADDRESS says. Prints a table, and JSON as the
 last line.
 """
 
@@ -61,7 +62,7 @@ def die_with_parent() -> None:
 @contextlib.contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that does not outlive this one. What it says when it fails is in the log."""
-    environment = {"MC_TCP_BIND_ADDRESS": "127.0.0.1", "GLOG_minloglevel": "1", **os.environ}
+    environment = {"GLOG_minloglevel": "1", **os.environ}
     with (
         log.open("w") as file,
         subprocess.Popen(
