@@ -11,7 +11,6 @@ from baton.errors import Invalid
 from benchmarks.eviction import BLOCK_TOKENS, Prompt, Saved, optimum, plain_lru, replay
 from kvstore.eviction import (
     HEAD_START_REQUESTS,
-    MOST_DOUBLINGS,
     POLICIES,
     EvictionPolicy,
     LanePolicy,
@@ -106,13 +105,12 @@ def test_a_tie_goes_to_the_block_of_fewer_uses() -> None:
 
 def test_head_starts_are_capped() -> None:
     policy = new_policy("baton")
-    for name, uses in (("a", 2**MOST_DOUBLINGS), ("b", 2 ** (MOST_DOUBLINGS + 1))):
+    for name, uses in (("b", 32), ("a", 16), ("c", 15)):
         policy.admit(key(name), 0)
         for _ in range(uses - 1):
             policy.use(key(name))
-    policy.release(key("b"))
-    policy.release(key("a"))
-    assert order(policy) == "ba"
+        policy.release(key(name))
+    assert order(policy) == "cba"
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -154,6 +152,14 @@ def test_a_thousand_uses_are_more_than_a_thousand_less_one() -> None:
             policy.use(key(name))
         policy.release(key(name))
     assert order(policy) == "ba"
+
+
+def test_the_deepest_goes_first_at_any_depth() -> None:
+    policy = new_policy("length_aware")
+    for name, depth in (("a", 0), ("b", 1_024), ("c", 1_025), ("d", 100_000)):
+        policy.admit(key(name), depth)
+        policy.release(key(name))
+    assert order(policy) == "dcba"
 
 
 @pytest.mark.parametrize("name", POLICIES)
