@@ -145,6 +145,35 @@ def test_an_overwritten_slot_has_no_record_before_its_payload(tmp_path: Path) ->
     assert numbers(opened(tmp_path, segments=1)) == [2, 3]
 
 
+def test_a_record_is_zeroed_before_its_slot_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = opened(tmp_path, segments=1)
+    for number in (1, 2, 3):
+        store(disk, number)
+    pwrite, written = os.pwrite, []
+
+    def fail(*args: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    def fail_from_the_second_on(file: int, data: bytes, offset: int) -> int:
+        if written:
+            fail()
+        written.append((data, offset))
+        return pwrite(file, data, offset)
+
+    monkeypatch.setattr("os.pwrite", fail)
+    reserved = disk.reserve(record(4))  # in place of 1, whose record can't be erased now
+    assert reserved is not None and reserved[1] == [record(1).key]
+    monkeypatch.setattr("os.pwrite", fail_from_the_second_on)
+    with pytest.raises(Unavailable, match="Input/output error"):
+        disk.write(reserved[0], memoryview(payload(4)))
+    assert written == [(bytes(RECORD_BYTES), PAGE_BYTES)]
+    monkeypatch.undo()
+    disk.close()  # the process dies
+    assert numbers(opened(tmp_path, segments=1)) == [2, 3]
+
+
 def spoil(path: Path, offset: int) -> None:
     with path.open("r+b") as file:
         file.seek(offset)
@@ -452,11 +481,14 @@ def test_names_that_are_nearly_ours(tmp_path: Path, name: str) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     disk.close()
-    (tmp_path / name).write_bytes((tmp_path / "segment-000001.kv").read_bytes())
-    disk = opened(tmp_path)
-    disk.check_integrity()
-    assert disk.describe() == "segment-000001.kv: 1 of 3 slots of 16384 bytes"
-    assert load(disk, 1) == payload(1) and (tmp_path / name).exists()
+    ours = (tmp_path / "segment-000001.kv").read_bytes()
+    for data in (ours, b"mine"):
+        (tmp_path / name).write_bytes(data)
+        disk = opened(tmp_path)
+        disk.check_integrity()
+        assert disk.describe() == "segment-000001.kv: 1 of 3 slots of 16384 bytes"
+        assert load(disk, 1) == payload(1) and (tmp_path / name).read_bytes() == data
+        disk.close()
 
 
 def test_no_room_for_the_first_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
