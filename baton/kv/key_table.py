@@ -17,7 +17,7 @@ LEAST_LOAD = 0.25
 LEAST_PLACES = 16
 MOST_PLACES = 1 << 32
 """A home is computed from 32 bits."""
-BULK = 256
+BULK = 512
 """Keys from which on numpy's fixed cost per call is worth it."""
 CHUNK = 1 << 16
 """Keys that are added, and 1/4 of the places that are moved, at a time: bounds the temporaries."""

@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 import os
+import weakref
 
 from baton.transport.base import Region
 
@@ -13,6 +14,7 @@ class HostMemory:
 
     def __init__(self, name: str, size_bytes: int) -> None:
         self.file_descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        self._close_file = weakref.finalize(self, os.close, self.file_descriptor)
         os.ftruncate(self.file_descriptor, size_bytes)
         self._map = mmap.mmap(self.file_descriptor, size_bytes)
         self.view = memoryview(self._map)
@@ -26,4 +28,4 @@ class HostMemory:
         self.view.release()
         del self._pin
         self._map.close()
-        os.close(self.file_descriptor)
+        self._close_file()

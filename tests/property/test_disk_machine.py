@@ -21,10 +21,11 @@ from kvstore.disk import DiskBlock, DiskTier
 from kvstore.segment import PAGE_BYTES, RECORD_BYTES, Record, Segment, pages
 
 SEGMENT = 64 * 1024
-SIZES = (100, 5000, 16_000)
-"""14, 7 and 3 slots in a segment; none is whole pages."""
+SIZES = (100, 16_000, 5000, 16_000)
+"""14, 3, 7 and 3 slots in a segment; none is whole pages. Most evictions are among the large."""
 
-NUMBERS = st.integers(0, 11)
+NUM_KEYS = 16
+NUMBERS = st.integers(0, NUM_KEYS - 1)
 STRANGER = b"not ours"
 
 
@@ -148,8 +149,8 @@ class DiskMachine(RuleBasedStateMachine):
     @rule(first=NUMBERS, count=st.integers(1, 8))
     def store_some(self, first: int, count: int) -> None:
         for number in range(first, first + count):
-            key = key_of(number % 12)
-            self.reserve(number % 12, False)
+            key = key_of(number % NUM_KEYS)
+            self.reserve(number % NUM_KEYS, False)
             if key in self.filling:
                 self.disk.write(self.filling[key], memoryview(bytes_of(key)))
                 self.disk.seal(self.filling.pop(key))
@@ -221,6 +222,18 @@ class DiskMachine(RuleBasedStateMachine):
         if key in self.order:
             self.order.remove(key)
             self.damaged.discard(key)
+
+    @precondition(lambda self: self.order)
+    @rule(data=st.data(), dies=st.booleans())
+    def drop_under_a_reader(self, data: st.DataObject, dies: bool) -> None:
+        """Its slot is free once the reader has left; its key is free at once, and for good."""
+        key = data.draw(st.sampled_from(self.order))
+        block = self.block(key)
+        self.disk.hold(block)
+        self.readers.append((block, key in self.damaged))
+        self.drop(key[0] - 1)
+        if dies:
+            self.die(3, False)
 
     # -- what goes wrong -------------------------------------------------------------------
 
@@ -312,7 +325,7 @@ class DiskMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "disk"):
             return
-        for number in range(12):
+        for number in range(NUM_KEYS):
             self.read(number)
         self.disk.close()
         assert (self.folder / "segment-mine.kv").read_bytes() == STRANGER
@@ -320,4 +333,4 @@ class DiskMachine(RuleBasedStateMachine):
 
 
 TestDisk = DiskMachine.TestCase
-TestDisk.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestDisk.settings = settings(max_examples=300, stateful_step_count=50, deadline=None)

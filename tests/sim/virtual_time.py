@@ -11,7 +11,7 @@ from baton.threads import INLINE
 T = TypeVar("T")
 
 
-class _Jumping(selectors.SelectSelector):
+class _Jumping(selectors.PollSelector):
     """Nothing ever arrives from outside; a wait is a jump."""
 
     jumped = 0.0

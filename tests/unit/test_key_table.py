@@ -1,11 +1,19 @@
 """The key table against a dict, where keys collide on purpose, and its search for prefixes."""
 
+from unittest import mock
+
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from baton.core.ids import BlockKey
-from baton.kv.key_table import LEAST_CAPACITY, KeyTable
+from baton.kv import key_table
+from baton.kv.key_table import LEAST_PLACES, KeyTable
+
+ALWAYS, NEVER = 1, 1 << 30
+"""Values of BULK: all batches go through numpy, or none."""
 
 
 def random_keys(count: int, seed: int = 1) -> list[BlockKey]:
@@ -13,48 +21,189 @@ def random_keys(count: int, seed: int = 1) -> list[BlockKey]:
     return [BlockKey(bytes(row)) for row in raw]
 
 
+def key_of(fingerprint: int, rest: int = 0) -> BlockKey:
+    return BlockKey(fingerprint.to_bytes(8, "little") + bytes([rest] * 8))
+
+
 def crowded(number: int) -> BlockKey:
-    """Keys that all want the last places of the smallest table, so that they wrap around."""
-    home = LEAST_CAPACITY - 2 + number % 3
-    return BlockKey((home + number * LEAST_CAPACITY * 4).to_bytes(8, "little") + bytes(8))
+    """Keys that all want the last place of a table of any size, so that they wrap around."""
+    return key_of((0xFFFFFFFF << 32) + number)
 
 
-ACTIONS = st.lists(
-    st.tuples(st.booleans(), st.lists(st.integers(0, 20), max_size=6), st.integers(1, 2)),
-    max_size=60,
-)
+# Crowds at the last place and at the first, where the former wrap to, and loners.
+KEYS = [
+    *(crowded(number) for number in range(40)),
+    *(key_of(number) for number in range(20)),
+    *random_keys(40),
+]
+BATCHES = st.lists(st.sampled_from(KEYS), max_size=30)
 
 
-@settings(deadline=None, max_examples=200)
-@given(actions=ACTIONS)
-def test_it_is_a_dict(actions: list[tuple[bool, list[int], int]]) -> None:
-    table, model = KeyTable(), {}
-    for add, numbers, tier in actions:
-        keys = [crowded(number) for number in numbers]
-        if add:
-            table.add(keys, tier)
-            model.update(dict.fromkeys(keys, tier))
-        else:
-            table.remove(keys)
-            for key in keys:
-                model.pop(key, None)
-        assert len(table) == len(model)
-        for number in range(21):
-            assert table.tier(crowded(number)) == model.get(crowded(number), 0)
+class Machine(RuleBasedStateMachine):
+    """Chunks are tiny, so that batches and tables of a few dozen have several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._patches: list[mock._patch[int]] = []
+        self.table, self.model = KeyTable(capacity=1), dict[BlockKey, int]()
+
+    @initialize(bulk=st.sampled_from([ALWAYS, 6, NEVER]), chunk=st.sampled_from([2, 7, 1 << 16]))
+    def limits(self, bulk: int, chunk: int) -> None:
+        for name, value in (("BULK", bulk), ("CHUNK", chunk)):
+            patch = mock.patch.object(key_table, name, value)
+            patch.start()
+            self._patches.append(patch)
+
+    @rule(keys=BATCHES, tier=st.sampled_from([1, 2, 255]))
+    def add(self, keys: list[BlockKey], tier: int) -> None:
+        self.table.add(keys, tier)
+        self.model.update(dict.fromkeys(keys, tier))
+
+    @rule(keys=BATCHES)
+    def remove(self, keys: list[BlockKey]) -> None:
+        self.table.remove(keys)
+        for key in keys:
+            self.model.pop(key, None)
+
+    @rule(start=st.integers(0, 60), tier=st.sampled_from([1, 2]))
+    def add_many(self, start: int, tier: int) -> None:
+        self.add(KEYS[start : start + 40], tier)
+
+    @rule(start=st.integers(0, 60))
+    def remove_many(self, start: int) -> None:
+        self.remove(KEYS[start : start + 40])
+
+    @rule()
+    def clear(self) -> None:
+        self.table.clear()
+        self.model.clear()
+
+    @invariant()
+    def it_is_a_dict(self) -> None:
+        assert len(self.table) == len(self.model)
+        assert [self.table.tier(key) for key in KEYS] == [self.model.get(k, 0) for k in KEYS]
+        assert self.table.size_bytes <= 9 * max(LEAST_PLACES, 4 * len(self.model) + 1)
+        self.table.check_integrity()
+
+    def teardown(self) -> None:
+        for patch in self._patches:
+            patch.stop()
 
 
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(deadline=None, max_examples=150, stateful_step_count=20)
+
+
+@pytest.fixture(params=[ALWAYS, NEVER], ids=["numpy", "one by one"])
+def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_table, "BULK", request.param)
+
+
+@pytest.mark.usefixtures("_either_way")
 def test_it_grows_and_shrinks() -> None:
     keys = random_keys(50_000)
     table = KeyTable()
     least = table.size_bytes
+    assert least < 16 * 1024
     for start in range(0, len(keys), 7_000):
-        table.add(keys[start : start + 7_000], 1)
-    assert len(table) == 50_000
-    assert all(key in table for key in keys)
-    assert table.size_bytes / len(table) < 25
+        table.add(keys[start : start + 7_000], 1 + start // 7_000)
+        table.check_integrity()
+        if len(table) > 2000:
+            assert table.size_bytes / len(table) < 16.5
+    assert [table.tier(key) for key in keys] == [1 + index // 7_000 for index in range(50_000)]
+    table.remove(keys[20_000:])
+    assert table.size_bytes / len(table) < 36.1
+    assert [key in table for key in keys] == [True] * 20_000 + [False] * 30_000
     table.remove(keys[100:])
     assert [key in table for key in keys] == [True] * 100 + [False] * 49_900
-    assert table.size_bytes <= 2 * least
+    assert table.size_bytes == least
+    table.check_integrity()
+
+
+@pytest.mark.usefixtures("_either_way")
+def test_a_crowd_that_wraps_around_survives_growth_and_gaps() -> None:
+    keys = [crowded(number) for number in range(300)]
+    table = KeyTable(capacity=1)
+    table.add(keys[:150], 1)
+    table.add(keys[150:], 2)
+    table.check_integrity()
+    table.remove(keys[::2])
+    assert [table.tier(key) for key in keys] == [0, 1] * 75 + [0, 2] * 75
+    table.check_integrity()
+
+
+@pytest.mark.usefixtures("_either_way")
+def test_neighbours_at_the_end_wrap_around_when_it_shrinks() -> None:
+    """Each at home in a table of a thousand places, all at the last one in a table of forty."""
+    last = [key_of((1 << 64) - 1 - (number << 54)) for number in range(20)]
+    others = random_keys(600)
+    table = KeyTable(capacity=1)
+    table.add([*others, *last], 1)
+    size = table.size_bytes
+    table.remove(others)
+    assert table.size_bytes < size / 20
+    assert (len(table), all(key in table for key in last)) == (20, True)
+    table.check_integrity()
+
+
+@pytest.mark.usefixtures("_either_way")
+def test_keys_again_change_tiers_and_no_size() -> None:
+    keys = random_keys(700)
+    table = KeyTable(capacity=700)
+    size = table.size_bytes
+    table.add(keys, 1)
+    table.add(keys + keys[:9], 2)
+    assert (len(table), table.size_bytes) == (700, size)
+    assert table.tiers_of_prefix(keys, 700) == {2: 700}
+    table.add(random_keys(1, seed=2), 1)
+    assert (len(table), table.size_bytes > size) == (701, True)
+
+
+def test_a_key_of_zeros_is_absent_until_it_is_added() -> None:
+    table = KeyTable()
+    assert key_of(0) not in table
+    table.remove([key_of(0)])
+    table.add([key_of(0)], 3)
+    assert (table.tier(key_of(0)), len(table)) == (3, 1)
+    table.remove([key_of(0)])
+    assert (key_of(0) in table, len(table)) == (False, 0)
+
+
+def test_keys_that_agree_in_eight_bytes_are_taken_for_one() -> None:
+    table = KeyTable()
+    table.add([key_of(5, rest=1), key_of(5, rest=2)], 1)
+    assert (key_of(5, rest=3) in table, len(table)) == (True, 1)
+
+
+def test_clear_gives_memory_back_and_capacity_is_kept() -> None:
+    table = KeyTable(capacity=5_000)
+    least = table.size_bytes
+    table.add(random_keys(5_000), 1)
+    assert table.size_bytes == least
+    table.add(random_keys(20_000, seed=2), 1)
+    assert table.size_bytes > 3 * least
+    table.clear()
+    assert (len(table), table.size_bytes) == (0, least)
+    assert not any(key in table for key in random_keys(5_000))
+    table.remove(random_keys(10))
+    assert table.size_bytes == least
+
+
+@pytest.mark.parametrize("tier", [0, 256])
+def test_a_tier_fits_in_a_byte_and_is_not_zero(tier: int) -> None:
+    with pytest.raises(AssertionError):
+        KeyTable().add(random_keys(1), tier)
+
+
+def test_tiers_of_a_prefix() -> None:
+    keys = random_keys(10)
+    table = KeyTable()
+    table.add(keys[:4], 1)
+    table.add(keys[4:7], 255)
+    assert table.tiers_of_prefix(keys, 10) == {1: 4, 255: 3}
+    assert table.tiers_of_prefix(keys, 5) == {1: 4, 255: 1}
+    assert table.tiers_of_prefix(keys[7:], 3) == {}
+    assert table.tiers_of_prefix(keys, 0) == {}
 
 
 def test_the_longest_prefix_of_every_length() -> None:
@@ -67,3 +216,37 @@ def test_the_longest_prefix_of_every_length() -> None:
     assert table.longest_prefix(keys[:7]) == 7
     assert table.longest_prefix([]) == 0
     assert table.longest_prefix(random_keys(5, seed=2)) == 0
+
+
+def naive_prefix(table: KeyTable, keys: list[BlockKey]) -> int:
+    return next((index for index, key in enumerate(keys) if key not in table), len(keys))
+
+
+@settings(deadline=None)
+@given(
+    branches=st.lists(
+        st.tuples(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60)),
+        min_size=1,
+        max_size=8,
+    )
+)
+def test_the_longest_prefix_is_that_of_a_scan(branches: list[tuple[int, int, int]]) -> None:
+    """Chains that share a trunk for a while, each held up to somewhere."""
+    trunk, table = random_keys(60), KeyTable()
+    chains = []
+    for number, (shared, own, held) in enumerate(branches):
+        chain = trunk[:shared] + random_keys(own, seed=2 + number)
+        table.add(chain[:held], 1)
+        chains.append(chain)
+    for chain in chains:
+        assert table.longest_prefix(chain) == naive_prefix(table, chain)
+
+
+@given(held=st.lists(st.booleans(), max_size=40))
+def test_where_heads_are_missing_the_answer_is_some_end(held: list[bool]) -> None:
+    keys = random_keys(len(held))
+    table = KeyTable()
+    table.add([key for key, here in zip(keys, held, strict=True) if here], 1)
+    num = table.longest_prefix(keys)
+    assert num == 0 or held[num - 1]
+    assert num == len(held) or not held[num]
