@@ -1,4 +1,4 @@
-"""The conductor's mirror with ten million blocks: look-up, growth, memory.
+"""The conductor's mirror with ten million blocks: look-up, insertion, removal, growth, memory.
 
     python -m benchmarks.mirror [--keys N]
 
@@ -21,6 +21,8 @@ from conductor.mirror import Mirror
 CHAIN = 8192
 PAGE = 8192
 LOOK_UPS = 1000
+KEPT = 64
+"""Chains that are asked for by turns, so that no look-up finds all it reads in a cache."""
 
 
 def chains(first: int, count: int) -> list[BlockKey]:
@@ -30,30 +32,79 @@ def chains(first: int, count: int) -> list[BlockKey]:
     return [BlockKey(raw[start : start + 16]) for start in range(0, len(raw), 16)]
 
 
-def fill(mirror: Mirror, node: WorkerId, num_keys: int) -> tuple[list[BlockKey], list[float]]:
-    """A chain that it holds, and the seconds that each page took."""
-    held: list[BlockKey] = []
+def fill(
+    mirror: Mirror, nodes: Sequence[WorkerId], num_keys: int
+) -> tuple[list[tuple[WorkerId, list[BlockKey]]], list[float]]:
+    """Chains with their holders, and the seconds that each page took."""
+    kept: list[tuple[WorkerId, list[BlockKey]]] = []
     times = []
-    for number, first in enumerate(range(0, num_keys, PAGE)):
-        keys = chains(int(node[-2:]) * 10**8 + first, PAGE // CHAIN)
-        held = keys[:CHAIN]
-        reset = first == 0
-        page = WatchPage(Generation(1), number, Tier.DRAM, tuple(keys), reset=reset)
-        began = SYSTEM_CLOCK()
-        assert mirror.apply(node, page)
-        times.append(SYSTEM_CLOCK() - began)
-    return held, times
+    num_pages = max(1, round(num_keys / len(nodes) / PAGE))
+    every = max(1, num_pages * len(nodes) // KEPT)
+    for index, node in enumerate(nodes):
+        for number in range(num_pages):
+            keys = chains(1 + index * num_pages + number, PAGE // CHAIN)
+            if (index * num_pages + number) % every == 0:
+                kept.append((node, keys[:CHAIN]))
+            page = WatchPage(Generation(1), number, Tier.DRAM, tuple(keys), reset=number == 0)
+            times.append(apply_seconds(mirror, node, page))
+    return kept, times
 
 
-def look_up(mirror: Mirror, keys: Sequence[BlockKey], expected: int) -> tuple[float, float]:
+def empty(mirror: Mirror, kept: Sequence[tuple[WorkerId, list[BlockKey]]]) -> float:
+    """Seconds per million keys removed."""
+    total = 0.0
+    for node, keys in kept:
+        _, number = mirror.position(node)
+        page = WatchPage(Generation(1), number + 1, Tier.NONE, tuple(keys), reset=False)
+        total += apply_seconds(mirror, node, page)
+    return total / (len(kept) * CHAIN) * 1e6
+
+
+def look_up(
+    mirror: Mirror, asked: Sequence[Sequence[BlockKey]], expected: int
+) -> tuple[float, float]:
     """Median and 99th percentile, in microseconds."""
     times = []
-    for _ in range(LOOK_UPS):
+    for turn in range(LOOK_UPS):
+        keys = asked[turn % len(asked)]
         began = SYSTEM_CLOCK()
         hint = mirror.best(keys)
         times.append(SYSTEM_CLOCK() - began)
         assert (hint.num_blocks if hint else 0) == expected
     return statistics.median(times) * 1e6, statistics.quantiles(times, n=100)[98] * 1e6
+
+
+def apply_seconds(mirror: Mirror, node: WorkerId, page: WatchPage) -> float:
+    began = SYSTEM_CLOCK()
+    assert mirror.apply(node, page)
+    return SYSTEM_CLOCK() - began
+
+
+def measure(num_nodes: int, num_keys: int) -> dict[str, float]:
+    mirror = Mirror()
+    nodes = [WorkerId(f"node-{index:02}") for index in range(num_nodes)]
+    kept, times = fill(mirror, nodes, num_keys)
+    num_blocks = mirror.num_blocks
+    row: dict[str, float] = {
+        "nodes": num_nodes,
+        "blocks": num_blocks,
+        "bytes_per_block": sum(v.table.size_bytes for v in mirror._views.values()) / num_blocks,
+        "seconds_per_million_inserted": sum(times) / num_blocks * 1e6,
+        "longest_pause_seconds": max(times),
+    }
+    held = [keys for _, keys in kept]
+    unknown = [chains(10**9 + number, 1) for number in range(len(held))]
+    pairs = zip(held, unknown, strict=True)
+    half = [[*keys[: CHAIN // 2], *other[CHAIN // 2 :]] for keys, other in pairs]
+    for name, asked, expected in (
+        ("hit", held, CHAIN),
+        ("half", half, CHAIN // 2),
+        ("miss", unknown, 0),
+    ):
+        row[f"{name}_us"], row[f"{name}_p99_us"] = look_up(mirror, asked, expected)
+    row["seconds_per_million_removed"] = empty(mirror, kept)
+    assert mirror.num_blocks == num_blocks - len(kept) * CHAIN
+    return row
 
 
 def main(arguments: list[str]) -> None:
@@ -64,38 +115,14 @@ def main(arguments: list[str]) -> None:
     print(machine)
     rows = []
     for num_nodes in (1, 4, 16):
-        mirror = Mirror()
-        nodes = [WorkerId(f"node-{index:02}") for index in range(num_nodes)]
-        times: list[float] = []
-        held: list[BlockKey] = []
-        for node in nodes:
-            held, some = fill(mirror, node, options.keys // num_nodes)
-            times += some
-        size = sum(view.table.size_bytes for view in mirror._views.values())
-        row = {
-            "nodes": num_nodes,
-            "blocks": mirror.num_blocks,
-            "bytes_per_block": size / mirror.num_blocks,
-            "seconds_per_million_inserted": sum(times) / mirror.num_blocks * 1e6,
-            "longest_pause_seconds": max(times),
-        }
-        half = [*held[: CHAIN // 2], *chains(7, 1)[CHAIN // 2 :]]
-        for name, keys, expected in (
-            ("hit", held, CHAIN),
-            ("half", half, CHAIN // 2),
-            ("miss", chains(7, 1), 0),
-        ):
-            row[f"{name}_us"], row[f"{name}_p99_us"] = look_up(mirror, keys, expected)
-        view = mirror._views[nodes[-1]]
-        began = SYSTEM_CLOCK()
-        view.table.remove(held)
-        row["seconds_per_million_removed"] = (SYSTEM_CLOCK() - began) / len(held) * 1e6
+        row = measure(num_nodes, options.keys)
         rows.append(row)
         print(
             f"{num_nodes:3} nodes, {row['blocks']:,} blocks: "
             f"{row['bytes_per_block']:.1f} bytes each; chain of {CHAIN}: "
             f"hit {row['hit_us']:.0f} us (p99 {row['hit_p99_us']:.0f}), "
-            f"half {row['half_us']:.0f}, miss {row['miss_us']:.0f}; "
+            f"half {row['half_us']:.0f} ({row['half_p99_us']:.0f}), "
+            f"miss {row['miss_us']:.0f} ({row['miss_p99_us']:.0f}); "
             f"insert {row['seconds_per_million_inserted']:.2f} s per million, longest pause "
             f"{row['longest_pause_seconds']:.2f} s, remove "
             f"{row['seconds_per_million_removed']:.2f} s per million",
