@@ -13,8 +13,8 @@ from baton.kv.index import Holder, KvIndex
 from kvstore.node import StoreNode
 
 RETRY_SECONDS = 1.0
-REPUBLISH_SECONDS = 600.0
-"""Everything is told anew now and then, in case the index forgot."""
+GREET_SECONDS = 5.0
+"""Between looks whether the index still knows us: it may have been flushed."""
 
 log = structlog.get_logger(__name__)
 
@@ -41,12 +41,14 @@ class Publisher:
                 await self._clock.sleep(RETRY_SECONDS)
                 continue
             try:
-                async with asyncio.timeout(REPUBLISH_SECONDS):
+                async with asyncio.timeout(GREET_SECONDS):
                     await self._node.events.wait(self._told)
             except TimeoutError:
-                self._told = -1
+                continue
 
     async def _catch_up(self) -> None:
+        if not await self._index.greet(self._holder):
+            self._told = -1
         changes = self._node.events.after(self._told) if self._told >= 0 else None
         if changes is None:
             number = self._node.events.number

@@ -44,6 +44,11 @@ class KvIndex(Protocol):
         """Who holds one block, and where."""
         ...
 
+    async def greet(self, holder: Holder) -> bool:
+        """Whether ``holder`` has greeted before, within a day: else the index has forgotten, or
+        never knew, what it holds."""
+        ...
+
     async def close(self) -> None: ...
 
 

@@ -14,6 +14,7 @@ class MemoryKvIndex:
     def __init__(self) -> None:
         self.reachable = True
         self._entries: dict[BlockKey, dict[WorkerId, tuple[Generation, Tier]]] = {}
+        self._greeted: set[Holder] = set()
 
     async def add(self, holder: Holder, keys: Sequence[BlockKey], tier: Tier) -> None:
         self._check()
@@ -37,6 +38,17 @@ class MemoryKvIndex:
         self._check()
         nodes = sorted(self._entries.get(key, {}).items())
         return {Holder(node, generation): tier for node, (generation, tier) in nodes}
+
+    async def greet(self, holder: Holder) -> bool:
+        self._check()
+        known = holder in self._greeted
+        self._greeted.add(holder)
+        return known
+
+    def flush(self) -> None:
+        """As Redis is flushed."""
+        self._entries.clear()
+        self._greeted.clear()
 
     async def close(self) -> None:
         """Nothing is held."""

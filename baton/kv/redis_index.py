@@ -36,6 +36,7 @@ class RedisKvIndex:
         self._url = url
         self._redis = connect(url)
         self._prefix = f"baton:{cluster}:kv:".encode()
+        self._greetings = f"baton:{cluster}:kv-holder:"
 
     async def add(self, holder: Holder, keys: Sequence[BlockKey], tier: Tier) -> None:
         for start in range(0, len(keys), BATCH_KEYS):
@@ -68,6 +69,10 @@ class RedisKvIndex:
                 name = WorkerId(node.decode("utf-8", "replace"))
                 holders[Holder(name, Generation(int(match[1])))] = Tier(int(match[2]))
         return holders
+
+    async def greet(self, holder: Holder) -> bool:
+        name = f"{self._greetings}{holder.node}:{holder.generation}"
+        return not await self._call(self._redis.set(name, 1, nx=True, ex=ENTRY_SECONDS))
 
     async def close(self) -> None:
         await self._redis.aclose()

@@ -107,6 +107,11 @@ async def test_entries_end_by_themselves(valkey_url: str) -> None:
     await index.close()
 
 
+async def test_who_greets_again_is_known(index: KvIndex) -> None:
+    assert [await index.greet(holder("a")) for _ in range(2)] == [False, True]
+    assert not await index.greet(holder("a", 2))
+
+
 async def test_removal_of_what_is_not_there(index: KvIndex) -> None:
     keys = chain(3)
     await index.add(holder("a"), [], Tier.DRAM)
