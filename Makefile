@@ -44,8 +44,8 @@ test: setup  ## All tests
 	$(BIN)/python -m pytest -q $(ARGS)
 
 check: setup  ## Lint, types, the walls between rooms, stubs in sync
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
+	$(BIN)/ruff check --no-cache .
+	$(BIN)/ruff format --no-cache --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	@folder=$$(mktemp -d) && trap 'rm -rf $$folder' EXIT \

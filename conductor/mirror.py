@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
-from baton.kv.key_table import KeyTable
 
 from baton.clock import Clock
 from baton.core.ids import BlockKey, Generation, WorkerId
@@ -13,6 +12,7 @@ from baton.core.member import Member
 from baton.core.states import Role
 from baton.core.store import StoreHint, Tier, WatchPage
 from baton.errors import BatonError
+from baton.kv.key_table import KeyTable
 from baton.registry.membership import Membership
 
 LOOK_SECONDS = 0.2
