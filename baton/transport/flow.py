@@ -19,7 +19,7 @@ SETTLE_SECONDS = 1.0
 that they are unsafe."""
 
 INLINE_BYTES = 1024 * 1024
-"""A copy within the host that is smaller takes less than its way to a thread and back."""
+"""To copy or to sum fewer takes less than the way to a thread and back."""
 
 GROUP_BYTES = 4 * 1024 * 1024
 LANES = 2

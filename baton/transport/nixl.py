@@ -9,6 +9,8 @@ let go only when NIXL has seen its end.
 """
 
 import contextlib
+import ctypes
+import functools
 import importlib
 import logging
 import os
@@ -32,14 +34,30 @@ WHEELS = ("nixl_cu13", "nixl_cu12")
 PROGRESS_WAIT_MICROS = 100_000
 """Of the progress thread, unless something arrives."""
 
+HOST_LANES = 2
+"""Within a host UCX copies in ``post``, and two cores copy 1.4 times as fast as one. A GPU's own
+engines copy its memory, so there one lane will do."""
+
 _HEADER = struct.Struct("<QHB")
 """Address of the region, its device's number, and whether it is device memory."""
 
 
 @dataclass(eq=False, slots=True)
+class _Lane:
+    """One agent of NIXL's, with its own connections. Its calls are not safe beside each other, so
+    the lock orders them."""
+
+    agent: Any
+    registered: Any
+    lock: threading.RLock = field(default_factory=threading.RLock)
+
+
+@dataclass(eq=False, slots=True)
 class NixlPeer:
+    """``agents``: its name in each lane."""
+
     endpoint: Endpoint
-    agent: str
+    agents: list[str]
     address: int
     device: int
     memory: str
@@ -53,6 +71,7 @@ class NixlTransfer:
     remote: list[tuple[int, int, int]]
     size_bytes: int
     timeout_seconds: float
+    lane: _Lane | None = None
     handle: Any = None
     under_way: bool = False
     error: str = ""
@@ -62,10 +81,10 @@ class NixlTransfer:
 
 @dataclass(eq=False)
 class NixlTransport:
-    """One agent. Its calls are not safe beside each other, so one lock orders them. ``post``
-    holds it for as long as UCX copies, which within a host it may do at once; so ``prepare``
-    leaves the agent alone, and ``poll`` and ``release`` come back later when it is taken.
-    A progress thread of NIXL's own serves the peers' reads."""
+    """Reads through a few lanes; peers read what the first one exports. ``post`` holds its lane
+    for as long as UCX copies, which within a host it may do at once; so ``prepare`` leaves the
+    agents alone, and ``poll`` and ``release`` come back later when the lane is taken. Progress
+    threads of NIXL's own serve the peers' reads."""
 
     owner: str
     generation: int
@@ -74,10 +93,10 @@ class NixlTransport:
     name: str = NAME
     _peers: dict[tuple[str, int], NixlPeer] = field(default_factory=dict)
     _meter: LinkMeter = field(default_factory=LinkMeter)
-    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _peers_lock: threading.RLock = field(default_factory=threading.RLock)
     _region: Region | None = None
-    _agent: Any = None
-    _registered: Any = None
+    _lanes: list[_Lane] = field(default_factory=list)
+    _turn: int = 0
 
     def capabilities(self) -> Capabilities:
         devices = frozenset({"cpu", "cuda"})
@@ -85,26 +104,29 @@ class NixlTransport:
 
     def register(self, region: Region) -> None:
         self._region = region
-        with self._lock, _foreign("start"):
-            self._agent = _new_agent(f"{self.owner}-{self.generation}")
-            memory, device = _memory(region.device)
-            self._registered = self._agent.register_memory(
-                [(region.address, region.size_bytes, device, "")], memory
-            )
+        memory, device = _memory(region.device)
+        with _foreign("start"):
+            for number in range(HOST_LANES if memory == "DRAM" else 1):
+                agent = _new_agent(f"{self.owner}-{self.generation}-{number}")
+                registered = agent.register_memory(
+                    [(region.address, region.size_bytes, device, "")], memory
+                )
+                self._lanes.append(_Lane(agent, registered))
 
     def export(self) -> Endpoint:
         assert self._region is not None, "register() comes first"
         memory, device = _memory(self._region.device)
         header = _HEADER.pack(self._region.address, device, memory == "VRAM")
-        with self._lock, _foreign("export"):
-            metadata = header + self._agent.get_agent_metadata()
+        lane = self._lanes[0]
+        with lane.lock, _foreign("export"):
+            metadata = header + lane.agent.get_agent_metadata()
         size = self._region.size_bytes
         return Endpoint(NAME, self.owner, self.generation, self.host_id, size, metadata)
 
     def connect(self, endpoint: Endpoint) -> NixlPeer:
         expect_transport(endpoint, NAME)
         key = (endpoint.owner, endpoint.generation)
-        with self._lock:
+        with self._peers_lock:
             if key not in self._peers:
                 added = self._add(endpoint)
                 for dead in earlier_lives(self._peers, endpoint):
@@ -116,18 +138,22 @@ class NixlTransport:
         if len(endpoint.metadata) <= _HEADER.size:
             raise Invalid("malformed nixl endpoint")
         address, device, on_device = _HEADER.unpack_from(endpoint.metadata)
-        with _foreign("connect"):
-            agent = self._agent.add_remote_agent(endpoint.metadata[_HEADER.size :])
-        name = agent.decode() if isinstance(agent, bytes) else str(agent)
-        return NixlPeer(endpoint, name, address, device, "VRAM" if on_device else "DRAM")
+        names = []
+        for lane in self._lanes:
+            with lane.lock, _foreign("connect"):
+                name = lane.agent.add_remote_agent(endpoint.metadata[_HEADER.size :])
+            names.append(name.decode() if isinstance(name, bytes) else str(name))
+        return NixlPeer(endpoint, names, address, device, "VRAM" if on_device else "DRAM")
 
     def disconnect(self, peer: NixlPeer) -> None:
-        with self._lock:
+        with self._peers_lock:
             key = (peer.endpoint.owner, peer.endpoint.generation)
-            if self._peers.pop(key, None) is not None:
-                peer.connected = False
-                with contextlib.suppress(Unavailable), _foreign("disconnect"):
-                    self._agent.remove_remote_agent(peer.agent)
+            if self._peers.pop(key, None) is None:
+                return
+            peer.connected = False
+            for lane, name in zip(self._lanes, peer.agents, strict=True):
+                with lane.lock, contextlib.suppress(Unavailable), _foreign("disconnect"):
+                    lane.agent.remove_remote_agent(name)
 
     def prepare(
         self, peer: NixlPeer, spans: Sequence[Span], timeout_seconds: float
@@ -145,38 +171,53 @@ class NixlTransport:
 
     def post(self, transfer: NixlTransfer) -> None:
         assert transfer.state is TransferState.PREPARED, transfer.state
+        lane = self._free_lane()
+        transfer.lane = lane
         transfer.state, transfer.began = TransferState.PENDING, self.clock.monotonic()
-        with self._lock:
+        try:
             self._advance(transfer, self._begin)
+        finally:
+            lane.lock.release()
+
+    def _free_lane(self) -> _Lane:
+        """Locked. One that copies nothing just now, or else the next in turn."""
+        for lane in self._lanes:
+            if lane.lock.acquire(blocking=False):
+                return lane
+        self._turn += 1
+        lane = self._lanes[self._turn % len(self._lanes)]
+        lane.lock.acquire()
+        return lane
 
     def _begin(self, transfer: NixlTransfer) -> str:
-        peer = transfer.peer
+        peer, lane = transfer.peer, transfer.lane
         if not peer.connected:
             raise Unavailable(f"peer {peer.endpoint.owner} was disconnected")
-        assert self._region is not None
+        assert self._region is not None and lane is not None
         memory, _ = _memory(self._region.device)
-        transfer.handle = self._agent.initialize_xfer(
+        transfer.handle = lane.agent.initialize_xfer(
             "READ",
-            self._agent.get_xfer_descs(transfer.local, memory),
-            self._agent.get_xfer_descs(transfer.remote, peer.memory),
-            peer.agent,
+            lane.agent.get_xfer_descs(transfer.local, memory),
+            lane.agent.get_xfer_descs(transfer.remote, peer.memory),
+            peer.agents[self._lanes.index(lane)],
         )
         transfer.under_way = True
-        return str(self._agent.transfer(transfer.handle))
+        return str(lane.agent.transfer(transfer.handle))
 
     def poll(self, transfer: NixlTransfer) -> TransferState:
-        if transfer.state is TransferState.PENDING and self._lock.acquire(blocking=False):
+        lane = transfer.lane
+        if transfer.state is not TransferState.PENDING or lane is None:
+            return transfer.state
+        if lane.lock.acquire(blocking=False):
             try:
-                self._advance(transfer, self._look)
+                if transfer.state is TransferState.PENDING:
+                    self._advance(transfer, _look)
             finally:
-                self._lock.release()
+                lane.lock.release()
         return transfer.state
 
-    def _look(self, transfer: NixlTransfer) -> str:
-        return str(self._agent.check_xfer_state(transfer.handle))
-
     def _advance(self, transfer: NixlTransfer, ask: Callable[[NixlTransfer], str]) -> None:
-        """Takes NIXL's word on how far it is. Under the lock."""
+        """Takes NIXL's word on how far it is. Under its lane's lock."""
         try:
             with _foreign("read"):
                 answer = ask(transfer)
@@ -197,34 +238,16 @@ class NixlTransport:
 
     def release(self, transfer: NixlTransfer) -> bool:
         """False while the read may still be under way; ask again later."""
-        if transfer.state is TransferState.RELEASED:
+        lane = transfer.lane
+        if lane is None or transfer.state is TransferState.RELEASED:
+            transfer.state = TransferState.RELEASED
             return True
-        if not self._lock.acquire(blocking=False):
+        if not lane.lock.acquire(blocking=False):
             return False
         try:
-            return self._has_ended(transfer) and self._free(transfer)
+            return _has_ended(transfer) and _free(transfer, lane)
         finally:
-            self._lock.release()
-
-    def _has_ended(self, transfer: NixlTransfer) -> bool:
-        if transfer.under_way:
-            try:
-                with _foreign("read"):
-                    transfer.under_way = self._look(transfer) == "PROC"
-            except Unavailable:
-                transfer.under_way = False  # the connection broke, and the read with it
-        return not transfer.under_way
-
-    def _free(self, transfer: NixlTransfer) -> bool:
-        if transfer.handle is not None:
-            try:
-                with _foreign("release"):
-                    self._agent.release_xfer_handle(transfer.handle)
-            except Unavailable as error:
-                transfer.error = str(error)
-                return False
-        transfer.state = TransferState.RELEASED
-        return True
+            lane.lock.release()
 
     def estimate_seconds(self, peer: NixlPeer, size_bytes: int) -> float:
         return self._meter.estimate_seconds(peer.endpoint.owner, size_bytes)
@@ -232,11 +255,37 @@ class NixlTransport:
     def close(self) -> None:
         for peer in list(self._peers.values()):
             self.disconnect(peer)
-        with self._lock:
-            if self._agent is not None:
-                with contextlib.suppress(Unavailable), _foreign("close"):
-                    self._agent.deregister_memory(self._registered)
-                self._agent = None
+        for lane in self._lanes:
+            with lane.lock, contextlib.suppress(Unavailable), _foreign("close"):
+                lane.agent.deregister_memory(lane.registered)
+        self._lanes.clear()
+
+
+def _look(transfer: NixlTransfer) -> str:
+    assert transfer.lane is not None
+    return str(transfer.lane.agent.check_xfer_state(transfer.handle))
+
+
+def _has_ended(transfer: NixlTransfer) -> bool:
+    if transfer.under_way:
+        try:
+            with _foreign("read"):
+                transfer.under_way = _look(transfer) == "PROC"
+        except Unavailable:
+            transfer.under_way = False  # the connection broke, and the read with it
+    return not transfer.under_way
+
+
+def _free(transfer: NixlTransfer, lane: _Lane) -> bool:
+    if transfer.handle is not None:
+        try:
+            with _foreign("release"):
+                lane.agent.release_xfer_handle(transfer.handle)
+        except Unavailable as error:
+            transfer.error = str(error)
+            return False
+    transfer.state = TransferState.RELEASED
+    return True
 
 
 def _new_agent(name: str) -> Any:
@@ -250,9 +299,19 @@ def _new_agent(name: str) -> Any:
             continue
         logging.getLogger("nixl").setLevel(logging.ERROR)
         logging.getLogger(wheel).setLevel(logging.ERROR)
+        _leave_at_exit()
         with _patient_progress(api.nixlBind):
             return api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
     raise Unavailable(f"transport nixl: none of {', '.join(WHEELS)} can be imported")
+
+
+@functools.cache
+def _leave_at_exit() -> None:
+    """The process shall end without the destructors of C libraries, with its exit status. Where
+    RDMA drivers are installed, they bring the system's libnl beside the wheel's own, and one
+    crashes in the destructors of the other (status 139 instead of 0)."""
+    libc = ctypes.CDLL(None)
+    libc.on_exit(ctypes.cast(libc._exit, ctypes.c_void_p), None)
 
 
 @contextlib.contextmanager

@@ -5,10 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from baton.core.handoff import BlockRef
+from baton.core.handoff import CHECKSUM_XXH3, BlockRef
 from baton.core.ids import BlockId, BlockKey
 from baton.threads import in_thread
 from baton.transport.base import Span
+from baton.transport.flow import INLINE_BYTES
 
 SPLIT_BYTES = 4 * 1024 * 1024
 """From twice as much on, two threads sum faster than one."""
@@ -31,18 +32,23 @@ class KvLayout:
         self, block_ids: Sequence[BlockId], keys: Sequence[BlockKey]
     ) -> tuple[BlockRef, ...]:
         """What a reader needs of these blocks. A block beyond ``keys`` is partial."""
-        half = len(block_ids) // 2
-        if half * self.block_bytes >= SPLIT_BYTES:
-            halves = (block_ids[:half], block_ids[half:])
-            summing = [in_thread(partial(self.checksums, part)) for part in halves]
-            checksums = [checksum for part in await asyncio.gather(*summing) for checksum in part]
-        else:
-            checksums = await in_thread(partial(self.checksums, block_ids))
+        checksums = await self._summed(block_ids)
         padded = [*keys, *[BlockKey(b"")] * (len(block_ids) - len(keys))]
         return tuple(
             BlockRef(block_id * self.block_bytes, self.block_bytes, checksum, key)
             for block_id, checksum, key in zip(block_ids, checksums, padded, strict=True)
         )
+
+    async def _summed(self, block_ids: Sequence[BlockId]) -> list[int]:
+        half = len(block_ids) // 2
+        if half * self.block_bytes >= SPLIT_BYTES:
+            halves = (block_ids[:half], block_ids[half:])
+            summing = [in_thread(partial(self.checksums, part)) for part in halves]
+            return [checksum for part in await asyncio.gather(*summing) for checksum in part]
+        few = len(block_ids) * self.block_bytes <= INLINE_BYTES
+        if few and self.checksum_algorithm == CHECKSUM_XXH3:
+            return self.checksums(block_ids)  # takes less than the way to a thread
+        return await in_thread(partial(self.checksums, block_ids))
 
     def spans(self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId]) -> list[Span]:
         """Reads of ``blocks`` into ``block_ids``."""

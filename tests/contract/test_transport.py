@@ -331,3 +331,9 @@ async def test_the_memory_twin_injects_faults(fault: str) -> None:
     else:
         await read(reader, endpoint, [Span(0, 0, SIZE)])
         assert (reader.bytes != pattern(SIZE, 1)).sum() == 1
+
+
+def test_a_process_that_used_nixl_ends_with_its_own_status() -> None:
+    """Also where drivers of RDMA bring a second libnl, whose destructors crash."""
+    code = "import sys; from baton.transport.nixl import _new_agent; _new_agent('x'); sys.exit(7)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 7
