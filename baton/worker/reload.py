@@ -24,10 +24,15 @@ class Reload:
 
 
 def choose_way(
-    num_blocks: int, fetch_seconds: float, compute_seconds: float | None, prefer: Way | None = None
+    num_blocks: int,
+    fetch_seconds: float,
+    compute_seconds: float | None,
+    chunk_blocks: int,
+    prefer: Way | None = None,
 ) -> Reload:
     """``compute_seconds`` is None while nobody knows; then the store is believed to be faster,
-    which it is for all but the smallest models. ``prefer`` is an operator's order."""
+    which it is for all but the smallest models. What one step computes (``chunk_blocks``) is not
+    worth a split. ``prefer`` is an operator's order."""
     if prefer is not None:
         return Reload(prefer, "as configured")
     if compute_seconds is None:
@@ -37,6 +42,8 @@ def choose_way(
         f"{num_blocks} blocks: fetch {fetch_seconds * 1e3:.2f} ms, "
         f"compute {compute_seconds * 1e3:.2f} ms"
     )
+    if num_blocks <= chunk_blocks:
+        return Reload(Way.FETCH if ratio <= 1 else Way.RECOMPUTE, reason)
     if ratio < SPLIT_LOW:
         return Reload(Way.FETCH, reason)
     if ratio > SPLIT_HIGH:

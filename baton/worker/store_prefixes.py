@@ -138,10 +138,9 @@ class StorePrefixes:
     def _choose(self, lease: StoreLease, node: Member, cached: int, end: int) -> Reload:
         link = _link(node, lease.leased.num_promoted > 0)
         size = (end - cached) * self._layout.block_bytes
+        fetch = self._links.estimate_seconds(link, size)
         compute = self._speed.seconds(cached * self._block_tokens, end * self._block_tokens)
-        return choose_way(
-            end - cached, self._links.estimate_seconds(link, size), compute, self._prefer
-        )
+        return choose_way(end - cached, fetch, compute, self._chunk_blocks, self._prefer)
 
     async def _fetch(self, extension: Extension, lease: StoreLease, first: int, end: int) -> None:
         """Blocks [first, end), piece by piece, until one does not come in whole."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tools.conversation import BLOCK_TOKENS, Conversation
+from tools.conversation import BLOCK_TOKENS, EXACT, Conversation
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -17,7 +17,7 @@ POOLS = ("--prefill", "2", "--decode", "2")
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[LocalCluster]:
-    with local_cluster(prefill=2, decode=2) as running:
+    with local_cluster(prefill=2, decode=2, settings=EXACT) as running:
         yield running
 
 
