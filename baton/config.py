@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
     NoDecode,
@@ -21,6 +21,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from baton.core.order import ORDERS
 from baton.errors import Invalid
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
@@ -62,6 +63,12 @@ def _transports(value: Any) -> Any:
             if name not in TRANSPORTS:
                 raise ValueError(f"must be auto, or some of {','.join(TRANSPORTS)}")
     return names
+
+
+def _order(value: str) -> str:
+    if value not in ORDERS:
+        raise ValueError(f"must be one of {', '.join(ORDERS)}")
+    return value
 
 
 def _pairs(value: Any) -> Any:
@@ -131,6 +138,15 @@ class Settings(BaseSettings):
     max_running: Count = 64
     max_waiting: Count = 1024
     max_model_tokens: Count | None = None
+    prefill_order: Annotated[str, AfterValidator(_order)] = "deadline"
+    """Whose prompt is computed next: a name in baton/core/order.py."""
+    tenant_fairness: bool = True
+    """In a queue, the tenant that was given least goes first."""
+
+    # What is promised to clients
+    slo_first_token_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
+    """Beside what the prompt takes by itself; 0: nothing is promised."""
+    slo_token_gap_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
 
     # KV movement and storage
     transports: Transports = ()

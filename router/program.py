@@ -122,6 +122,7 @@ class RouterProgram:
             max_body_bytes=settings.max_body_bytes,
             max_concurrent_requests=settings.max_concurrent_requests,
             tenant_secret=settings.tenant_secret,
+            slo_first_token_seconds=settings.slo_first_token_seconds,
         )
         return Service(
             config=config,

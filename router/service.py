@@ -41,6 +41,7 @@ class ServiceConfig:
     max_concurrent_requests: int = 1024
     body_seconds: float = 60.0
     tenant_secret: str | None = None
+    slo_first_token_seconds: float = 0.0
 
 
 def _random_id() -> str:
@@ -105,7 +106,7 @@ class Service:
             for number in range(body.choices):
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
                 record = JourneyRecord(RequestId(name), arrived_at, len(prompt.token_ids))
-                spec = _spec(prompt, name, number, salt)
+                spec = _spec(prompt, name, number, salt, self.config.slo_first_token_seconds)
                 model = self.config.model
                 journey = Journey(self.guide, spec, tenant, model, chain, prompt.keys, record)
                 choices.append(
@@ -154,7 +155,9 @@ async def off_loop_if_large(size_bytes: int, call: Callable[[], Result]) -> Resu
     return await asyncio.to_thread(call) if size_bytes > LARGE_BODY_BYTES else call()
 
 
-def _spec(prompt: Prompt, name: str, number: int, salt: bytes) -> RequestSpec:
+def _spec(
+    prompt: Prompt, name: str, number: int, salt: bytes, first_token_seconds: float
+) -> RequestSpec:
     sampling = replace(prompt.sampling, seed=(prompt.sampling.seed + number) % 2**64)
     return RequestSpec(
         request_id=RequestId(name),
@@ -163,6 +166,7 @@ def _spec(prompt: Prompt, name: str, number: int, salt: bytes) -> RequestSpec:
         num_prompt_tokens=len(prompt.token_ids),
         sampling=sampling,
         tenant_salt=salt,
+        first_token_seconds=first_token_seconds,
     )
 
 

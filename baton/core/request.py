@@ -55,6 +55,8 @@ class RequestSpec:
     ``num_prompt_tokens`` says where the prompt ends, so that penalties, ``max_tokens`` and
     the generator's position count the same on every worker. ``tenant_salt`` enters the
     block keys' root. ``store_hint`` says where the placement believes the prefix to be stored.
+    ``first_token_seconds`` is what the first token may take from the arrival at a worker, beside
+    what the prompt takes by itself; 0 when there is no such wish.
     """
 
     request_id: RequestId
@@ -64,6 +66,7 @@ class RequestSpec:
     sampling: SamplingParams
     tenant_salt: bytes = b""
     store_hint: StoreHint | None = None
+    first_token_seconds: float = 0.0
 
     @property
     def num_emitted_tokens(self) -> int:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from baton.core.fairness import SLACK_TOKENS
+from baton.core.order import ORDERS
 from baton.errors import Invalid
 
 
@@ -15,10 +17,14 @@ class EngineConfig:
     budget, so that every running request advances.
 
     ``watermark_blocks`` stay allocatable when a request is admitted beside others, so that it
-    isn't preempted at once. ``growth_tokens`` of the answer are reserved with the prompt of
-    a hand-off. Waiting requests are admitted by the longest cached prefix, and each second of
-    waiting counts as ``aging_tokens_per_second``; ``admission_window`` bounds how many of
-    them, the oldest, are looked at in one step (each costs a walk along its cached prefix).
+    isn't preempted at once. With ``forecast`` it is admitted beside others only if memory is
+    predicted to suffice until all have ended; ``growth_tokens`` are what an answer is taken for
+    while no answers are known.
+
+    Prompts are computed in the ``order`` (a name in ``baton.core.order.ORDERS``);
+    ``admission_window`` bounds how many of those that wait are looked at closely in one step
+    (each costs a walk along its cached prefix). With ``fairness``, a tenant that was given more
+    than another by ``fairness_slack_tokens`` goes behind it.
     """
 
     block_tokens: int
@@ -28,8 +34,11 @@ class EngineConfig:
     max_running: int = 64
     max_waiting: int = 1024
     watermark_blocks: int = 2
+    forecast: bool = True
     growth_tokens: int = 256
-    aging_tokens_per_second: float = 2000.0
+    order: str = "deadline"
+    fairness: bool = True
+    fairness_slack_tokens: int = SLACK_TOKENS
     admission_window: int = 32
 
     def __post_init__(self) -> None:
@@ -43,6 +52,9 @@ class EngineConfig:
                 f"({self.max_step_tokens})",
                 param="chunk_tokens",
             )
+        if self.order not in ORDERS:
+            known = ", ".join(ORDERS)
+            raise Invalid(f"order is {self.order!r}, and must be one of {known}", param="order")
 
     @property
     def chunk_limit(self) -> int:
@@ -68,6 +80,6 @@ _LEAST: dict[str, float] = {
     "max_waiting": 0,
     "watermark_blocks": 0,
     "growth_tokens": 0,
-    "aging_tokens_per_second": 0.0,
+    "fairness_slack_tokens": 1,
     "admission_window": 1,
 }

@@ -3,9 +3,10 @@
 from collections.abc import Sequence as Seq
 
 from baton.clock import Clock
+from baton.core.answer_length import AnswerLengths
 from baton.core.block_key import KeyRoot
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
-from baton.core.request import RequestOutput, RequestSpec
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.engine.admission import check_spec
 from baton.engine.block_pool import BlockPool
@@ -13,6 +14,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.imports import Imports
 from baton.engine.integrity import check_lineups, check_owners, check_sequence
 from baton.engine.plan import Plan, Row, Runner, SampledToken, StepOutput
+from baton.engine.prefill_speed import PrefillSpeed
 from baton.engine.prefix import ChainMemo
 from baton.engine.result import (
     EngineStats,
@@ -63,7 +65,9 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._pool = BlockPool(runner.num_blocks)
-        self._scheduler = Scheduler(self._pool, config)
+        self._speed = PrefillSpeed()
+        self._lengths = AnswerLengths(config.growth_tokens)
+        self._scheduler = Scheduler(self._pool, config, self._prefill_seconds)
         self._imports = Imports(self._pool, self._scheduler)
         self._chains = ChainMemo(config.block_tokens)
         self._sequences: dict[RequestId, Sequence] = {}
@@ -84,15 +88,15 @@ class Engine:
         self._scheduler.enqueue(sequence)
 
     def reserve(self, spec: RequestSpec) -> Reservation | None:
-        """Blocks for a DECODE request: its tokens and some growth of its answer.
+        """Blocks for the tokens of a DECODE request, once memory is predicted to suffice for its
+        answer, too.
 
-        None when it doesn't fit now: try again after a later step. Raises Invalid as
-        :meth:`add`. Ends with :meth:`start` or :meth:`abort`.
+        None when it doesn't now: try again after a later step. Raises Invalid as :meth:`add`.
+        Ends with :meth:`start` or :meth:`abort`.
         """
         self._check(spec, Task.DECODE)
         sequence = self._new_sequence(spec, Task.DECODE, Phase.RESERVED)
-        growth = min(spec.max_new_tokens - 1, self._config.growth_tokens)
-        if not self._scheduler.reserve(sequence, sequence.num_known + growth):
+        if not self._scheduler.reserve(sequence):
             return None
         self._enter(sequence)
         return Reservation(sequence.block_ids, sequence.num_sealed)
@@ -197,7 +201,9 @@ class Engine:
         if not plan.rows:
             return StepResult()
         output = self._runner.run(plan)
-        return self._apply(plan, output, _work(plan, self._clock.monotonic() - began))
+        work = _work(plan, self._clock.monotonic() - began)
+        self._speed.record(work)
+        return self._apply(plan, output, work)
 
     def _apply(self, plan: Plan, output: StepOutput, work: StepWork) -> StepResult:
         outputs: list[RequestOutput] = []
@@ -237,6 +243,8 @@ class Engine:
         if sequence.task is Task.PREFILL:
             self._scheduler.transfer(sequence, Phase.HELD)
         elif finish_reason is not None:
+            cut = finish_reason is FinishReason.LENGTH
+            self._lengths.learn(spec.tenant_salt, first_index + 1, cut=cut)
             self._finish(sequence)
         return RequestOutput(
             spec.request_id,
@@ -261,6 +269,10 @@ class Engine:
         sequence = self._sequences.get(request_id)
         return None if sequence is None else sequence.num_computed
 
+    def expected_tokens(self, spec: RequestSpec) -> int:
+        """Length of the answer, as far as those before it tell. Changes nothing."""
+        return self._lengths.expect(spec.tenant_salt, spec.sampling.max_tokens)
+
     # Self-help
 
     def stats(self) -> EngineStats:
@@ -278,6 +290,7 @@ class Engine:
             ),
             num_steps=self._scheduler.num_steps,
             num_preemptions=self._scheduler.num_preemptions,
+            num_pauses=self._scheduler.num_pauses,
             pool=self._pool.counts,
         )
 
@@ -307,7 +320,7 @@ class Engine:
 
     def _new_sequence(self, spec: RequestSpec, task: Task, phase: Phase) -> Sequence:
         self._num_arrivals += 1
-        return Sequence(
+        sequence = Sequence(
             spec,
             task,
             phase,
@@ -316,6 +329,11 @@ class Engine:
             arrival_seconds=self._clock.monotonic(),
             max_model_tokens=self._config.max_model_tokens,
         )
+        sequence.expected_tokens = self.expected_tokens(spec)
+        return sequence
+
+    def _prefill_seconds(self, start: int, end: int) -> float | None:
+        return self._speed.seconds_alone(start, end, self._config.chunk_limit)
 
     def _enter(self, sequence: Sequence) -> None:
         self._chains.forget(sequence.request_id)

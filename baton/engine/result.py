@@ -57,7 +57,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The block table of a hand-off: prompt, then expected growth of the answer.
+    """The block table of a hand-off's tokens. The answer gets its blocks as it grows.
 
     The first ``num_cached_blocks`` hold their KV already and must not be written to.
     """
@@ -68,7 +68,8 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """``queued_tokens`` are known tokens of prompts, waiting or begun, yet to be computed."""
+    """``queued_tokens`` are known tokens of prompts, waiting or begun, yet to be computed. A pause
+    is a prompt that stood still for one whose turn came first."""
 
     running: int
     waiting: int
@@ -77,4 +78,5 @@ class EngineStats:
     queued_tokens: int
     num_steps: int
     num_preemptions: int
+    num_pauses: int
     pool: PoolCounts

@@ -1,4 +1,4 @@
-"""Decides what the next step computes: decodes first, then prefill chunks, then newcomers."""
+"""Decides what the next step computes: decodes first, then chunks of prompts, in turn."""
 
 from collections.abc import Collection
 
@@ -7,9 +7,11 @@ from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.lineup import Lineup
 from baton.engine.plan import Plan, Row
+from baton.engine.projection import suffices
 from baton.engine.sequence import Phase, Sequence
+from baton.engine.turns import PrefillSeconds, Turns, unknown_seconds
 
-_SLOTS_LACK = -1
+_ASK_AGAIN = -1
 
 
 class Scheduler:
@@ -18,22 +20,31 @@ class Scheduler:
     A sequence gets the blocks of all its known tokens when it is admitted, and one block at a
     time as its answer grows. So only a growing answer can lack a block, and then the
     latest-arrived preemptable sequence goes back to the queue (perhaps itself): the earliest
-    always advances. Newcomers are admitted strictly in the order of their rank; the first that
-    doesn't fit blocks those behind it, so that a long prompt isn't starved by short ones.
+    always advances. A step's budget goes to prompts in turn, those that are being computed and
+    those that wait; with a preemptive order, a prompt pauses between two chunks and keeps its
+    blocks. Newcomers are admitted strictly in turn; the first that doesn't fit blocks those
+    behind it, so that a long prompt isn't starved by short ones.
     """
 
-    def __init__(self, pool: BlockPool, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        config: EngineConfig,
+        prefill_seconds: PrefillSeconds = unknown_seconds,
+    ) -> None:
         self.lineups: dict[Phase, Lineup] = {
             phase: Lineup() for phase in Phase if phase is not Phase.FINISHED
         }
         self.num_preemptions = 0
+        self.num_pauses = 0
         self.num_steps = 0
         self._pool = pool
         self._config = config
+        self._turns = Turns(pool, config, prefill_seconds)
         self._waiting = self.lineups[Phase.WAITING]
         self._running = self.lineups[Phase.RUNNING]
         self._reserved = self.lineups[Phase.RESERVED]
-        # Allocatable blocks when the first in the queue was found not to fit; _SLOTS_LACK if
+        # Allocatable blocks when the first in the queue was found not to fit; _ASK_AGAIN if
         # it was for another reason than blocks; None when the queue isn't blocked.
         self._blocked_at: int | None = None
         # A blocked queue and reservations take turns.
@@ -44,6 +55,8 @@ class Scheduler:
         self._coming: set[BlockKey] = set()
         # Blocks to be copied before this step's rows, (from, to).
         self._copies: list[tuple[BlockId, BlockId]] = []
+        # Prompts that got a chunk in the last step.
+        self._chunked: set[Sequence] = set()
 
     # Sequences come, change phase and go
 
@@ -63,16 +76,19 @@ class Scheduler:
     def enqueue(self, sequence: Sequence) -> None:
         assert sequence.phase is Phase.WAITING
         self._waiting.add(sequence)
+        self._turns.join(sequence)
+        if self._blocked_at is not None:
+            self._blocked_at = _ASK_AGAIN  # its turn may come before those that don't fit
         self.wake()
 
-    def reserve(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Gives a RESERVED sequence the blocks of ``num_tokens`` tokens and a slot, or no."""
+    def reserve(self, sequence: Sequence) -> bool:
+        """Gives a RESERVED sequence the blocks of its tokens and a slot, or no."""
         assert sequence.phase is Phase.RESERVED
         queue_goes_first = self._blocked_at is not None and self._reserved_last
         if self.num_slots <= 0 or queue_goes_first:
             return False
         full_blocks = sequence.num_known // self._config.block_tokens
-        if not self._take_blocks(sequence, full_blocks, num_tokens):
+        if not self._take_blocks(sequence, full_blocks):
             return False
         self._reserved.add(sequence)
         self._reserved_last = True
@@ -82,10 +98,13 @@ class Scheduler:
         """Moves a sequence to another lineup. Its blocks stay what they are."""
         self.lineups[sequence.phase].remove(sequence)
         if sequence.phase is Phase.WAITING:
+            self._turns.leave(sequence)
             self._blocked_at = None
         sequence.move(phase)
         if phase is not Phase.FINISHED:
             self.lineups[phase].add(sequence)
+        if phase is Phase.WAITING:
+            self._turns.join(sequence)
         self.wake()
 
     def finish(self, sequence: Sequence) -> None:
@@ -111,12 +130,8 @@ class Scheduler:
     def schedule(self, now_seconds: float) -> Plan:
         """The next step's plan; empty when nothing fits. The runner must run it."""
         preempted = self._make_room()
-        rows = self._running_rows()
-        if preempted:
-            self._blocked_at = self._pool.num_allocatable
-        else:
-            budget = self._config.max_step_tokens - sum(row.num_tokens for row in rows)
-            rows += self._admit(budget, now_seconds)
+        rows = self._decode_rows()
+        rows += self._chunk_rows(self._config.max_step_tokens - len(rows), preempted, now_seconds)
         self._stalled = not rows and not preempted
         rows.sort(key=_is_chunk)
         self.num_steps += 1
@@ -141,27 +156,50 @@ class Scheduler:
     def _preempt_latest(self) -> None:
         victim = self._running.latest_preemptable()
         assert victim is not None, "who lacks a block is preemptable itself"
-        self.transfer(victim, Phase.WAITING)
+        victim.waiting.preempted = True
         self._release_blocks(victim)
+        self.transfer(victim, Phase.WAITING)
         self.num_preemptions += 1
 
-    def _running_rows(self) -> list[Row]:
-        rows = [each.row(1) for each in self._running if each.num_remaining == 1]
-        budget = self._config.max_step_tokens - len(rows)
+    def _decode_rows(self) -> list[Row]:
+        decoding = [each for each in self._running if each.num_remaining == 1]
+        self._turns.charge_decodes(decoding)
+        return [each.row(1) for each in decoding]
+
+    def _chunk_rows(self, budget: int, preempted: bool, now_seconds: float) -> list[Row]:
+        """Shares the budget out in turn; lets the waiting in until one doesn't fit."""
+        computing = [each for each in self._running if each.num_remaining > 1]
+        admitting = self._may_admit(preempted)
+        waiting = self._waiting if admitting else ()
         self._coming.clear()
-        if len(rows) == len(self._running):
-            return rows
-        for sequence in self._running:
+        rows: list[Row] = []
+        chunked: set[Sequence] = set()
+        for sequence in self._turns.in_turn(computing, waiting, now_seconds):
             if budget == 0:
                 break
-            if sequence.num_remaining > 1:
+            if sequence.phase is Phase.RUNNING:
                 self._adopt(sequence)
                 sequence.num_adopted += self._copy_tail(sequence)
-                row = self._chunk(sequence, budget)
-                if row is not None:
-                    rows.append(row)
-                    budget -= row.num_tokens
+            else:
+                admitting = admitting and self._admit_one(sequence)
+                if not admitting:
+                    continue
+            row = self._chunk(sequence, budget)
+            if row is not None:
+                rows.append(row)
+                chunked.add(sequence)
+                budget -= row.num_tokens
+                self._turns.charge_chunk(sequence, row.num_tokens)
+        self._note_pauses(computing, chunked)
         return rows
+
+    def _note_pauses(self, computing: list[Sequence], chunked: set[Sequence]) -> None:
+        """Counts who got a chunk in the last step, and in this one others did."""
+        self.num_pauses += sum(
+            each in self._chunked and each not in chunked and each.num_remaining > 1
+            for each in computing
+        )
+        self._chunked = chunked
 
     def _adopt(self, sequence: Sequence) -> None:
         """Takes over the blocks that follow and that others have sealed meanwhile: an import, or
@@ -173,6 +211,7 @@ class Scheduler:
         if not found:
             return
         own = sequence.block_ids[first : first + len(found)]
+        sequence.num_shared += self._num_used(found)
         self._pool.reference(found)
         rest = sequence.block_ids[first + len(found) :]
         sequence.block_ids = (*sequence.block_ids[:first], *found, *rest)
@@ -215,56 +254,29 @@ class Scheduler:
 
     # Admission
 
-    def _admit(self, budget: int, now_seconds: float) -> list[Row]:
-        """Lets the waiting in, best rank first, until one doesn't fit."""
-        rows: list[Row] = []
-        if not self._may_admit():
-            return rows
-        for sequence in self._ranked(now_seconds):
-            if budget == 0:
-                break
-            if self.num_slots <= 0:
-                self._blocked_at = _SLOTS_LACK
-                break
-            if not self._admit_one(sequence):
-                self._blocked_at = self._pool.num_allocatable
-                break
-            row = self._chunk(sequence, budget)
-            if row is not None:
-                rows.append(row)
-                budget -= row.num_tokens
-        return rows
-
-    def _may_admit(self) -> bool:
-        """Cheap reasons not to rank the queue: it is empty, or blocked as it was before."""
+    def _may_admit(self, preempted: bool) -> bool:
+        """Cheap reasons not to look at the queue: it is empty, or blocked as it was before, or
+        somebody was sent back to it just now."""
         if not self._waiting:
             self._blocked_at = None
             return False
+        if preempted:
+            self._blocked_at = self._pool.num_allocatable
+            return False
         if self.num_slots <= 0:
-            self._blocked_at = _SLOTS_LACK
+            self._blocked_at = _ASK_AGAIN
             return False
         blocked = self._blocked_at is not None and self._pool.num_allocatable <= self._blocked_at
         return not (blocked and self._running)
 
-    def _ranked(self, now_seconds: float) -> list[Sequence]:
-        """The oldest of the queue: who was preempted first, then by cached prefix and age."""
-        window = self._waiting.oldest(self._config.admission_window)
-        if len(window) == 1:
-            return window
-        aging = self._config.aging_tokens_per_second
-
-        def rank(sequence: Sequence) -> tuple[bool, float]:
-            cached = self._pool.count_cached(sequence.keys) * self._config.block_tokens
-            waited = now_seconds - sequence.arrival_seconds
-            return sequence.first_start is None, -(cached + aging * waited)
-
-        return sorted(window, key=rank)
-
     def _admit_one(self, sequence: Sequence) -> bool:
-        """WAITING → RUNNING if its blocks fit. The last known token is always computed, and
+        """WAITING → RUNNING if there is room. The last known token is always computed, and
         never into a shared block, so a fully cached prompt recomputes its last one."""
+        if self.num_slots <= 0:
+            self._blocked_at = _ASK_AGAIN
+            return False
         limit = (sequence.num_known - 1) // self._config.block_tokens
-        if not self._take_blocks(sequence, limit, sequence.num_known):
+        if not self._take_blocks(sequence, limit):
             return False
         sequence.num_computed = sequence.num_sealed * self._config.block_tokens
         self._copy_tail(sequence)
@@ -274,20 +286,38 @@ class Scheduler:
         self._reserved_last = False
         return True
 
-    def _take_blocks(self, sequence: Sequence, cached_limit: int, num_tokens: int) -> bool:
-        """Fills the block table: cached blocks, ``cached_limit`` at most, then new ones."""
+    def _take_blocks(self, sequence: Sequence, cached_limit: int) -> bool:
+        """Fills the block table: cached blocks, ``cached_limit`` at most, then new ones. Else
+        ``_blocked_at`` says when to ask again."""
         cached = self._pool.find(sequence.keys, cached_limit)
-        num_new = self._config.blocks_for(num_tokens) - len(cached)
+        num_new = self._config.blocks_for(sequence.num_known) - len(cached)
         if not self.fits(cached, num_new):
+            self._note_blocked(sequence, self._pool.num_allocatable)
             return False
+        sequence.num_shared = self._num_used(cached)
+        if self._config.forecast:
+            others = (*self._running, *self._reserved)
+            if not suffices(self._pool, self._config, others, sequence):
+                self._note_blocked(sequence, _ASK_AGAIN)
+                return False
         self._pool.reference(cached)
         sequence.block_ids = (*cached, *self._pool.allocate(num_new))
         sequence.num_sealed = len(cached)
         return True
 
+    def _note_blocked(self, sequence: Sequence, blocked_at: int) -> None:
+        """Reservations ask by themselves."""
+        if sequence.phase is Phase.WAITING:
+            self._blocked_at = blocked_at
+
+    def _num_used(self, block_ids: Collection[BlockId]) -> int:
+        """How many of these cached blocks somebody uses."""
+        return sum(self._pool.num_references(block_id) > 0 for block_id in block_ids)
+
     def _release_blocks(self, sequence: Sequence) -> None:
         self._pool.release(sequence.block_ids)
         sequence.block_ids = ()
+        sequence.num_shared = 0
         sequence.num_computed = 0
         sequence.num_sealed = 0
 

@@ -3,6 +3,7 @@
 from enum import StrEnum
 
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
+from baton.core.order import Waiting
 from baton.core.request import FinishReason, RequestSpec
 from baton.core.task import Task
 from baton.engine.plan import Row
@@ -47,16 +48,19 @@ class Sequence:
         "arrival",
         "arrival_seconds",
         "block_ids",
+        "expected_tokens",
         "first_start",
         "max_tokens",
         "num_adopted",
         "num_computed",
         "num_published",
         "num_sealed",
+        "num_shared",
         "phase",
         "spec",
         "task",
         "token_ids",
+        "waiting",
     )
 
     def __init__(
@@ -85,6 +89,12 @@ class Sequence:
         """Prompt tokens that were taken over after it was first admitted, not computed."""
         self.num_published = 0
         """Blocks that a SealedRun has named."""
+        self.num_shared = 0
+        """Cached blocks of the table that others used already."""
+        self.expected_tokens = spec.sampling.max_tokens
+        """Length of the answer, as predicted."""
+        self.waiting = Waiting(arrival_seconds, tenant=spec.tenant_salt)
+        """What orders know of it."""
         self.first_start: int | None = None
         """Tokens that were cached when it was first admitted; None before."""
         self._chain = chain

@@ -1,5 +1,6 @@
 """Between protobuf messages and the nouns of ``baton.core``. What comes in is checked here."""
 
+import math
 from collections.abc import Iterable
 from typing import cast
 
@@ -76,17 +77,20 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         sampling=sampling_to_proto(spec.sampling),
         tenant_salt=spec.tenant_salt,
         store_hint=hint_to_proto(spec.store_hint),
+        first_token_seconds=spec.first_token_seconds,
     )
 
 
 def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
-    """Raises Invalid for an id that is empty or too long, or counts that can't be."""
+    """Raises Invalid for an id that is empty or too long, or counts and times that can't be."""
     if not 0 < len(message.request_id) <= MAX_ID_BYTES:
         raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
     if not 0 < message.num_prompt_tokens <= len(message.token_ids):
         raise Invalid("num_prompt_tokens must be in 1..len(token_ids)", param="num_prompt_tokens")
     if not message.sampling.max_tokens:
         raise Invalid("max_tokens must be at least 1", param="max_tokens")
+    if not 0 <= message.first_token_seconds < math.inf:
+        raise Invalid("first_token_seconds must be at least 0", param="first_token_seconds")
     return RequestSpec(
         request_id=RequestId(message.request_id),
         epoch=Epoch(message.epoch),
@@ -95,6 +99,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         sampling=sampling_from_proto(message.sampling),
         tenant_salt=message.tenant_salt,
         store_hint=hint_from_proto(message.store_hint),
+        first_token_seconds=message.first_token_seconds,
     )
 
 

@@ -26,6 +26,7 @@ from baton.transport.base import Peer, Transfer, Transport
 from baton.transport.flow import TransferFailed, gather
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.kv_layout import KvLayout
+from baton.worker.room import RoomQueue
 
 READ_ATTEMPTS = 2
 """A read that failed or arrived damaged is repeated once; then the request moves on."""
@@ -70,16 +71,17 @@ class Landing:
 @dataclass(frozen=True, slots=True)
 class IntakeConfig:
     """Seconds. ``queue_seconds`` bounds the wait for the prompt's first chunk, ``chunk_seconds``
-    for each later event, ``read_seconds`` one read, ``reserve_seconds`` the wait for room."""
+    for each later event (a prompt may pause for others), ``read_seconds`` one read,
+    ``reserve_seconds`` the wait for room."""
 
     queue_seconds: float = 120.0
-    chunk_seconds: float = 60.0
+    chunk_seconds: float = 120.0
     read_seconds: float = 20.0
     reserve_seconds: float = 60.0
 
 
 class Intake:
-    """Brings requests in, side by side. Room is given in order of asking."""
+    """Brings requests in, side by side."""
 
     def __init__(
         self,
@@ -100,12 +102,11 @@ class Intake:
         self._host = host
         self._clock = clock
         self._config = config
-        self._reserving = asyncio.Lock()
-        self._room = asyncio.Event()
+        self._room = RoomQueue()
 
     def notice_room(self) -> None:
-        """Blocks may have become free: those who wait ask again."""
-        self._room.set()
+        """Blocks may have become free: who waits asks again."""
+        self._room.notice()
 
     async def bring_in(
         self, spec: RequestSpec, source: WorkerRef, landing: Landing
@@ -164,14 +165,14 @@ class Intake:
         landing.shipment.num_cached_blocks = landing.num_read
 
     async def _reserve(self, spec: RequestSpec) -> Reservation:
-        waiting = _deadline(self._config.reserve_seconds, "no room on the decode worker")
-        async with waiting, self._reserving:
-            while True:
-                self._room.clear()
-                reservation = await self._engine.call(lambda engine: engine.reserve(spec))
-                if reservation is not None:
-                    return reservation
-                await self._room.wait()
+        async def ask() -> Reservation | None:
+            return await self._engine.call(lambda engine: engine.reserve(spec))
+
+        async with _deadline(self._config.reserve_seconds, "no room on the decode worker"):
+            if not self._room and (reservation := await ask()) is not None:
+                return reservation
+            tokens = await self._engine.call(lambda engine: engine.expected_tokens(spec))
+            return await self._room.get(self._clock.monotonic(), tokens, ask)
 
     async def _take_chunk(self, reader: PullReader, chunk: PullChunk, landing: Landing) -> None:
         """Reads what of the chunk is not here yet, and acknowledges."""

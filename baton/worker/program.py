@@ -135,6 +135,8 @@ class WorkerProgram:
             chunk_tokens=settings.chunk_tokens or settings.max_step_tokens,
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
+            order=settings.prefill_order,
+            fairness=settings.tenant_fairness,
             max_model_tokens=min(settings.max_model_tokens or limit, limit),
         )
 

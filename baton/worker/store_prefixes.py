@@ -12,6 +12,7 @@ from baton.core.ids import BlockId, BlockKey
 from baton.core.member import Member
 from baton.core.request import RequestSpec
 from baton.engine.engine import Engine
+from baton.engine.prefill_speed import PrefillSpeed
 from baton.engine.result import StepResult
 from baton.errors import BatonError
 from baton.kv.store_client import StoreClient, StoreLease
@@ -21,7 +22,6 @@ from baton.transport.strays import Strays
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.extension import Extension
 from baton.worker.kv_layout import KvLayout
-from baton.worker.prefill_speed import PrefillSpeed
 from baton.worker.reload import Reload, Way, choose_way
 from baton.worker.store_publisher import StorePublisher
 

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 from baton.clock import ManualClock
 from baton.core.block_key import block_keys
 from baton.core.ids import BlockId, BlockKey, Epoch, RequestId, TokenId
+from baton.core.order import ORDERS
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, PrefillProgress, Reservation
 from baton.engine.fake_runner import FakeRunner, reference_answer
+from baton.engine.plan import Plan, StepOutput
 from baton.errors import Invalid, Overloaded
 
 VOCAB_SIZE = 40
@@ -49,6 +51,18 @@ class Job:
         return self.finish_reason is not None or self.aborted or self.refused
 
 
+class TimedRunner(FakeRunner):
+    """A step takes time, so that the engine learns its speed, and deadlines pass."""
+
+    def __init__(self, clock: ManualClock, num_blocks: int, block_tokens: int) -> None:
+        super().__init__(num_blocks, block_tokens, VOCAB_SIZE)
+        self._clock = clock
+
+    def run(self, plan: Plan) -> StepOutput:
+        self._clock.advance(0.001 + 0.001 * plan.num_tokens)
+        return super().run(plan)
+
+
 @dataclass
 class Side:
     runner: FakeRunner
@@ -68,7 +82,7 @@ class Pair:
         self.jobs: dict[RequestId, Job] = {}
 
     def _side(self, config: EngineConfig, num_blocks: int) -> Side:
-        runner = FakeRunner(num_blocks, config.block_tokens, VOCAB_SIZE)
+        runner = TimedRunner(self.clock, num_blocks, config.block_tokens)
         engine = Engine(
             runner,
             config,
@@ -270,6 +284,7 @@ def job_lists(draw: st.DrawFn) -> list[Job]:
             length - emitted,
             sampling,
             tenant_salt=draw(st.sampled_from([b"", b"", b"other"])),
+            first_token_seconds=draw(st.sampled_from([0.0, 0.02, 1.0])),
         )
         arrives = draw(st.integers(0, 12))
         lives = draw(st.none() | st.none() | st.integers(0, 12))
@@ -290,8 +305,11 @@ def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
         max_running=draw(st.integers(1, 8)),
         max_waiting=draw(st.integers(3, 10)),
         watermark_blocks=draw(st.integers(0, 3)),
+        forecast=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 10)),
-        aging_tokens_per_second=draw(st.sampled_from([0.0, 100.0])),
+        order=draw(st.sampled_from(list(ORDERS))),
+        fairness=draw(st.booleans()),
+        fairness_slack_tokens=draw(st.sampled_from([1, 8, 64])),
         admission_window=draw(st.integers(1, 4)),
     )
 
@@ -338,7 +356,9 @@ def tight_pairs(draw: st.DrawFn) -> Pair:
         max_model_tokens=64,
         max_step_tokens=draw(st.integers(8, 40)),
         watermark_blocks=draw(st.integers(0, 1)),
+        forecast=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
+        order=draw(st.sampled_from(list(ORDERS))),
     )
     enough = -(-50 // block_tokens)
     sizes = st.integers(enough, enough + 20 // block_tokens)

@@ -236,6 +236,7 @@ def test_prefill_progress_then_held_until_released() -> None:
         queued_tokens=0,
         num_steps=2,
         num_preemptions=0,
+        num_pauses=0,
         pool=PoolCounts(16, free=13, filling=1, idle=0, referenced=2, quarantined=0),
     )
     bench.engine.check_integrity()
@@ -266,8 +267,7 @@ def test_a_prefill_that_ends_at_once_says_so_and_is_held() -> None:
 def test_a_hand_off_changes_no_token() -> None:
     left, right = Bench(), Bench()
     first, reservation = hand_over(left, right, spec("a"))
-    # 10 tokens and 4 of growth: four blocks.
-    assert reservation == Reservation(tuple(BlockId(i) for i in range(4)), 0)
+    assert reservation == Reservation(tuple(BlockId(i) for i in range(3)), 0)
     outputs = right.run()
     assert (first, *tokens_of(outputs, "a")) == reference_answer(spec("a"))[0]
     assert [each.first_index for each in outputs] == [1, 2, 3, 4]
@@ -320,10 +320,10 @@ def test_an_aborted_reservation_is_quarantined_if_asked() -> None:
     bench.run()
     reservation = bench.engine.reserve(spec("b"))
     assert reservation is not None
-    assert (reservation.num_cached_blocks, len(reservation.block_ids)) == (2, 4)
+    assert (reservation.num_cached_blocks, len(reservation.block_ids)) == (2, 3)
     assert bench.engine.abort(RequestId("b"), quarantine=True)
     bench.engine.check_integrity()
-    assert bench.pool() == PoolCounts(16, free=12, filling=0, idle=2, referenced=0, quarantined=2)
+    assert bench.pool() == PoolCounts(16, free=13, filling=0, idle=2, referenced=0, quarantined=1)
     bench.engine.release_quarantine(reservation.block_ids[2:])
     assert bench.pool().free == 14
 

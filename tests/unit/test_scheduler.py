@@ -7,6 +7,7 @@ import pytest
 
 from baton.core.block_key import KeyRoot
 from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.order import CACHED_TOKENS_PER_SECOND
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.block_pool import BlockPool
@@ -19,7 +20,13 @@ from baton.errors import Invalid
 
 ROOT = KeyRoot(b"model", "float32", 4).key()
 CONFIG = EngineConfig(
-    block_tokens=4, max_model_tokens=256, max_step_tokens=16, max_running=4, watermark_blocks=0
+    block_tokens=4,
+    max_model_tokens=256,
+    max_step_tokens=16,
+    max_running=4,
+    watermark_blocks=0,
+    forecast=False,
+    order="cached_first",
 )
 
 
@@ -60,9 +67,9 @@ class Bench:
         self.scheduler.enqueue(sequence)
         return sequence
 
-    def reserve(self, name: str, tokens: list[int], num_tokens: int) -> Sequence | None:
+    def reserve(self, name: str, tokens: list[int]) -> Sequence | None:
         sequence = self.new(name, tokens, Task.DECODE, Phase.RESERVED)
-        return sequence if self.scheduler.reserve(sequence, num_tokens) else None
+        return sequence if self.scheduler.reserve(sequence) else None
 
     def schedule(self) -> Plan:
         return self.scheduler.schedule(self.now)
@@ -149,7 +156,7 @@ def test_the_batch_is_never_larger_than_the_budget() -> None:
 
 
 def test_the_longest_cached_prefix_goes_first() -> None:
-    bench = Bench(32, replace(CONFIG, max_running=1, aging_tokens_per_second=0.0))
+    bench = Bench(32, replace(CONFIG, max_running=1))
     bench.add("x", fresh("x", 9))
     bench.step()
     bench.finish("x")
@@ -160,24 +167,27 @@ def test_the_longest_cached_prefix_goes_first() -> None:
 
 
 def test_waiting_counts_against_a_cached_prefix() -> None:
-    bench = Bench(32, replace(CONFIG, max_running=1, aging_tokens_per_second=10.0))
+    bench = Bench(32, replace(CONFIG, max_running=1))
     bench.add("x", fresh("x", 9))
     bench.step()
     bench.add("cold", fresh("c", 9))
-    bench.now = 0.9  # worth 9 tokens, one more than the cached 8
+    bench.now = 9 / CACHED_TOKENS_PER_SECOND  # worth one more than the cached 8
     bench.add("warm", fresh("x", 12))
     bench.finish("x")
     assert bench.step() == [("cold", 9)]
 
 
-def test_only_the_window_is_ranked() -> None:
+def test_only_the_window_is_looked_at_again() -> None:
     bench = Bench(32, replace(CONFIG, max_running=1, admission_window=1))
     bench.add("x", fresh("x", 9))
+    bench.add("cold", fresh("c", 9))
+    bench.add("warm", fresh("x", 12))  # nothing is cached yet
     bench.step()
     bench.finish("x")
-    bench.add("cold", fresh("c", 9))
-    bench.add("warm", fresh("x", 12))
     assert bench.step() == [("cold", 9)]
+    bench.finish("cold")
+    bench.add("warmer", fresh("x", 13))  # known to be cached from the start
+    assert bench.step() == [("warmer", 5)]
 
 
 def test_a_fully_cached_prompt_recomputes_its_last_block_in_private() -> None:
@@ -247,7 +257,7 @@ def test_the_latest_is_preempted_and_comes_back_with_its_tokens() -> None:
 
 
 def test_who_was_preempted_goes_before_a_longer_cached_prefix() -> None:
-    bench = Bench(3, replace(CONFIG, aging_tokens_per_second=0.0))
+    bench = Bench(3)
     a = bench.add("a", fresh("a", 3))
     bench.add("b", fresh("b", 3))
     for _ in range(7):
@@ -321,22 +331,22 @@ def test_a_blocked_queue_and_reservations_take_turns() -> None:
     bench.step()
     bench.add("long", fresh("l", 16))
     assert bench.step() == [("a", 1)]  # long is blocked; 3 blocks are free
-    assert bench.reserve("r1", fresh("1", 4), 4) is not None
-    assert bench.reserve("r2", fresh("2", 4), 4) is None  # it is the queue's turn
+    assert bench.reserve("r1", fresh("1", 4)) is not None
+    assert bench.reserve("r2", fresh("2", 4)) is None  # it is the queue's turn
     bench.finish("a")
     bench.finish("r1")
-    assert bench.reserve("r2", fresh("2", 4), 4) is None
+    assert bench.reserve("r2", fresh("2", 4)) is None
     assert bench.step() == [("long", 16)]
-    assert bench.reserve("r2", fresh("2", 4), 4) is not None
+    assert bench.reserve("r2", fresh("2", 4)) is not None
 
 
 def test_a_reservation_takes_a_slot_and_uses_what_is_cached() -> None:
     bench = Bench(8, replace(CONFIG, max_running=1))
     bench.add("x", fresh("x", 8))
     bench.step()
-    assert bench.reserve("early", fresh("e", 4), 4) is None
+    assert bench.reserve("early", fresh("e", 4)) is None
     bench.finish("x")
-    reserved = bench.reserve("r", fresh("x", 8), 11)
+    reserved = bench.reserve("r", fresh("x", 11))
     assert reserved is not None
     assert (reserved.block_ids[:2], len(reserved.block_ids)) == ((0, 1), 3)
     assert reserved.num_sealed == 2

@@ -1,0 +1,122 @@
+"""Who gets a step's budget for prompts, and in which order."""
+
+import math
+from collections.abc import Callable, Iterable
+from heapq import nsmallest
+
+from baton.core.fairness import TokenCounters
+from baton.core.order import ORDERS
+from baton.engine.block_pool import BlockPool
+from baton.engine.config import EngineConfig
+from baton.engine.sequence import Phase, Sequence
+
+PrefillSeconds = Callable[[int, int], float | None]
+"""What it takes to compute tokens [start, end) of a prompt; None while nobody knows."""
+
+
+def unknown_seconds(start: int, end: int) -> float | None:
+    return None
+
+
+class Turns:
+    """What an order needs to know of a sequence is kept in ``sequence.waiting``. It is looked up
+    when the sequence joins the queue, and again whenever it is among the first of it: each look
+    is a walk along its cached prefix."""
+
+    def __init__(
+        self, pool: BlockPool, config: EngineConfig, prefill_seconds: PrefillSeconds
+    ) -> None:
+        self.counters = TokenCounters(config.fairness_slack_tokens)
+        self._pool = pool
+        self._config = config
+        self._order = ORDERS[config.order]
+        self._prefill_seconds = prefill_seconds
+
+    # The queue, and what tenants are given
+
+    def join(self, sequence: Sequence) -> None:
+        """It waits from now on."""
+        self._look(sequence)
+        if self._config.fairness:
+            self.counters.join(sequence.spec.tenant_salt)
+
+    def leave(self, sequence: Sequence) -> None:
+        if self._config.fairness:
+            self.counters.leave(sequence.spec.tenant_salt)
+
+    def charge_chunk(self, sequence: Sequence, num_tokens: int) -> None:
+        """What is computed again after a preemption is no gift."""
+        if self.counters.is_shared and not sequence.waiting.preempted:
+            self.counters.charge(sequence.spec.tenant_salt, num_tokens, 0)
+
+    def charge_decodes(self, sequences: Iterable[Sequence]) -> None:
+        if self.counters.is_shared:
+            for sequence in sequences:
+                self.counters.charge(sequence.spec.tenant_salt, 0, 1)
+
+    # One step
+
+    def in_turn(
+        self, computing: list[Sequence], waiting: Iterable[Sequence], now_seconds: float
+    ) -> list[Sequence]:
+        """All whose prompts are being computed, and the first of those that wait."""
+        first = self._first(list(waiting), now_seconds)
+        if not self._order.preemptive:
+            return computing + self._ranked(first, now_seconds)
+        if first or len(computing) > 1:
+            for sequence in computing:
+                self._look(sequence)
+        return self._ranked(computing + first, now_seconds)
+
+    def _first(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
+        """By what was known of them; then looked at again."""
+        window = self._config.admission_window
+        if len(waiting) > window:
+            waiting = nsmallest(window, waiting, key=self._rank(waiting, now_seconds))
+        if len(waiting) > 1 or self._order.preemptive:
+            for sequence in waiting:
+                self._look(sequence)
+        return waiting
+
+    def _ranked(self, sequences: list[Sequence], now_seconds: float) -> list[Sequence]:
+        if len(sequences) < 2:
+            return sequences
+        return sorted(sequences, key=self._rank(sequences, now_seconds))
+
+    def _rank(
+        self, sequences: list[Sequence], now_seconds: float
+    ) -> Callable[[Sequence], tuple[float, int, float, int]]:
+        """Who was preempted goes first; then whose tenant was given least; then the order."""
+        arrears: dict[bytes, int] = {}
+        if self.counters.is_shared:
+            arrears = self.counters.arrears({each.spec.tenant_salt for each in sequences})
+        order = self._order
+
+        def rank(sequence: Sequence) -> tuple[float, int, float, int]:
+            fresh, turn = order.rank(sequence.waiting, now_seconds)
+            return fresh, arrears.get(sequence.spec.tenant_salt, 0), turn, sequence.arrival
+
+        return rank
+
+    def _look(self, sequence: Sequence) -> None:
+        waiting, end = sequence.waiting, sequence.num_known
+        if sequence.phase is Phase.WAITING:
+            cached = self._pool.count_cached(sequence.keys) * self._config.block_tokens
+            waiting.cached_tokens = min(cached, end - 1)
+        else:
+            waiting.cached_tokens = sequence.num_computed
+        waiting.new_tokens = end - waiting.cached_tokens
+        seconds = self._prefill_seconds(waiting.cached_tokens, end)
+        if seconds is None:
+            return
+        waiting.remaining_seconds = seconds
+        if waiting.deadline_seconds == math.inf and sequence.spec.first_token_seconds:
+            self._set_deadline(sequence)
+
+    def _set_deadline(self, sequence: Sequence) -> None:
+        """The budget, and what the whole prompt takes by itself: a long one may take longer."""
+        own_seconds = self._prefill_seconds(0, len(sequence.spec.token_ids))
+        assert own_seconds is not None, "the speed was known just now"
+        waiting = sequence.waiting
+        budget = sequence.spec.first_token_seconds
+        waiting.deadline_seconds = waiting.arrival_seconds + budget + own_seconds

@@ -1,0 +1,261 @@
+"""Orders of prompts in one prefill worker, in virtual time: short and very long ones, mixed.
+
+    python -m benchmarks.order [--seeds N] [--json]
+
+The engine is the production one, over a runner that computes nothing and takes as long as a GPU
+would: 20,000 tokens a second, and half as long again at 70,000 tokens of context. Arrivals are
+Poisson; one prompt in twenty has 30,000 to 100,000 tokens and makes two thirds of the work. A
+request is attained when its first token comes within 2 s and what the prompt takes by itself.
+Two tenants send the same mix, one of them four times as often. ``fair`` is Jain's index of what
+each was given of its max-min share of all that was computed while requests arrived: 1 is fair.
+
+Prints a table per load, and JSON as the last line; with ``--json`` that line only. Everything but
+the machine's own time is the same in every run.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from baton.clock import ManualClock
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.order import ORDERS
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.fake_runner import FakeRunner
+from baton.engine.plan import Plan, SampledToken, StepOutput
+from benchmarks.machine import describe
+
+STEP_SECONDS = 0.004
+TOKEN_SECONDS = 50e-6
+PAIR_SECONDS = 0.7e-9
+STEP_TOKENS = 2048
+BLOCK_TOKENS = 64
+NUM_BLOCKS = 16_384
+FIRST_TOKEN_SECONDS = 2.0
+HORIZON_SECONDS = 400.0
+LONG_SHARE = 0.05
+HEAVY_SHARE = 0.8
+"""Of the requests, those of the tenant that sends four times as many."""
+
+LOADS = (0.7, 0.9, 1.1)
+TENANTS = (b"heavy", b"light")
+SPEC_TOKENS = tuple(TokenId(i) for i in range(100_000))
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    number: int
+    at_seconds: float
+    num_tokens: int
+    tenant: bytes
+
+    @property
+    def own_seconds(self) -> float:
+        return prefill_seconds(0, self.num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of one order under one load, over all seeds. Seconds."""
+
+    order: str
+    fairness: bool
+    load: float
+    attained: float
+    attained_long: float
+    attained_worst_quartile: float
+    attained_light: float
+    p50: float
+    p99: float
+    longest_wait: float
+    fair: float
+
+
+def prefill_seconds(start: int, end: int) -> float:
+    """Alone, in steps of its own."""
+    count = end - start
+    num_steps = -(-count // STEP_TOKENS)
+    attended = count * start + count * (count + 1) / 2
+    return STEP_SECONDS * num_steps + TOKEN_SECONDS * count + PAIR_SECONDS * attended
+
+
+class IdleRunner(FakeRunner):
+    """Checks every plan, computes nothing, and lets the time pass that computing would take."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(NUM_BLOCKS, BLOCK_TOKENS)
+        self._clock = clock
+
+    def run(self, plan: Plan) -> StepOutput:
+        self._check(plan)
+        seconds = STEP_SECONDS
+        for row in plan.rows:
+            count = row.num_tokens
+            attended = count * row.start + count * (count + 1) / 2
+            seconds += TOKEN_SECONDS * count + PAIR_SECONDS * attended
+        self._clock.advance(seconds)
+        return StepOutput(tuple(SampledToken(TokenId(7)) if r.sample else None for r in plan.rows))
+
+
+def workload(seed: int, load: float) -> list[Ask]:
+    """Requests until the horizon, with as much work as ``load`` of the time."""
+    chance = np.random.default_rng(seed)
+    lengths = np.exp(chance.normal(math.log(1200), 0.8, 100_000)).clip(64, 8000).astype(int)
+    is_long = chance.random(100_000) < LONG_SHARE
+    lengths[is_long] = chance.integers(30_000, 100_000, int(is_long.sum()))
+    mean = statistics.fmean(prefill_seconds(0, int(n)) for n in lengths[:5000])
+    times = np.cumsum(chance.exponential(mean / load, 100_000))
+    heavy = chance.random(100_000) < HEAVY_SHARE
+    count = int(np.searchsorted(times, HORIZON_SECONDS))
+    return [
+        Ask(i, float(times[i]), int(lengths[i]), TENANTS[0 if heavy[i] else 1])
+        for i in range(count)
+    ]
+
+
+@dataclass(slots=True)
+class Replay:
+    """One engine, and what it gave: the TTFT of each request, tokens to each tenant in time."""
+
+    asks: Sequence[Ask]
+    clock: ManualClock
+    engine: Engine
+    ttft: dict[int, float] = field(default_factory=dict)
+    given: dict[bytes, int] = field(default_factory=lambda: dict.fromkeys(TENANTS, 0))
+    computed: dict[int, int] = field(default_factory=dict)
+
+    def run(self) -> None:
+        coming = list(reversed(self.asks))
+        while coming or self.engine.has_work():
+            if not self.engine.has_work():
+                self.clock.advance(max(0.0, coming[-1].at_seconds - self.clock.monotonic()))
+            while coming and coming[-1].at_seconds <= self.clock.monotonic():
+                self.engine.add(_spec(coming.pop()), Task.PREFILL)
+            self._step()
+
+    def _step(self) -> None:
+        in_time = self.clock.monotonic() < HORIZON_SECONDS
+        result = self.engine.step()
+        for progress in result.progress:
+            number, computed = int(progress.request_id), progress.num_computed_tokens
+            if in_time:
+                new = computed - self.computed.get(number, 0)
+                self.given[self.asks[number].tenant] += new
+            self.computed[number] = computed
+        for output in result.outputs:
+            number = int(output.request_id)
+            self.ttft[number] = self.clock.monotonic() - self.asks[number].at_seconds
+            self.engine.release(output.request_id)
+
+
+def replay(asks: Sequence[Ask], order: str, fairness: bool) -> Replay:
+    clock = ManualClock()
+    config = EngineConfig(
+        block_tokens=BLOCK_TOKENS, max_model_tokens=200_000, max_step_tokens=STEP_TOKENS,
+        max_waiting=100_000, max_running=256, order=order, fairness=fairness,
+    )  # fmt: skip
+    engine = Engine(
+        IdleRunner(clock), config, model_digest=b"", kv_dtype="none",
+        eos_token_ids=frozenset(), clock=clock,
+    )  # fmt: skip
+    done = Replay(asks, clock, engine)
+    done.run()
+    assert len(done.ttft) == len(asks), "everybody is served in the end"
+    return done
+
+
+def _spec(ask: Ask) -> RequestSpec:
+    tokens = (TokenId(ask.number), *SPEC_TOKENS[1 : ask.num_tokens])
+    return RequestSpec(
+        RequestId(str(ask.number)), Epoch(1), tokens, len(tokens), SamplingParams(max_tokens=2),
+        tenant_salt=ask.tenant, first_token_seconds=FIRST_TOKEN_SECONDS,
+    )  # fmt: skip
+
+
+def _fairness(asks: Sequence[Ask], given: dict[bytes, int]) -> float:
+    """Jain's index of given / max-min share."""
+    wanted = {tenant: sum(a.num_tokens for a in asks if a.tenant == tenant) for tenant in TENANTS}
+    total, least = sum(given.values()), min(wanted.values())
+    small = min(least, total / 2)
+    shares = {t: small if wanted[t] == least else total - small for t in TENANTS}
+    parts = [given[tenant] / shares[tenant] for tenant in TENANTS]
+    return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts))
+
+
+def measure(order: str, fairness: bool, load: float, num_seeds: int) -> Row:
+    done: list[tuple[Ask, float]] = []
+    fair = []
+    for seed in range(num_seeds):
+        asks = workload(seed, load)
+        result = replay(asks, order, fairness)
+        done += [(ask, result.ttft[ask.number]) for ask in asks]
+        fair.append(_fairness(asks, result.given))
+    times = np.array([seconds for _, seconds in done])
+    by_length = sorted(done, key=lambda pair: pair[0].num_tokens)
+    size = -(-len(done) // 4)
+    return Row(
+        order, fairness, load,
+        attained=_attained(done),
+        attained_long=_attained([pair for pair in done if pair[0].num_tokens >= 30_000]),
+        attained_worst_quartile=min(
+            _attained(by_length[i : i + size]) for i in range(0, len(done), size)
+        ),
+        attained_light=_attained([pair for pair in done if pair[0].tenant == TENANTS[1]]),
+        p50=float(np.percentile(times, 50)),
+        p99=float(np.percentile(times, 99)),
+        longest_wait=max(seconds - ask.own_seconds for ask, seconds in done),
+        fair=statistics.fmean(fair),
+    )  # fmt: skip
+
+
+def _attained(pairs: Sequence[tuple[Ask, float]]) -> float:
+    met = sum(seconds <= FIRST_TOKEN_SECONDS + ask.own_seconds for ask, seconds in pairs)
+    return met / max(len(pairs), 1)
+
+
+HEADER = (
+    "load  order         tenants  attained  long  worst ¼  light    p50     p99  longest   fair"
+)
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    yield HEADER
+    for row in rows:
+        yield (
+            f"{row.load:4.1f}  {row.order:12}  {'vtc' if row.fairness else '-':7}"
+            f"  {row.attained:8.3f}  {row.attained_long:4.2f}  {row.attained_worst_quartile:7.3f}"
+            f"  {row.attained_light:5.3f}  {row.p50:5.2f}  {row.p99:6.1f}  {row.longest_wait:7.1f}"
+            f"  {row.fair:5.3f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Orders of prompts in one worker")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--orders", nargs="*", default=list(ORDERS), choices=list(ORDERS))
+    parser.add_argument("--loads", nargs="*", type=float, default=list(LOADS))
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    if not options.json:
+        print(describe(), f"seeds 0..{options.seeds - 1}, {HORIZON_SECONDS:g} s each")
+    rows = [
+        measure(order, fairness, load, options.seeds)
+        for load in options.loads
+        for order in options.orders
+        for fairness in (False, True)
+    ]
+    if not options.json:
+        print("\n".join(table(rows)))
+    print(json.dumps({"benchmark": "order", "rows": [asdict(row) for row in rows]}))
+
+
+if __name__ == "__main__":
+    main()
