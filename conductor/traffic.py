@@ -1,8 +1,10 @@
 """What the conductor remembers of recent traffic: heads that many share, and who got what."""
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 
 from baton.core.ids import BlockKey, WorkerId
+from conductor.policy.fleet import Key
 
 WINDOW_REQUESTS = 1024
 HEAD_BLOCKS = 64
@@ -16,10 +18,10 @@ class Heads:
     """Shares of the chain keys near the start of the last requests."""
 
     def __init__(self) -> None:
-        self._window: deque[tuple[BlockKey, ...]] = deque()
-        self._counts: Counter[BlockKey] = Counter()
+        self._window: deque[Sequence[Key]] = deque()
+        self._counts: Counter[Key] = Counter()
 
-    def record(self, keys: tuple[BlockKey, ...]) -> None:
+    def record(self, keys: Sequence[Key]) -> None:
         head = keys[:HEAD_BLOCKS]
         self._window.append(head)
         self._counts.update(head)
@@ -29,7 +31,7 @@ class Heads:
                 if not self._counts[key]:
                     del self._counts[key]
 
-    def share(self, key: BlockKey) -> float:
+    def share(self, key: Key) -> float:
         """0 for a key that few requests can have told anything about."""
         if len(self._window) < 16:
             return 0.0

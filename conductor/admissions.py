@@ -1,0 +1,43 @@
+"""How often recent requests were let in, by the length of their prompts."""
+
+from bisect import bisect_left
+from collections import deque
+
+import numpy as np
+
+from conductor.policy.fleet import Admitted
+
+WINDOW_REQUESTS = 1024
+RENEW_REQUESTS = 64
+"""Between two looks at what is long and what is short."""
+
+LARGE_PERCENT = 98
+"""Of prompts are shorter than a large one."""
+
+WEIGHT = 0.01
+"""Of the newest request in a quarter's share: about the last hundred count."""
+
+
+class Admissions:
+    def __init__(self) -> None:
+        self._lengths: deque[int] = deque(maxlen=WINDOW_REQUESTS)
+        self._edges: tuple[int, ...] = ()
+        self._large = 0
+        self._shares = [1.0]
+        self._num_recorded = 0
+
+    def record(self, num_tokens: int, admitted: bool) -> None:
+        quarter = bisect_left(self._edges, num_tokens)
+        self._shares[quarter] += WEIGHT * (admitted - self._shares[quarter])
+        self._lengths.append(num_tokens)
+        self._num_recorded += 1
+        if self._num_recorded % RENEW_REQUESTS == 0:
+            *edges, large = (
+                np.percentile(self._lengths, [25, 50, 75, LARGE_PERCENT]).astype(int).tolist()
+            )
+            self._edges, self._large = tuple(edges), large
+            self._shares += [1.0] * (len(edges) + 1 - len(self._shares))
+
+    @property
+    def view(self) -> Admitted:
+        return Admitted(self._edges, tuple(self._shares), self._large)

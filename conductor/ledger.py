@@ -1,0 +1,151 @@
+"""What the conductor believes of its workers: their last reports, and what was sent since."""
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+
+from baton.core.ids import WorkerId
+from conductor.policy.decision import Decision
+from conductor.policy.fleet import DecodeView, Due, Pool, PrefillView, Query
+
+MAX_UNREPORTED = 4096
+"""Requests to one worker between two of its reports; more are not counted twice, but late."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReport:
+    """At ``at_seconds``: its step lasts ``busy_seconds`` more, and then ``queue`` waits, by
+    deadline."""
+
+    at_seconds: float
+    busy_seconds: float
+    queue: tuple[Due, ...]
+    num_requests: int
+    queued_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeReport:
+    at_seconds: float
+    num_requests: int
+    context_tokens: int
+    promised_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    at_seconds: float
+    due: Due
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    at_seconds: float
+    context_tokens: int
+    promised_tokens: int
+
+
+class Ledger:
+    """Both pools as the policies see them."""
+
+    def __init__(self) -> None:
+        self.prefills: Pool[PrefillView] = Pool()
+        self.decodes: Pool[DecodeView] = Pool()
+        self._prompts: dict[WorkerId, deque[_Prompt]] = {}
+        self._answers: dict[WorkerId, deque[_Answer]] = {}
+
+    # -- who is there ----------------------------------------------------------------------
+
+    def add_prefill(self, view: PrefillView) -> None:
+        self.prefills.put(view)
+        self._prompts[view.id] = deque(maxlen=MAX_UNREPORTED)
+
+    def add_decode(self, view: DecodeView) -> None:
+        self.decodes.put(view)
+        self._answers[view.id] = deque(maxlen=MAX_UNREPORTED)
+
+    def remove(self, worker: WorkerId) -> None:
+        if worker in self.prefills:
+            self.prefills.remove(worker)
+            del self._prompts[worker]
+        if worker in self.decodes:
+            self.decodes.remove(worker)
+            del self._answers[worker]
+
+    # -- what they say ---------------------------------------------------------------------
+
+    def report_prefill(self, worker: WorkerId, report: PrefillReport) -> None:
+        """Of whom nobody knows (yet, or any more), nothing is noted."""
+        if worker not in self.prefills:
+            return
+        view, sent = self.prefills.take(worker), self._prompts[worker]
+        while sent and sent[0].at_seconds <= report.at_seconds:
+            sent.popleft()
+        view.busy_until_seconds = report.at_seconds + report.busy_seconds
+        view.queue = list(report.queue)
+        view.free_at_seconds = view.busy_until_seconds + sum(d.work_seconds for d in view.queue)
+        view.num_requests, view.queued_tokens = report.num_requests, report.queued_tokens
+        for prompt in sent:
+            _add_prompt(view, prompt)
+        self.prefills.put(view)
+
+    def report_decode(self, worker: WorkerId, report: DecodeReport) -> None:
+        if worker not in self.decodes:
+            return
+        view, sent = self.decodes.take(worker), self._answers[worker]
+        while sent and sent[0].at_seconds <= report.at_seconds:
+            sent.popleft()
+        view.num_requests = report.num_requests
+        view.context_tokens = report.context_tokens
+        view.promised_tokens = report.promised_tokens
+        for answer in sent:
+            _add_answer(view, answer)
+        self.decodes.put(view)
+
+    # -- what was sent ---------------------------------------------------------------------
+
+    def dispatched(
+        self, now_seconds: float, query: Query, decision: Decision, answer_tokens: float
+    ) -> None:
+        if decision.prefill is not None and decision.prefill in self.prefills:
+            view = self.prefills.take(decision.prefill)
+            own = view.cost.seconds(query.num_tokens)
+            due = Due(now_seconds + query.first_token_seconds + own, decision.service_seconds)
+            prompt = _Prompt(now_seconds, due, query.num_tokens)
+            self._prompts[view.id].append(prompt)
+            _add_prompt(view, prompt)
+            self.prefills.put(view)
+        if decision.decode in self.decodes:
+            decode = self.decodes.take(decision.decode)
+            grown = query.num_tokens + int(min(answer_tokens, query.max_new_tokens))
+            answer = _Answer(now_seconds, query.num_tokens, grown)
+            self._answers[decode.id].append(answer)
+            _add_answer(decode, answer)
+            self.decodes.put(decode)
+
+
+def _add_prompt(view: PrefillView, prompt: _Prompt) -> None:
+    _work_off(view, prompt.at_seconds)
+    view.busy_until_seconds = max(view.busy_until_seconds, prompt.at_seconds)
+    insort(view.queue, prompt.due)
+    view.free_at_seconds = max(view.free_at_seconds, prompt.at_seconds) + prompt.due.work_seconds
+    view.num_requests += 1
+    view.queued_tokens += prompt.num_tokens
+
+
+def _work_off(view: PrefillView, now_seconds: float) -> None:
+    """What must have been computed by now leaves the queue."""
+    done = 0
+    for due in view.queue:
+        if view.busy_until_seconds + due.work_seconds > now_seconds:
+            break
+        view.busy_until_seconds += due.work_seconds
+        done += 1
+    del view.queue[:done]
+
+
+def _add_answer(view: DecodeView, answer: _Answer) -> None:
+    view.num_requests += 1
+    view.context_tokens += answer.context_tokens
+    view.promised_tokens += answer.promised_tokens

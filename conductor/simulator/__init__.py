@@ -1,0 +1,1 @@
+"""The conductor's policies over simulated workers, in virtual time."""

@@ -1,0 +1,75 @@
+"""Where blocks lie in a simulated cluster, and how they travel."""
+
+from collections.abc import Sequence
+
+from baton.core.ids import WorkerId
+from conductor.policy.fleet import Key, Link, PrefillView, Stored
+from conductor.simulator.tiers import Lru, Owners
+from conductor.traffic import Heads
+
+
+class Caches:
+    """Each worker's device, and its host's store; also what the policies see of both. The mirror
+    of a live conductor is milliseconds old, so here it is the truth."""
+
+    def __init__(self, workers: Sequence[WorkerId], device_blocks: int, node_blocks: int) -> None:
+        self._devices = {worker: Lru(device_blocks) for worker in workers}
+        self._nodes: dict[str, Lru] = {worker: Lru(node_blocks) for worker in workers}
+        self._owners = Owners()
+        self._heads = Heads()
+
+    def keep(self, worker: WorkerId, keys: Sequence[Key]) -> None:
+        """They were computed there, and published to its host's store."""
+        self._devices[worker].use(keys)
+        came, went = self._nodes[worker].use(keys)
+        self._owners.add(worker, came)
+        self._owners.remove(worker, went)
+
+    def note_request(self, keys: Sequence[Key]) -> None:
+        self._heads.record(keys)
+
+    def lose_device(self, worker: WorkerId) -> None:
+        """It was born again; its host's store outlives it."""
+        self._devices[worker] = Lru(self._devices[worker].num_blocks)
+
+    def on_device(self, worker: WorkerId, keys: Sequence[Key]) -> int:
+        return self._devices[worker].leading(keys)
+
+    def on_node(self, node: str, keys: Sequence[Key]) -> int:
+        return self._nodes[node].leading(keys)
+
+    # -- CacheView -------------------------------------------------------------------------
+
+    def local_blocks(self, view: PrefillView, keys: Sequence[Key]) -> int:
+        device = self._devices[view.id].leading(keys)
+        return max(device, self._nodes[view.node].leading(keys))
+
+    def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:
+        found = self._owners.best(keys, count)
+        return [WorkerId(node) for node in found]
+
+    def stored(self, keys: Sequence[Key]) -> Stored | None:
+        depth = self._owners.deepest(keys)
+        return Stored(self._owners.of(keys[depth - 1])[0], depth) if depth else None
+
+    def share(self, key: Key) -> float:
+        return self._heads.share(key)
+
+
+class Wires:
+    """One link in and one out per host; a transfer has both to itself, in the order of asking."""
+
+    def __init__(self, hosts: Sequence[str], link: Link) -> None:
+        self._link = link
+        self._free_in = dict.fromkeys(hosts, 0.0)
+        self._free_out = dict.fromkeys(hosts, 0.0)
+
+    def send(self, source: str, target: str, size_bytes: float, now_seconds: float) -> float:
+        """When it will have arrived."""
+        began = max(now_seconds, self._free_out[source], self._free_in[target])
+        done = began + self._link.seconds(size_bytes)
+        self._free_out[source] = self._free_in[target] = done
+        return done
+
+    def wait_seconds(self, source: str, target: str, now_seconds: float) -> float:
+        return max(self._free_out[source], self._free_in[target], now_seconds) - now_seconds

@@ -1,0 +1,323 @@
+"""A simulated cluster: the production policies over simulated workers, stores and links."""
+
+from dataclasses import dataclass
+from functools import partial
+
+from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.ids import WorkerId
+from baton.core.order import ORDERS, Order, Waiting
+from baton.errors import BatonError
+from conductor.admissions import Admissions
+from conductor.ledger import Ledger
+from conductor.policy.decision import Decision
+from conductor.policy.fleet import DecodeView, Link, PrefillView, Query, Snapshot
+from conductor.policy.rivals import Rule
+from conductor.simulator.arrival import Trace
+from conductor.simulator.caches import Caches, Wires
+from conductor.simulator.decode import DecodeWorker
+from conductor.simulator.events import Events
+from conductor.simulator.faults import Death, Faults
+from conductor.simulator.job import Job
+from conductor.simulator.prefill import PrefillWorker
+
+DETECT_SECONDS = 1.0
+"""From a worker's death until its requests are placed anew."""
+
+ANSWER_WEIGHT = 0.01
+"""Of the newest answer in their mean length."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterConfig:
+    """Every worker has a host of its own, with a store of ``node_tokens``. Workers report every
+    ``report_seconds``; 0 means that the conductor knows everything at once. ``peer_fetch``:
+    whether a decision's ``reuse`` is followed. Of ``num_conductors``, each gets every so many-th
+    request, and knows of the others' only by the workers' reports."""
+
+    num_prefill: int
+    num_decode: int
+    prefill_cost: PrefillCost
+    decode_cost: DecodeCost
+    kv_bytes_per_token: int
+    device_tokens: int
+    node_tokens: int
+    link: Link
+    order: str = "deadline"
+    step_tokens: int = 4096
+    max_batch: int = 256
+    first_token_seconds: float = 2.0
+    token_gap_seconds: float = 0.05
+    report_seconds: float = 0.0
+    peer_fetch: bool = True
+    num_conductors: int = 1
+
+
+@dataclass(slots=True)
+class _Conductor:
+    ledger: Ledger
+    admissions: Admissions
+    num_placed: int = 0
+
+
+class SimulatedCluster:
+    """Runs one trace, once."""
+
+    def __init__(
+        self, config: ClusterConfig, trace: Trace, place: Rule, faults: Faults = Faults()
+    ) -> None:
+        self.config = config
+        self.jobs: list[Job] = []
+        self._trace = trace
+        self._place = place
+        self._events = Events()
+        self._answer_tokens = 256.0
+        self._num_open = len(trace.arrivals)
+        self._reported: dict[WorkerId, int] = {}
+        order = ORDERS[config.order]
+        self.prefills = [self._prefill(i, order) for i in range(config.num_prefill)]
+        self.decodes = [self._decode(i) for i in range(config.num_decode)]
+        self._prefill_by_id = {worker.id: worker for worker in self.prefills}
+        self._decode_by_id = {worker.id: worker for worker in self.decodes}
+        ids = [*self._prefill_by_id, *self._decode_by_id]
+        block = trace.block_tokens
+        device = max(config.device_tokens // block, 1)
+        self._caches = Caches(ids, device, max(config.node_tokens // block, 1))
+        self._wires = Wires(ids, config.link)
+        self._conductors = [
+            _Conductor(self._ledger(), Admissions()) for _ in range(config.num_conductors)
+        ]
+        for slow in faults.slow:
+            self._worker(slow.worker).slowness = slow.factor
+        for death in faults.deaths:
+            self._events.at(death.at_seconds, partial(self._kill, death))
+
+    def run(self) -> list[Job]:
+        for number, arrival in enumerate(self._trace.arrivals):
+            own = self.config.prefill_cost.seconds(arrival.num_prompt_tokens)
+            deadline = arrival.at_seconds + self.config.first_token_seconds + own
+            keys = arrival.blocks[: arrival.num_prompt_tokens // self._trace.block_tokens]
+            waiting = Waiting(arrival.at_seconds, deadline, tenant=arrival.tenant.encode())
+            job = Job(number, arrival, keys, own, deadline, waiting)
+            self.jobs.append(job)
+            self._events.at(arrival.at_seconds, partial(self._arrive, job))
+        if self.config.report_seconds:
+            self._report_for_ever()
+        self._events.run()
+        return self.jobs
+
+    # -- what the conductor knows ----------------------------------------------------------
+
+    def _report(self) -> None:
+        for worker in self.prefills:
+            if self._reported.get(worker.id) != worker.num_changes:
+                self._reported[worker.id] = worker.num_changes
+                prefill_report = worker.report()
+                for conductor in self._conductors:
+                    conductor.ledger.report_prefill(worker.id, prefill_report)
+        for decode in self.decodes:
+            report = decode.report()
+            for conductor in self._conductors:
+                conductor.ledger.report_decode(decode.id, report)
+
+    def _report_for_ever(self) -> None:
+        self._report()
+        if self._num_open:
+            later = self._events.now_seconds + self.config.report_seconds
+            self._events.at(later, self._report_for_ever)
+
+    def _snapshot(self, conductor: _Conductor) -> Snapshot:
+        return Snapshot(
+            self._events.now_seconds,
+            conductor.num_placed,
+            conductor.ledger.prefills,
+            conductor.ledger.decodes,
+            self._caches,
+            self._trace.block_tokens,
+            self.config.kv_bytes_per_token,
+            self.config.link,
+            self._answer_tokens,
+            conductor.admissions.view,
+        )
+
+    # -- a request's way -------------------------------------------------------------------
+
+    def _arrive(self, job: Job) -> None:
+        if not self.config.report_seconds:
+            self._report()
+        conductor = self._conductors[job.number % len(self._conductors)]
+        arrival = job.arrival
+        query = Query(
+            f"r{job.number}",
+            arrival.num_prompt_tokens,
+            max(2 * int(self._answer_tokens), 2048),
+            job.keys,
+            arrival.session,
+            first_token_seconds=self.config.first_token_seconds,
+            token_gap_seconds=self.config.token_gap_seconds,
+            promised=job.num_restarts > 0,
+        )
+        try:
+            decision = self._place(self._snapshot(conductor), query)
+        except BatonError:
+            job.rejected = True
+            self._num_open -= 1
+        finally:
+            self._caches.note_request(arrival.blocks)
+        if not job.num_restarts:
+            conductor.admissions.record(arrival.num_prompt_tokens, not job.rejected)
+        if not job.rejected:
+            conductor.num_placed += 1
+            now = self._events.now_seconds
+            conductor.ledger.dispatched(now, query, decision, self._answer_tokens)
+            self._dispatch(job, decision)
+
+    def _dispatch(self, job: Job, decision: Decision) -> None:
+        assert decision.prefill is not None, "a simulated pool is never empty"
+        job.prefill, job.decode = decision.prefill, decision.decode
+        job.predicted_ttft_seconds = decision.ttft_seconds
+        job.expected_tokens = job.num_prompt_tokens + int(self._answer_tokens)
+        self._decode_by_id[decision.decode].announce(job)
+        self._fetch(job, decision)
+        self._prefill_by_id[decision.prefill].submit(job)
+
+    def _fetch(self, job: Job, decision: Decision) -> None:
+        """What is on the device is there; what is in the host's store comes at once; a peer's
+        comes over the wires, unless computing it is quicker. The last token is computed."""
+        assert job.prefill is not None
+        now, block = self._events.now_seconds, self._trace.block_tokens
+        most = job.num_prompt_tokens - 1
+        size = self.config.kv_bytes_per_token
+        cached = min(self._caches.on_device(job.prefill, job.keys) * block, most)
+        job.tier_tokens["device"], job.ready_seconds = cached, now
+        stored = min(self._caches.on_node(job.prefill, job.keys) * block, most)
+        if stored > cached:
+            seconds = (stored - cached) * size / self.config.link.host_bytes_per_second
+            job.tier_tokens["dram"], job.ready_seconds = stored - cached, now + seconds
+            cached = stored
+        reuse = decision.reuse
+        if reuse is not None and self.config.peer_fetch and reuse.node != job.prefill:
+            reach = min(self._caches.on_node(reuse.node, job.keys) * block, most)
+            wait = self._wires.wait_seconds(reuse.node, job.prefill, now)
+            fetch = wait + self.config.link.seconds((reach - cached) * size)
+            if reach > cached and fetch < self.config.prefill_cost.seconds(reach - cached, cached):
+                done = self._wires.send(reuse.node, job.prefill, (reach - cached) * size, now)
+                job.tier_tokens["peer"] = reach - cached
+                job.ready_seconds, cached = max(job.ready_seconds, done), reach
+        job.num_computed = cached
+
+    def _last_chunk(self, job: Job) -> None:
+        assert job.decode is not None
+        job.asked_for_room = True
+        self._decode_by_id[job.decode].ask_for_room(job)
+
+    def _prefilled(self, job: Job) -> None:
+        assert job.prefill is not None
+        if job.first_token_seconds < 0:
+            job.first_token_seconds = self._events.now_seconds
+        self._caches.keep(job.prefill, job.keys)
+        if job.has_room:
+            self._ship(job, min(job.num_prompt_tokens, self.config.step_tokens))
+
+    def _has_room(self, job: Job) -> None:
+        """Chunks before the last one travel while it is computed; a prompt that had to wait for
+        room travels as a whole."""
+        job.has_room = True
+        if job.num_remaining == 0:
+            self._ship(job, job.num_prompt_tokens)
+
+    def _ship(self, job: Job, num_tokens: int) -> None:
+        assert job.prefill is not None and job.decode is not None
+        size = num_tokens * self.config.kv_bytes_per_token
+        now, epoch = self._events.now_seconds, job.num_restarts
+        done = self._wires.send(job.prefill, job.decode, size, now)
+        self._events.at(done, partial(self._shipped, job, epoch))
+
+    def _shipped(self, job: Job, epoch: int) -> None:
+        if epoch != job.num_restarts:
+            return
+        assert job.prefill is not None and job.decode is not None
+        self._prefill_by_id[job.prefill].release(job)
+        decode = self._decode_by_id[job.decode]
+        if job.arrival.num_answer_tokens <= 1:
+            decode.leave(job)
+        else:
+            decode.join(job)
+
+    def _answered(self, job: Job) -> None:
+        self._num_open -= 1
+        self._answer_tokens += ANSWER_WEIGHT * (job.arrival.num_answer_tokens - self._answer_tokens)
+
+    # -- faults ----------------------------------------------------------------------------
+
+    def _kill(self, death: Death) -> None:
+        """Its requests begin anew elsewhere once that is noticed; it is reborn after a while."""
+        worker = self._worker(death.worker)
+        lost = dict.fromkeys(worker.die())
+        now = self._events.now_seconds
+        for job in lost:
+            self._forget(job, death.worker)
+            self._events.at(now + DETECT_SECONDS, partial(self._arrive, job))
+        for conductor in self._conductors:
+            self._events.at(now + DETECT_SECONDS, partial(conductor.ledger.remove, worker.id))
+        back = now + max(death.down_seconds, DETECT_SECONDS)
+        self._events.at(back, partial(self._reborn, worker.id))
+
+    def _forget(self, job: Job, dead: WorkerId) -> None:
+        """The other worker of the pair lets go of it."""
+        job.num_restarts += 1
+        if job.prefill is not None and job.prefill != dead:
+            self._prefill_by_id[job.prefill].cancel(job)
+        if job.decode is not None and job.decode != dead:
+            self._decode_by_id[job.decode].cancel(job)
+        job.has_room, job.asked_for_room, job.num_computed, job.joined_step = False, False, 0, -1
+        job.tier_tokens.clear()
+
+    def _reborn(self, worker: WorkerId) -> None:
+        self._caches.lose_device(worker)
+        for conductor in self._conductors:
+            if worker in self._prefill_by_id:
+                conductor.ledger.add_prefill(self._prefill_view(worker))
+            else:
+                conductor.ledger.add_decode(self._decode_view(worker))
+
+    # -- workers ---------------------------------------------------------------------------
+
+    def _worker(self, worker: WorkerId) -> PrefillWorker | DecodeWorker:
+        return self._prefill_by_id.get(worker) or self._decode_by_id[worker]
+
+    def _ledger(self) -> Ledger:
+        ledger = Ledger()
+        for prefill in self.prefills:
+            ledger.add_prefill(self._prefill_view(prefill.id))
+        for decode in self.decodes:
+            ledger.add_decode(self._decode_view(decode.id))
+        return ledger
+
+    def _prefill_view(self, worker: WorkerId) -> PrefillView:
+        return PrefillView(worker, self.config.prefill_cost, worker)
+
+    def _decode_view(self, worker: WorkerId) -> DecodeView:
+        return DecodeView(worker, self.config.decode_cost, self.config.device_tokens, worker)
+
+    def _prefill(self, number: int, order: Order) -> PrefillWorker:
+        return PrefillWorker(
+            WorkerId(f"p{number}"),
+            self._events,
+            self.config.prefill_cost,
+            order,
+            step_tokens=self.config.step_tokens,
+            capacity_tokens=self.config.device_tokens,
+            on_last_chunk=self._last_chunk,
+            on_done=self._prefilled,
+        )
+
+    def _decode(self, number: int) -> DecodeWorker:
+        return DecodeWorker(
+            WorkerId(f"d{number}"),
+            self._events,
+            self.config.decode_cost,
+            capacity_tokens=self.config.device_tokens,
+            max_batch=self.config.max_batch,
+            on_room=self._has_room,
+            on_done=self._answered,
+        )

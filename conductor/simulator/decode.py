@@ -1,0 +1,201 @@
+"""A simulated decode worker: continuous batching, many steps at once where nothing changes."""
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Callable
+
+from baton.core.cost import DecodeCost
+from baton.core.ids import WorkerId
+from conductor.ledger import DecodeReport
+from conductor.simulator.events import Events
+from conductor.simulator.job import Job
+
+
+class DecodeWorker:
+    """Room for a job is given before its KV comes, first come first served: for its prompt and
+    the answer that is to be expected. ``on_room`` is told of that, ``on_done`` of the last token.
+    What answers outgrow is seen in ``most_tokens``."""
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        events: Events,
+        cost: DecodeCost,
+        *,
+        capacity_tokens: int,
+        max_batch: int,
+        on_room: Callable[[Job], None],
+        on_done: Callable[[Job], None],
+    ) -> None:
+        self.id = worker_id
+        self.slowness = 1.0
+        self.most_tokens = 0
+        self._events = events
+        self._cost = cost
+        self._capacity_tokens = capacity_tokens
+        self._max_batch = max_batch
+        self._on_room = on_room
+        self._on_done = on_done
+        self._announced: dict[Job, None] = {}
+        self._waiting: deque[Job] = deque()
+        self._with_room: dict[Job, None] = {}
+        self._promised_tokens = 0
+        self._joining: list[Job] = []
+        self._ends: list[tuple[int, int, Job]] = []
+        """Who is in the batch, and after which step each has finished."""
+        self._context_tokens = 0
+        self._step = 0
+        self._since_seconds = 0.0
+        """The last moment that is accounted for."""
+        self._plan_number = 0
+
+    def announce(self, job: Job) -> None:
+        """It was placed here, and will come."""
+        self._announced[job] = None
+
+    def ask_for_room(self, job: Job) -> None:
+        self._announced.pop(job, None)
+        self._waiting.append(job)
+        self._give_room()
+
+    def join(self, job: Job) -> None:
+        """Its KV is here; it takes part from the next step on."""
+        self._joining.append(job)
+        self._catch_up()
+
+    def cancel(self, job: Job) -> None:
+        """Nobody wants it any more; it had not joined."""
+        self._announced.pop(job, None)
+        if job in self._waiting:
+            self._waiting.remove(job)
+        if job in self._with_room:
+            self._free(job)
+        self._give_room()
+
+    def leave(self, job: Job) -> None:
+        """Its only token was made already."""
+        self._free(job)
+        job.finished_seconds = self._events.now_seconds
+        self._on_done(job)
+        self._give_room()
+
+    def die(self) -> list[Job]:
+        """Forgets everything. Returns whose answers it had or was to have."""
+        lost = [*self._announced, *self._waiting, *self._with_room]
+        for had in (self._announced, self._waiting, self._with_room, self._joining, self._ends):
+            had.clear()
+        self._promised_tokens = self._context_tokens = 0
+        self._plan_number += 1
+        return lost
+
+    def report(self) -> DecodeReport:
+        coming = [*self._announced, *self._waiting]
+        context = self._held_tokens + sum(job.num_prompt_tokens for job in coming)
+        promised = max(self._promised_tokens, self._held_tokens)
+        promised += sum(job.expected_tokens for job in coming)
+        requests = len(coming) + len(self._with_room)
+        return DecodeReport(self._events.now_seconds, requests, context, promised)
+
+    @property
+    def _batch(self) -> int:
+        return len(self._ends)
+
+    @property
+    def _held_tokens(self) -> int:
+        """In use, or promised to KV that is on its way."""
+        coming = sum(job.num_prompt_tokens for job in self._with_room if job.joined_step < 0)
+        return self._context_tokens + coming
+
+    # -- room ------------------------------------------------------------------------------
+
+    def _give_room(self) -> None:
+        while self._waiting:
+            job = self._waiting[0]
+            taken = max(self._promised_tokens, self._held_tokens)
+            full = taken + job.expected_tokens > self._capacity_tokens
+            if self._with_room and (full or len(self._with_room) >= self._max_batch):
+                return
+            self._waiting.popleft()
+            self._with_room[job] = None
+            self._promised_tokens += job.expected_tokens
+            self._on_room(job)
+
+    def _free(self, job: Job) -> None:
+        del self._with_room[job]
+        self._promised_tokens -= job.expected_tokens
+
+    # -- steps -----------------------------------------------------------------------------
+
+    def _catch_up(self) -> None:
+        """Somebody waits: those steps that are over are counted, and a short plan made."""
+        now = self._events.now_seconds
+        if not self._batch:
+            self._since_seconds = now
+            self._take_in()
+        else:
+            self._count(self._steps_until(now))
+        self._plan()
+
+    def _seconds(self, steps: int) -> float:
+        """Of so many steps with nobody coming or going; each context grows by one a step."""
+        growth = self._batch * steps * (steps - 1) / 2
+        context = self._cost.per_context_token_seconds * (self._context_tokens * steps + growth)
+        return (steps * self._cost.base_seconds(self._batch) + context) * self.slowness
+
+    def _steps_until(self, now: float) -> int:
+        """Whole steps since ``_since_seconds`` that are over: the inverse of ``_seconds``. The one
+        in which somebody finishes is not among them."""
+        elapsed = (now - self._since_seconds) / self.slowness
+        half = self._cost.per_context_token_seconds * self._batch / 2
+        linear = self._cost.base_seconds(self._batch) - half
+        linear += self._cost.per_context_token_seconds * self._context_tokens
+        if half == 0:
+            steps = elapsed / linear
+        else:
+            steps = (math.sqrt(linear * linear + 4 * half * elapsed) - linear) / (2 * half)
+        return min(int(steps + 1e-6), self._ends[0][0] - self._step - 1)
+
+    def _count(self, steps: int) -> None:
+        self._since_seconds += self._seconds(steps)
+        self._step += steps
+        self._context_tokens += self._batch * steps
+        self.most_tokens = max(self.most_tokens, self._context_tokens)
+
+    def _plan(self) -> None:
+        """The next event: somebody finishes, or the step ends that newcomers wait for."""
+        self._plan_number += 1
+        if not self._batch:
+            return
+        number = self._plan_number
+        steps = 1 if self._joining else self._ends[0][0] - self._step
+        ends = self._since_seconds + self._seconds(steps)
+        self._events.at(ends, lambda: self._reach(number, steps))
+
+    def _reach(self, number: int, steps: int) -> None:
+        if number != self._plan_number:
+            return
+        self._count(steps)
+        self._since_seconds = self._events.now_seconds
+        done = []
+        while self._ends and self._ends[0][0] <= self._step:
+            done.append(heapq.heappop(self._ends)[2])
+        for job in done:
+            job.finished_seconds = self._events.now_seconds
+            self._context_tokens -= job.num_prompt_tokens + 1 + self._step - job.joined_step
+            self._free(job)
+        self._take_in()
+        self._plan()
+        for job in done:
+            self._on_done(job)
+        if done:
+            self._give_room()
+
+    def _take_in(self) -> None:
+        """The first token was made with the prompt."""
+        for job in self._joining:
+            left = job.arrival.num_answer_tokens - 1
+            heapq.heappush(self._ends, (self._step + left, job.number, job))
+            job.joined_step = self._step
+            self._context_tokens += job.num_prompt_tokens + 1
+        self._joining.clear()

@@ -1,0 +1,23 @@
+"""Virtual time: what happens next."""
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+
+class Events:
+    """Callbacks in the order of their time; of one time, in the order they were made."""
+
+    def __init__(self) -> None:
+        self.now_seconds = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._numbers = count()
+
+    def at(self, seconds: float, happen: Callable[[], None]) -> None:
+        heapq.heappush(self._heap, (max(seconds, self.now_seconds), next(self._numbers), happen))
+
+    def run(self) -> None:
+        heap = self._heap
+        while heap:
+            self.now_seconds, _, happen = heapq.heappop(heap)
+            happen()

@@ -1,0 +1,66 @@
+"""A request on its way through the simulated cluster, and what became of it."""
+
+from dataclasses import dataclass, field
+
+from baton.core.ids import WorkerId
+from baton.core.order import Waiting
+from conductor.policy.fleet import Key
+from conductor.simulator.arrival import Arrival
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """Times are seconds, -1 for what has not happened. ``keys`` are those of the prompt's full
+    blocks; ``own_seconds`` is what reading all of it takes an idle worker with an empty cache."""
+
+    number: int
+    arrival: Arrival
+    keys: tuple[Key, ...]
+    own_seconds: float
+    deadline_seconds: float
+    waiting: Waiting
+    # What was decided
+    prefill: WorkerId | None = None
+    decode: WorkerId | None = None
+    predicted_ttft_seconds: float = -1.0
+    rejected: bool = False
+    # How far it is
+    num_computed: int = 0
+    tier_tokens: dict[str, int] = field(default_factory=dict)
+    ready_seconds: float = 0.0
+    asked_for_room: bool = False
+    has_room: bool = False
+    expected_tokens: int = 0
+    first_token_seconds: float = -1.0
+    joined_step: int = -1
+    finished_seconds: float = -1.0
+    num_restarts: int = 0
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self.arrival.num_prompt_tokens
+
+    @property
+    def num_remaining(self) -> int:
+        return self.arrival.num_prompt_tokens - self.num_computed
+
+    @property
+    def cached_tokens(self) -> int:
+        return sum(self.tier_tokens.values())
+
+    @property
+    def ttft_seconds(self) -> float:
+        return self.first_token_seconds - self.arrival.at_seconds
+
+    @property
+    def tbt_seconds(self) -> float:
+        """Mean over the answer; 0 for a single token."""
+        gaps = self.arrival.num_answer_tokens - 1
+        return (self.finished_seconds - self.first_token_seconds) / gaps if gaps > 0 else 0.0
+
+    def meets(self, token_gap_seconds: float) -> bool:
+        """Its deadline, and the mean gap."""
+        if self.rejected or self.finished_seconds < 0:
+            return False
+        in_time = self.first_token_seconds <= self.deadline_seconds
+        return in_time and self.tbt_seconds <= token_gap_seconds

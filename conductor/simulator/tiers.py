@@ -1,0 +1,95 @@
+"""Where blocks lie in a simulated cluster: each host's store, and each worker's device."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from conductor.policy.fleet import Key
+
+
+class Lru:
+    """A tier of so many blocks. A prefix is used last block first, so that its head stays."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.blocks: OrderedDict[Key, None] = OrderedDict()
+
+    def leading(self, keys: Sequence[Key]) -> int:
+        """How many of the first ``keys`` are here, by bisection: a block's head is used with it,
+        and after it."""
+        blocks = self.blocks
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys[middle - 1] in blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def use(self, keys: Sequence[Key]) -> tuple[list[Key], list[Key]]:
+        """Adds or renews them all. Returns what came and what went."""
+        blocks, came = self.blocks, []
+        for key in reversed(keys):
+            if key in blocks:
+                blocks.move_to_end(key)
+            else:
+                blocks[key] = None
+                came.append(key)
+        went = [blocks.popitem(last=False)[0] for _ in range(len(blocks) - self.num_blocks)]
+        return came, went
+
+
+class Owners:
+    """Which nodes hold a block: the index of all hosts' stores."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[Key, list[str]] = {}
+
+    def add(self, node: str, keys: Sequence[Key]) -> None:
+        for key in keys:
+            self._nodes.setdefault(key, []).append(node)
+
+    def remove(self, node: str, keys: Sequence[Key]) -> None:
+        for key in keys:
+            nodes = self._nodes[key]
+            nodes.remove(node)
+            if not nodes:
+                del self._nodes[key]
+
+    def of(self, key: Key) -> Sequence[str]:
+        return self._nodes.get(key, ())
+
+    def deepest(self, keys: Sequence[Key]) -> int:
+        """How many leading blocks somebody has."""
+        nodes = self._nodes
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if keys[middle - 1] in nodes:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def best(self, keys: Sequence[Key], count: int) -> list[str]:
+        """Nodes with most of the leading blocks: those of the deepest block that anybody has,
+        then of the deepest that yet another has."""
+        found: list[str] = []
+        depth = self.deepest(keys)
+        while depth > 0:
+            found += [node for node in self.of(keys[depth - 1]) if node not in found]
+            if len(found) >= count:
+                return found[:count]
+            depth = self._deepest_of_others(keys[:depth], len(found))
+        return found
+
+    def _deepest_of_others(self, keys: Sequence[Key], num_known: int) -> int:
+        """How many leading blocks more than so many nodes have."""
+        low, high = 0, len(keys)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if len(self.of(keys[middle - 1])) > num_known:
+                low = middle
+            else:
+                high = middle - 1
+        return low
