@@ -159,13 +159,6 @@ def _admit(
     snapshot: Snapshot, query: Query, config: BatonConfig, best: Scored, decode: DecodeView
 ) -> None:
     """Raises Overloaded, with the time after which it may be otherwise."""
-    needed = _needed_tokens(snapshot, query)
-    if decode.num_requests and needed > decode.free_tokens:
-        raise Overloaded(
-            f"the least loaded decode worker has room for {max(decode.free_tokens, 0)} tokens, "
-            f"and {needed} are needed",
-            retry_after_seconds=_drain_seconds(snapshot, decode, needed - decode.free_tokens),
-        )
     if best.late_seconds and best.queue_seconds > 0:
         raise Overloaded(
             f"the first token would come {best.late_seconds:.2f} s late",
@@ -173,17 +166,32 @@ def _admit(
         )
     if best.score >= LATE_SCORE and not best.late_seconds:
         raise Overloaded("requests that were let in before would be late", retry_after_seconds=1.0)
+    needed = _needed_tokens(snapshot, query)
+    wait = _wait_seconds(snapshot, query, decode, needed)
+    if wait > 0:
+        raise Overloaded(
+            f"the least loaded decode worker has room for {max(decode.free_tokens, 0)} tokens, "
+            f"and {needed} are needed",
+            retry_after_seconds=max(wait, 0.1),
+        )
     if snapshot.admitted.advantage(query.num_tokens) <= config.fair_advantage:
         return
     spare = snapshot.admitted.large_tokens
-    if decode.num_requests and needed + spare > decode.free_tokens:
+    wait = _wait_seconds(snapshot, query, decode, needed + spare)
+    if wait > 0:
         raise Overloaded(
             f"the least loaded decode worker keeps its last {spare} tokens for a longer prompt",
-            retry_after_seconds=_drain_seconds(snapshot, decode, spare),
+            retry_after_seconds=max(wait, 0.1),
         )
 
 
-def _drain_seconds(snapshot: Snapshot, decode: DecodeView, tokens: int) -> float:
-    """Until so many of the promised tokens are free again, if answers end evenly."""
-    residence = decode.step_seconds() * snapshot.answer_tokens
-    return max(0.1, residence * min(tokens / max(decode.promised_tokens, 1), 1.0))
+def _wait_seconds(snapshot: Snapshot, query: Query, decode: DecodeView, needed: int) -> float:
+    """By how much the KV would have to wait for room longer than even a short answer can make up
+    for. Promised tokens get free evenly, all of them within one answer's time."""
+    deficit = needed - decode.free_tokens
+    if deficit <= 0 or not decode.num_requests:
+        return 0.0
+    step = decode.step_seconds()
+    drain = deficit / max(decode.promised_tokens, 1) * step * snapshot.answer_tokens
+    spare = max(query.token_gap_seconds - step, 0.0) * snapshot.short_answer_tokens
+    return drain - spare

@@ -181,7 +181,8 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """``num_placed`` counts decisions; ``answer_tokens`` is the mean of recent answers."""
+    """``num_placed`` counts decisions; ``answer_tokens`` is the mean of recent answers, and nine in
+    ten were longer than ``short_answer_tokens``."""
 
     now_seconds: float
     num_placed: int
@@ -192,6 +193,7 @@ class Snapshot:
     kv_bytes_per_token: int
     link: Link
     answer_tokens: float = 256.0
+    short_answer_tokens: float = 16.0
     admitted: Admitted = Admitted()
 
 

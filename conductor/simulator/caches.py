@@ -25,6 +25,10 @@ class Caches:
         self._owners.add(worker, came)
         self._owners.remove(worker, went)
 
+    def take_in(self, worker: WorkerId, keys: Sequence[Key]) -> None:
+        """They were handed over to it."""
+        self._devices[worker].use(keys)
+
     def note_request(self, keys: Sequence[Key]) -> None:
         self._heads.record(keys)
 
@@ -57,7 +61,7 @@ class Caches:
 
 
 class Wires:
-    """One link in and one out per host; a transfer has both to itself, in the order of asking."""
+    """One link in and one out per host; either carries one transfer after the other."""
 
     def __init__(self, hosts: Sequence[str], link: Link) -> None:
         self._link = link
@@ -66,10 +70,10 @@ class Wires:
 
     def send(self, source: str, target: str, size_bytes: float, now_seconds: float) -> float:
         """When it will have arrived."""
-        began = max(now_seconds, self._free_out[source], self._free_in[target])
-        done = began + self._link.seconds(size_bytes)
-        self._free_out[source] = self._free_in[target] = done
-        return done
+        seconds = self._link.seconds(size_bytes)
+        self._free_out[source] = max(now_seconds, self._free_out[source]) + seconds
+        self._free_in[target] = max(now_seconds, self._free_in[target]) + seconds
+        return max(self._free_out[source], self._free_in[target])
 
     def wait_seconds(self, source: str, target: str, now_seconds: float) -> float:
         return max(self._free_out[source], self._free_in[target], now_seconds) - now_seconds

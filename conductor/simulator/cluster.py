@@ -8,6 +8,7 @@ from baton.core.ids import WorkerId
 from baton.core.order import ORDERS, Order, Waiting
 from baton.errors import BatonError
 from conductor.admissions import Admissions
+from conductor.answers import Answers
 from conductor.ledger import Ledger
 from conductor.policy.decision import Decision
 from conductor.policy.fleet import DecodeView, Link, PrefillView, Query, Snapshot
@@ -22,9 +23,6 @@ from conductor.simulator.prefill import PrefillWorker
 
 DETECT_SECONDS = 1.0
 """From a worker's death until its requests are placed anew."""
-
-ANSWER_WEIGHT = 0.01
-"""Of the newest answer in their mean length."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +68,7 @@ class SimulatedCluster:
         self._trace = trace
         self._place = place
         self._events = Events()
-        self._answer_tokens = 256.0
+        self._answers = Answers()
         self._num_open = len(trace.arrivals)
         self._reported: dict[WorkerId, int] = {}
         order = ORDERS[config.order]
@@ -135,7 +133,8 @@ class SimulatedCluster:
             self._trace.block_tokens,
             self.config.kv_bytes_per_token,
             self.config.link,
-            self._answer_tokens,
+            self._answers.mean,
+            self._answers.short,
             conductor.admissions.view,
         )
 
@@ -149,7 +148,7 @@ class SimulatedCluster:
         query = Query(
             f"r{job.number}",
             arrival.num_prompt_tokens,
-            max(2 * int(self._answer_tokens), 2048),
+            max(2 * int(self._answers.mean), 2048),
             job.keys,
             arrival.session,
             first_token_seconds=self.config.first_token_seconds,
@@ -168,14 +167,14 @@ class SimulatedCluster:
         if not job.rejected:
             conductor.num_placed += 1
             now = self._events.now_seconds
-            conductor.ledger.dispatched(now, query, decision, self._answer_tokens)
+            conductor.ledger.dispatched(now, query, decision, self._answers.mean)
             self._dispatch(job, decision)
 
     def _dispatch(self, job: Job, decision: Decision) -> None:
         assert decision.prefill is not None, "a simulated pool is never empty"
         job.prefill, job.decode = decision.prefill, decision.decode
         job.predicted_ttft_seconds = decision.ttft_seconds
-        job.expected_tokens = job.num_prompt_tokens + int(self._answer_tokens)
+        job.expected_tokens = job.num_prompt_tokens + int(self._answers.mean)
         self._decode_by_id[decision.decode].announce(job)
         self._fetch(job, decision)
         self._prefill_by_id[decision.prefill].submit(job)
@@ -221,13 +220,25 @@ class SimulatedCluster:
     def _has_room(self, job: Job) -> None:
         """Chunks before the last one travel while it is computed; a prompt that had to wait for
         room travels as a whole."""
+        if job.has_room:
+            self._bring_back(job)
+            return
         job.has_room = True
         if job.num_remaining == 0:
             self._ship(job, job.num_prompt_tokens)
 
+    def _bring_back(self, job: Job) -> None:
+        """It had to leave the batch, and its KV comes back from the host's store."""
+        size = job.context_tokens * self.config.kv_bytes_per_token
+        done = self._events.now_seconds + size / self.config.link.host_bytes_per_second
+        self._events.at(done, partial(self._shipped, job, job.num_restarts))
+
     def _ship(self, job: Job, num_tokens: int) -> None:
         assert job.prefill is not None and job.decode is not None
-        size = num_tokens * self.config.kv_bytes_per_token
+        there = self._caches.on_device(job.decode, job.keys) * self._trace.block_tokens
+        self._caches.take_in(job.decode, job.keys)
+        missing = min(num_tokens, job.num_prompt_tokens - there)
+        size = max(missing, 1) * self.config.kv_bytes_per_token
         now, epoch = self._events.now_seconds, job.num_restarts
         done = self._wires.send(job.prefill, job.decode, size, now)
         self._events.at(done, partial(self._shipped, job, epoch))
@@ -245,7 +256,7 @@ class SimulatedCluster:
 
     def _answered(self, job: Job) -> None:
         self._num_open -= 1
-        self._answer_tokens += ANSWER_WEIGHT * (job.arrival.num_answer_tokens - self._answer_tokens)
+        self._answers.record(job.arrival.num_answer_tokens)
 
     # -- faults ----------------------------------------------------------------------------
 

@@ -15,7 +15,8 @@ from conductor.simulator.job import Job
 class DecodeWorker:
     """Room for a job is given before its KV comes, first come first served: for its prompt and
     the answer that is to be expected. ``on_room`` is told of that, ``on_done`` of the last token.
-    What answers outgrow is seen in ``most_tokens``."""
+    When answers outgrow what was expected and memory is full, who joined last leaves the batch
+    (preemption), and is the first to get room again; its KV waits in the host's store."""
 
     def __init__(
         self,
@@ -31,6 +32,7 @@ class DecodeWorker:
         self.id = worker_id
         self.slowness = 1.0
         self.most_tokens = 0
+        self.num_preempted = 0
         self._events = events
         self._cost = cost
         self._capacity_tokens = capacity_tokens
@@ -104,7 +106,7 @@ class DecodeWorker:
     @property
     def _held_tokens(self) -> int:
         """In use, or promised to KV that is on its way."""
-        coming = sum(job.num_prompt_tokens for job in self._with_room if job.joined_step < 0)
+        coming = sum(job.context_tokens for job in self._with_room if job.joined_step < 0)
         return self._context_tokens + coming
 
     # -- room ------------------------------------------------------------------------------
@@ -168,7 +170,11 @@ class DecodeWorker:
         if not self._batch:
             return
         number = self._plan_number
-        steps = 1 if self._joining else self._ends[0][0] - self._step
+        steps = self._ends[0][0] - self._step
+        if self._joining:
+            steps = 1
+        elif self._batch > 1:
+            steps = min(steps, max(self._spare_steps, 1))
         ends = self._since_seconds + self._seconds(steps)
         self._events.at(ends, lambda: self._reach(number, steps))
 
@@ -182,8 +188,10 @@ class DecodeWorker:
             done.append(heapq.heappop(self._ends)[2])
         for job in done:
             job.finished_seconds = self._events.now_seconds
-            self._context_tokens -= job.num_prompt_tokens + 1 + self._step - job.joined_step
+            self._count_out(job)
             self._free(job)
+        while self._batch > 1 and self._spare_steps < 1:
+            self._preempt()
         self._take_in()
         self._plan()
         for job in done:
@@ -191,11 +199,32 @@ class DecodeWorker:
         if done:
             self._give_room()
 
+    @property
+    def _spare_steps(self) -> int:
+        """How many steps the memory has room for."""
+        return (self._capacity_tokens - self._context_tokens) // self._batch
+
+    def _preempt(self) -> None:
+        last = max(self._ends, key=lambda end: (end[2].joined_step, end[1]))
+        self._ends.remove(last)
+        heapq.heapify(self._ends)
+        job = last[2]
+        self._count_out(job)
+        self._free(job)
+        job.joined_step = -1
+        job.expected_tokens = max(job.expected_tokens, job.context_tokens)
+        self._waiting.appendleft(job)
+        self.num_preempted += 1
+
+    def _count_out(self, job: Job) -> None:
+        job.num_answered += self._step - job.joined_step
+        self._context_tokens -= job.context_tokens
+
     def _take_in(self) -> None:
         """The first token was made with the prompt."""
         for job in self._joining:
-            left = job.arrival.num_answer_tokens - 1
+            left = job.arrival.num_answer_tokens - job.num_answered
             heapq.heappush(self._ends, (self._step + left, job.number, job))
             job.joined_step = self._step
-            self._context_tokens += job.num_prompt_tokens + 1
+            self._context_tokens += job.context_tokens
         self._joining.clear()

@@ -32,6 +32,8 @@ class Job:
     has_room: bool = False
     expected_tokens: int = 0
     first_token_seconds: float = -1.0
+    num_answered: int = 1
+    """Tokens of the answer, when it last joined a batch or left one."""
     joined_step: int = -1
     finished_seconds: float = -1.0
     num_restarts: int = 0
@@ -43,6 +45,11 @@ class Job:
     @property
     def num_remaining(self) -> int:
         return self.arrival.num_prompt_tokens - self.num_computed
+
+    @property
+    def context_tokens(self) -> int:
+        """Of KV, as of ``num_answered``."""
+        return self.num_prompt_tokens + self.num_answered
 
     @property
     def cached_tokens(self) -> int:
