@@ -5,6 +5,7 @@ sent) is in the snapshot. None but Mooncake's ``min_ttft`` fetches from a peer's
 """
 
 import hashlib
+import math
 from collections.abc import Callable
 
 from baton.core.ids import WorkerId
@@ -75,11 +76,11 @@ def consistent_hash(snapshot: Snapshot, query: Query) -> Decision:
 
 def chwbl(snapshot: Snapshot, query: Query) -> Decision:
     """Consistent hashing with bounded loads (Mirrokni et al., 2018) of the prompt's head, as
-    KubeAI's PrefixHash: the ring's next whose requests are within 1.25 of the mean."""
+    KubeAI's PrefixHash: the ring's next whose requests are within 1.25 of the mean, rounded up."""
     prefills = snapshot.prefills
     mean = (sum(view.num_requests for view in prefills) + 1) / len(prefills)
     for name in successors(prefills.ids, _head(query)):
-        if prefills[name].num_requests + 1 <= max(CHWBL_LOAD_FACTOR * mean, 1):
+        if prefills[name].num_requests + 1 <= math.ceil(CHWBL_LOAD_FACTOR * mean):
             return _pair(snapshot, query, prefills[name], _least_context(snapshot))
     return _pair(snapshot, query, _fewest(prefills), _least_context(snapshot))
 

@@ -1,0 +1,132 @@
+"""The ring's evenness and stability, and what bounded loads and shared heads make of it.
+
+    python -m benchmarks.ring [--keys 1000000] [--trace FILE]
+
+Prints a table, and JSON as the last line. With a trace, its requests (all of which may share their
+first block) are placed by the ring alone, by the key that the conductor takes.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.ids import WorkerId
+from baton.ring import successors
+from benchmarks.machine import describe
+from conductor.policy.candidates import ring_key
+from conductor.policy.fleet import DecodeView, Link, Pool, PrefillView, Query, Snapshot
+from conductor.policy.rivals import CHWBL_LOAD_FACTOR, chwbl
+from conductor.simulator.caches import Caches
+from conductor.simulator.traces import read_trace
+
+WORKERS = tuple(sorted(f"worker-{number}" for number in range(16)))
+COST = PrefillCost(0.0, 1e-4, 0.0)
+
+
+def firsts(ids: tuple[str, ...], num_keys: int) -> list[str]:
+    return [next(successors(ids, number.to_bytes(8, "little"))) for number in range(num_keys)]
+
+
+def evenness(num_keys: int) -> dict[str, Any]:
+    """Load of each of 16 workers, and what moves when one leaves or one comes."""
+    before = firsts(WORKERS, num_keys)
+    loads = Counter(before)
+    fewer = firsts(WORKERS[:-1], num_keys)
+    more = firsts(tuple(sorted((*WORKERS, "worker-new"))), num_keys)
+    moved = {
+        "leave": sum(a != b for a, b in zip(before, fewer, strict=True)),
+        "join": sum(a != b for a, b in zip(before, more, strict=True)),
+    }
+    counts = [loads[worker] for worker in WORKERS]
+    return {
+        "cv": statistics.pstdev(counts) / statistics.fmean(counts),
+        "leave_moves": moved["leave"] / (num_keys / len(WORKERS)),
+        "join_moves": moved["join"] / (num_keys / (len(WORKERS) + 1)),
+    }
+
+
+def bounded(num_requests: int) -> dict[str, Any]:
+    """Requests that all have one head and never end: the worst case of bounded loads."""
+    views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
+    pool, most = Pool(views), 0.0
+    caches = Caches([view.id for view in views], 1, 1)
+    decodes = decode_pool()
+    for number in range(num_requests):
+        snapshot = Snapshot(0.0, number, pool, decodes, caches, 16, 1, Link(1e9, 1e9))
+        chosen = chwbl(snapshot, Query(f"r{number}", 100, 16, (b"head",))).prefill
+        assert chosen is not None
+        view = pool.take(chosen)
+        view.num_requests += 1
+        pool.put(view)
+        mean = (number + 1) / len(WORKERS)
+        most = max(most, view.num_requests / math.ceil(CHWBL_LOAD_FACTOR * mean))
+    return {"largest_over_bound": most, "largest_over_mean": most_loaded(pool)}
+
+
+def most_loaded(pool: Pool[PrefillView]) -> float:
+    loads = [view.num_requests for view in pool]
+    return max(loads) / statistics.fmean(loads)
+
+
+def decode_pool() -> Pool[DecodeView]:
+    return Pool([DecodeView(WorkerId("decode"), DecodeCost(0.01, 0.0, 0.0), 1 << 30)])
+
+
+def shared_heads(path: Path) -> dict[str, Any]:
+    """Requests per worker of a real trace, by the ring's key alone, against hashing the first
+    block."""
+    trace = read_trace(path)
+    views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
+    pool = Pool(views)
+    caches = Caches([view.id for view in views], 1, 1)
+    snapshot = Snapshot(0.0, 0, pool, decode_pool(), caches, 512, 1, Link(1e9, 1e9))
+    by_key: Counter[str] = Counter()
+    by_head: Counter[str] = Counter()
+    query = Query("", 1, 1, ())
+    for number, arrival in enumerate(trace.arrivals):
+        query = replace(query, request_id=f"r{number}", keys=arrival.blocks)
+        by_key[next(successors(WORKERS, ring_key(snapshot, query)))] += 1
+        by_head[next(successors(WORKERS, str(arrival.blocks[0]).encode()))] += 1
+        caches.note_request(arrival.blocks)
+    mean = len(trace.arrivals) / len(WORKERS)
+    return {
+        "imbalance": max(by_key.values()) / mean,
+        "imbalance_by_first_block": max(by_head.values()) / mean,
+    }
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--keys", type=int, default=1_000_000)
+    parser.add_argument("--trace", type=Path)
+    options = parser.parse_args(arguments)
+    machine = describe()
+    print(machine)
+    result: dict[str, Any] = {"machine": machine, **evenness(options.keys)}
+    print(f"16 workers, {options.keys:,} keys: CV of load {result['cv']:.3f} (aim 0.07)")
+    for event in ("leave", "join"):
+        print(f"one {event}s: {result[f'{event}_moves']:.3f} of K/N keys move (aim 1.1)")
+    result["bounded"] = bounded(20_000)
+    print(
+        f"bounded loads: never above {result['bounded']['largest_over_bound']:.3f} of the bound, "
+        f"in the end {result['bounded']['largest_over_mean']:.3f} of the mean "
+        f"(bound {CHWBL_LOAD_FACTOR}, rounded up)"
+    )
+    if options.trace:
+        result["shared"] = shared_heads(options.trace)
+        print(
+            f"{options.trace.name}: busiest worker over mean {result['shared']['imbalance']:.2f} "
+            f"(aim 1.3); by the first block {result['shared']['imbalance_by_first_block']:.2f}"
+        )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
