@@ -12,6 +12,9 @@ MAX_UNREPORTED = 4096
 """Requests to one worker between two of its reports; more are not counted twice, but late."""
 
 
+ADVANCE_SECONDS = 0.1
+
+
 @dataclass(frozen=True, slots=True)
 class PrefillReport:
     """At ``at_seconds``: its step lasts ``busy_seconds`` more, and then ``queue`` waits, by
@@ -54,6 +57,7 @@ class Ledger:
         self.decodes: Pool[DecodeView] = Pool()
         self._prompts: dict[WorkerId, deque[_Prompt]] = {}
         self._answers: dict[WorkerId, deque[_Answer]] = {}
+        self._advanced_seconds = 0.0
 
     # -- who is there ----------------------------------------------------------------------
 
@@ -102,6 +106,20 @@ class Ledger:
         for answer in sent:
             _add_answer(view, answer)
         self.decodes.put(view)
+
+    def advance(self, now_seconds: float, answer_tokens: float) -> None:
+        """Since its last report a decode worker has ended answers, evenly: all that it has within
+        one answer's time. Looks at every worker, but not more often than ten times a second."""
+        passed = now_seconds - self._advanced_seconds
+        if passed < ADVANCE_SECONDS:
+            return
+        self._advanced_seconds = now_seconds
+        for view in list(self.decodes):
+            share = min(passed / max(view.step_seconds() * answer_tokens, passed), 1.0)
+            self.decodes.take(view.id)
+            view.promised_tokens -= int(view.promised_tokens * share)
+            view.context_tokens -= int(view.context_tokens * share)
+            self.decodes.put(view)
 
     # -- what was sent ---------------------------------------------------------------------
 

@@ -144,6 +144,7 @@ class SimulatedCluster:
         if not self.config.report_seconds:
             self._report()
         conductor = self._conductors[job.number % len(self._conductors)]
+        conductor.ledger.advance(self._events.now_seconds, self._answers.mean)
         arrival = job.arrival
         query = Query(
             f"r{job.number}",
