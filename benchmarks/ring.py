@@ -56,7 +56,7 @@ def bounded(num_requests: int) -> dict[str, Any]:
     """Requests that all have one head and never end: the worst case of bounded loads."""
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
     pool, most = Pool(views), 0.0
-    caches = Caches([view.id for view in views], 1, 1)
+    caches = Caches({view.id: view.node for view in views}, [], 1, 1)
     decodes = decode_pool()
     for number in range(num_requests):
         snapshot = Snapshot(0.0, number, pool, decodes, caches, 16, 1, Link(1e9, 1e9))
@@ -85,7 +85,7 @@ def shared_heads(path: Path) -> dict[str, Any]:
     trace = read_trace(path)
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
     pool = Pool(views)
-    caches = Caches([view.id for view in views], 1, 1)
+    caches = Caches({view.id: view.node for view in views}, [], 1, 1)
     snapshot = Snapshot(0.0, 0, pool, decode_pool(), caches, 512, 1, Link(1e9, 1e9))
     by_key: Counter[str] = Counter()
     by_head: Counter[str] = Counter()

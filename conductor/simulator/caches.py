@@ -1,6 +1,6 @@
 """Where blocks lie in a simulated cluster, and how they travel."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from baton.core.ids import WorkerId
 from conductor.policy.fleet import Key, Link, PrefillView, Stored
@@ -12,18 +12,29 @@ class Caches:
     """Each worker's device, and its host's store; also what the policies see of both. The mirror
     of a live conductor is milliseconds old, so here it is the truth."""
 
-    def __init__(self, workers: Sequence[WorkerId], device_blocks: int, node_blocks: int) -> None:
-        self._devices = {worker: Lru(device_blocks) for worker in workers}
-        self._nodes: dict[str, Lru] = {worker: Lru(node_blocks) for worker in workers}
+    def __init__(
+        self,
+        host_of: Mapping[WorkerId, str],
+        prefills: Sequence[WorkerId],
+        device_blocks: int,
+        node_blocks: int,
+    ) -> None:
+        self._host_of = dict(host_of)
+        self._devices = {worker: Lru(device_blocks) for worker in host_of}
+        self._nodes = {host: Lru(node_blocks) for host in host_of.values()}
+        self._prefills: dict[str, list[WorkerId]] = {}
+        for worker in prefills:
+            self._prefills.setdefault(host_of[worker], []).append(worker)
         self._owners = Owners()
         self._heads = Heads()
 
     def keep(self, worker: WorkerId, keys: Sequence[Key]) -> None:
         """They were computed there, and published to its host's store."""
         self._devices[worker].use(keys)
-        came, went = self._nodes[worker].use(keys)
-        self._owners.add(worker, came)
-        self._owners.remove(worker, went)
+        host = self._host_of[worker]
+        came, went = self._nodes[host].use(keys)
+        self._owners.add(host, came)
+        self._owners.remove(host, went)
 
     def take_in(self, worker: WorkerId, keys: Sequence[Key]) -> None:
         """They were handed over to it."""
@@ -39,8 +50,8 @@ class Caches:
     def on_device(self, worker: WorkerId, keys: Sequence[Key]) -> int:
         return self._devices[worker].leading(keys)
 
-    def on_node(self, node: str, keys: Sequence[Key]) -> int:
-        return self._nodes[node].leading(keys)
+    def on_host(self, host: str, keys: Sequence[Key]) -> int:
+        return self._nodes[host].leading(keys)
 
     # -- CacheView -------------------------------------------------------------------------
 
@@ -49,8 +60,8 @@ class Caches:
         return max(device, self._nodes[view.node].leading(keys))
 
     def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:
-        found = self._owners.best(keys, count)
-        return [WorkerId(node) for node in found]
+        hosts = self._owners.best(keys, count)
+        return [worker for host in hosts for worker in self._prefills[host]][:count]
 
     def stored(self, keys: Sequence[Key]) -> Stored | None:
         depth = self._owners.deepest(keys)

@@ -27,7 +27,8 @@ DETECT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
-    """Every worker has a host of its own, with a store of ``node_tokens``. Workers report every
+    """Workers are spread over ``num_hosts``, each with a store of ``node_tokens``; 0 means that
+    every worker has a host of its own. Workers report every
     ``report_seconds``; 0 means that the conductor knows everything at once. ``peer_fetch``:
     whether a decision's ``reuse`` is followed. Of ``num_conductors``, each gets every so many-th
     request, and knows of the others' only by the workers' reports."""
@@ -48,6 +49,7 @@ class ClusterConfig:
     report_seconds: float = 0.0
     peer_fetch: bool = True
     num_conductors: int = 1
+    num_hosts: int = 0
 
 
 @dataclass(slots=True)
@@ -79,8 +81,11 @@ class SimulatedCluster:
         ids = [*self._prefill_by_id, *self._decode_by_id]
         block = trace.block_tokens
         device = max(config.device_tokens // block, 1)
-        self._caches = Caches(ids, device, max(config.node_tokens // block, 1))
-        self._wires = Wires(ids, config.link)
+        num_hosts = config.num_hosts or len(ids)
+        self._host_of = {worker: f"h{i % num_hosts}" for i, worker in enumerate(ids)}
+        node = max(config.node_tokens // block, 1)
+        self._caches = Caches(self._host_of, list(self._prefill_by_id), device, node)
+        self._wires = Wires(list(self._host_of.values()), config.link)
         self._conductors = [
             _Conductor(self._ledger(), Admissions()) for _ in range(config.num_conductors)
         ]
@@ -189,18 +194,19 @@ class SimulatedCluster:
         size = self.config.kv_bytes_per_token
         cached = min(self._caches.on_device(job.prefill, job.keys) * block, most)
         job.tier_tokens["device"], job.ready_seconds = cached, now
-        stored = min(self._caches.on_node(job.prefill, job.keys) * block, most)
+        host = self._host_of[job.prefill]
+        stored = min(self._caches.on_host(host, job.keys) * block, most)
         if stored > cached:
             seconds = (stored - cached) * size / self.config.link.host_bytes_per_second
             job.tier_tokens["dram"], job.ready_seconds = stored - cached, now + seconds
             cached = stored
         reuse = decision.reuse
-        if reuse is not None and self.config.peer_fetch and reuse.node != job.prefill:
-            reach = min(self._caches.on_node(reuse.node, job.keys) * block, most)
-            wait = self._wires.wait_seconds(reuse.node, job.prefill, now)
+        if reuse is not None and self.config.peer_fetch and reuse.node != host:
+            reach = min(self._caches.on_host(reuse.node, job.keys) * block, most)
+            wait = self._wires.wait_seconds(reuse.node, host, now)
             fetch = wait + self.config.link.seconds((reach - cached) * size)
             if reach > cached and fetch < self.config.prefill_cost.seconds(reach - cached, cached):
-                done = self._wires.send(reuse.node, job.prefill, (reach - cached) * size, now)
+                done = self._wires.send(reuse.node, host, (reach - cached) * size, now)
                 job.tier_tokens["peer"] = reach - cached
                 job.ready_seconds, cached = max(job.ready_seconds, done), reach
         job.num_computed = cached
@@ -241,7 +247,7 @@ class SimulatedCluster:
         missing = min(num_tokens, job.num_prompt_tokens - there)
         size = max(missing, 1) * self.config.kv_bytes_per_token
         now, epoch = self._events.now_seconds, job.num_restarts
-        done = self._wires.send(job.prefill, job.decode, size, now)
+        done = self._wires.send(self._host_of[job.prefill], self._host_of[job.decode], size, now)
         self._events.at(done, partial(self._shipped, job, epoch))
 
     def _shipped(self, job: Job, epoch: int) -> None:
@@ -306,10 +312,11 @@ class SimulatedCluster:
         return ledger
 
     def _prefill_view(self, worker: WorkerId) -> PrefillView:
-        return PrefillView(worker, self.config.prefill_cost, worker)
+        return PrefillView(worker, self.config.prefill_cost, self._host_of[worker])
 
     def _decode_view(self, worker: WorkerId) -> DecodeView:
-        return DecodeView(worker, self.config.decode_cost, self.config.device_tokens, worker)
+        tokens, host = self.config.device_tokens, self._host_of[worker]
+        return DecodeView(worker, self.config.decode_cost, tokens, host)
 
     def _prefill(self, number: int, order: Order) -> PrefillWorker:
         return PrefillWorker(

@@ -1,0 +1,157 @@
+"""The simulator against a live cluster: the same scaled trace, with costs that were measured there.
+
+    python -m benchmarks.sim_life --trace FILE [--requests N] [--rate R]
+
+Starts a 2+2 cluster with the demo model, measures its costs, replays the first requests of the
+trace (lengths divided by 32, so that its blocks of 512 are 16 tokens), and simulates the same.
+Prints both, and JSON as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+
+from baton.clock import SystemClock
+from benchmarks.machine import describe
+from conductor.policy.fleet import Link
+from conductor.policy.policies import policy_named
+from conductor.simulator.arrival import Arrival, Trace
+from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.roofline import costs_from_table
+from conductor.simulator.traces import jittered, read_trace, scaled
+from tools.cost_table import REQUEST_SECONDS, table, timed
+from tools.local_cluster import local_cluster
+
+SHRINK = 32
+ANSWER_SHRINK = 8
+BLOCK_TOKENS = 16
+POOL = 2
+SEED = 7
+CLOCK = SystemClock()
+SETTINGS: dict[str, object] = {"threads": 1, "admission": False, "store_reload": "fetch"}
+
+
+def shrunk(trace: Trace, num_requests: int, rate: float) -> Trace:
+    """The first requests at that rate, everything ``SHRINK`` times as short."""
+    jittered_trace = jittered(trace, SEED)
+    arrivals = jittered_trace.arrivals[:num_requests]
+    factor = rate / (num_requests / arrivals[-1].at_seconds)
+    small = tuple(_small(arrival) for arrival in arrivals)
+    return scaled(Trace("shrunk", BLOCK_TOKENS, small), factor)
+
+
+def _small(arrival: Arrival) -> Arrival:
+    tokens = max(arrival.num_prompt_tokens // SHRINK, 2)
+    answer = max(arrival.num_answer_tokens // ANSWER_SHRINK, 2)
+    blocks = arrival.blocks[: -(-tokens // BLOCK_TOKENS)]
+    return replace(arrival, num_prompt_tokens=tokens, num_answer_tokens=answer, blocks=blocks)
+
+
+def prompt_of(arrival: Arrival) -> list[int]:
+    """Each block's ids follow from its number alone, so equal blocks are equal tokens."""
+    ids: list[int] = []
+    for block in arrival.blocks:
+        ids += np.random.default_rng(block).integers(3, 256, size=BLOCK_TOKENS).tolist()
+    return ids[: arrival.num_prompt_tokens]
+
+
+async def replay(url: str, trace: Trace) -> list[dict[str, Any]]:
+    """TTFT of each request, and who computed it."""
+    limits = httpx.Limits(max_connections=256)
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client:
+        began = CLOCK.monotonic()
+
+        async def one(arrival: Arrival) -> dict[str, Any]:
+            prompt = prompt_of(arrival)
+            await CLOCK.sleep(max(began + arrival.at_seconds - CLOCK.monotonic(), 0.0))
+            answer = await timed(client, prompt, arrival.num_answer_tokens)
+            told = (await client.get(f"/admin/requests/{answer.request_id}")).json()
+            return {
+                "ttft_seconds": answer.at_seconds[0],
+                "prefill": (told["prefill"] or told["decode"])["id"],
+                "decode": told["decode"]["id"],
+                "cached_tokens": told["cached_tokens"],
+            }
+
+        return await asyncio.gather(*(one(arrival) for arrival in trace.arrivals))
+
+
+def simulate(trace: Trace, costs_path: Path) -> list[dict[str, Any]]:
+    costs = costs_from_table(costs_path)
+    config = ClusterConfig(
+        num_prefill=POOL,
+        num_decode=POOL,
+        prefill_cost=costs.prefill,
+        decode_cost=costs.decode,
+        kv_bytes_per_token=costs.kv_bytes_per_token,
+        device_tokens=costs.kv_capacity_tokens,
+        node_tokens=costs.kv_capacity_tokens,
+        link=Link(3e9, 3e9, 0.002),
+        step_tokens=512,
+        max_batch=64,
+        report_seconds=1.0,
+        num_hosts=1,
+    )
+    jobs = SimulatedCluster(config, trace, policy_named("baton")).run()
+    return [
+        {
+            "ttft_seconds": job.ttft_seconds,
+            "prefill": job.prefill,
+            "decode": job.decode,
+            "cached_tokens": job.cached_tokens,
+        }
+        for job in jobs
+    ]
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    ttft = sorted(row["ttft_seconds"] for row in rows)
+    return {
+        "p50": statistics.median(ttft),
+        "p90": ttft[int(0.9 * (len(ttft) - 1))],
+        "prefill": sorted(Counter(row["prefill"] for row in rows).values()),
+        "decode": sorted(Counter(row["decode"] for row in rows).values()),
+        "cached_tokens": sum(row["cached_tokens"] for row in rows),
+    }
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--rate", type=float, default=3.0)
+    options = parser.parse_args(arguments)
+    machine = describe()
+    print(machine)
+    trace = shrunk(read_trace(options.trace), options.requests, options.rate)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "costs.json"
+        with local_cluster(prefill=POOL, decode=POOL, settings=SETTINGS) as cluster:
+            costs = asyncio.run(table(cluster.url, 6144, 87_000, 5, POOL))
+            path.write_text(json.dumps(costs))
+            live = summary(asyncio.run(replay(cluster.url, trace)))
+        simulated = summary(simulate(trace, path))
+    for name, found in (("live", live), ("simulated", simulated)):
+        print(f"{name:10}", {key: _short(value) for key, value in found.items()})
+    ratios = {key: simulated[key] / live[key] for key in ("p50", "p90", "cached_tokens")}
+    print("simulated over live", {key: round(ratio, 3) for key, ratio in ratios.items()})
+    result = {"machine": machine, "live": live, "simulated": simulated, "ratios": ratios}
+    print(json.dumps(result | {"costs": costs}))
+
+
+def _short(value: Any) -> Any:
+    return f"{value * 1e3:.1f} ms" if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,150 @@
+"""What work takes on a running cluster, as a table for ``baton simulate --costs``.
+
+    python -m tools.cost_table --url http://127.0.0.1:8000 > costs.json
+
+Prompts that no cache has seen and prompts of which it has most; then answers, one or several at a
+time. The cluster should have nothing else to do. Times are a client's: HTTP is in them.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import numpy as np
+
+from baton.clock import SystemClock
+
+NEW_TOKENS = (32, 128, 512, 1024, 2048)
+CACHED = ((64, 960), (64, 1984), (512, 1536))
+"""New tokens behind cached ones."""
+
+BATCHES = (1, 2, 4)
+CONTEXTS = (128, 1024)
+ANSWER_TOKENS = 48
+REQUEST_SECONDS = 300.0
+CLOCK = SystemClock()
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Seconds since the request was sent, of each token of the answer."""
+
+    request_id: str
+    at_seconds: tuple[float, ...]
+
+    @property
+    def gap_seconds(self) -> float:
+        """Mean, of the second half: a hand-off is over by then, and all are in one batch."""
+        half = self.at_seconds[len(self.at_seconds) // 2 :]
+        return (half[-1] - half[0]) / (len(half) - 1)
+
+
+async def timed(client: httpx.AsyncClient, prompt: list[int], answer_tokens: int) -> Timed:
+    body = {
+        "prompt": prompt,
+        "max_tokens": answer_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "return_token_ids": True,
+    }
+    seen: list[float] = []
+    began = CLOCK.monotonic()
+    async with client.stream("POST", "/v1/completions", json=body) as answer:
+        answer.raise_for_status()
+        request_id = answer.headers["x-baton-request-id"]
+        async for line in answer.aiter_lines():
+            if line.startswith("data: {"):
+                choices = json.loads(line[6:])["choices"]
+                tokens = (choices[0].get("token_ids") if choices else None) or []
+                seen += [CLOCK.monotonic() - began] * len(tokens)
+    return Timed(request_id, tuple(seen))
+
+
+class Prompts:
+    """Random token ids: no two prompts share a block."""
+
+    def __init__(self, seed: int, most_id: int = 256) -> None:
+        self._generator = np.random.default_rng(seed)
+        self._most_id = most_id
+
+    def fresh(self, num_tokens: int) -> list[int]:
+        ids: list[int] = self._generator.integers(3, self._most_id, size=num_tokens).tolist()
+        return ids
+
+
+async def prefill_rows(
+    client: httpx.AsyncClient, prompts: Prompts, rounds: int
+) -> list[dict[str, Any]]:
+    rows = []
+    for new, cached in [*((new, 0) for new in NEW_TOKENS), *CACHED]:
+        seconds = []
+        for number in range(rounds + 1):
+            head = prompts.fresh(cached)
+            if cached:
+                await timed(client, [*head, *prompts.fresh(1)], 1)
+            first = (await timed(client, [*head, *prompts.fresh(new)], 2)).at_seconds[0]
+            seconds += [first] if number else []
+        row = {"new_tokens": new, "cached_tokens": cached, "seconds": statistics.median(seconds)}
+        rows.append(row)
+    return rows
+
+
+async def decode_rows(
+    client: httpx.AsyncClient, prompts: Prompts, rounds: int, num_decode: int
+) -> list[dict[str, Any]]:
+    """``num_decode`` workers share the requests evenly."""
+    rows = []
+    for context in CONTEXTS:
+        for batch in BATCHES:
+            gaps = []
+            for _ in range(rounds):
+                batches = [prompts.fresh(context) for _ in range(batch * num_decode)]
+                answers = [timed(client, prompt, ANSWER_TOKENS) for prompt in batches]
+                gaps += [answer.gap_seconds for answer in await asyncio.gather(*answers)]
+            held = batch * (context + ANSWER_TOKENS * 3 // 4)
+            row = {"batch": batch, "context_tokens": held, "seconds": statistics.median(gaps)}
+            rows.append(row)
+    return rows
+
+
+async def table(
+    url: str, kv_bytes_per_token: int, capacity_tokens: int, rounds: int, num_decode: int
+) -> dict[str, Any]:
+    prompts = Prompts(seed=1)
+    async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS) as client:
+        return {
+            "prefill": await prefill_rows(client, prompts, rounds),
+            "decode": await decode_rows(client, prompts, rounds, num_decode),
+            "kv_bytes_per_token": kv_bytes_per_token,
+            "kv_capacity_tokens": capacity_tokens,
+        }
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--decode", type=int, default=1, help="decode workers of the cluster")
+    parser.add_argument("--kv-bytes-per-token", type=int, default=6144)
+    parser.add_argument("--capacity-tokens", type=int, default=87_000)
+    options = parser.parse_args(arguments)
+    found = asyncio.run(
+        table(
+            options.url,
+            options.kv_bytes_per_token,
+            options.capacity_tokens,
+            options.rounds,
+            options.decode,
+        )
+    )
+    print(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
