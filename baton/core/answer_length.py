@@ -69,13 +69,13 @@ class AnswerLengths:
         if lengths is None or lengths.count < MIN_ANSWERS:
             lengths = self._all
         if lengths.count >= MIN_ANSWERS:
-            return max(1, min(max_tokens, math.ceil(lengths.expected)))
+            return max(1, min(max_tokens, round(lengths.expected)))
         unknown = max_tokens if self._unknown_tokens is None else self._unknown_tokens
         return max(1, min(max_tokens, unknown))
 
 
 def corrected(expected: int, num_tokens: int, max_tokens: int) -> int:
     """What to expect of an answer that has ``num_tokens`` already and isn't over."""
-    while expected <= num_tokens < max_tokens:
-        expected = math.ceil(max(num_tokens + 1, expected * GROWTH))
+    if expected <= num_tokens:
+        expected = math.ceil(max(num_tokens, 1) * GROWTH)
     return min(expected, max_tokens)

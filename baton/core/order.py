@@ -1,15 +1,19 @@
 """Whose prompt is computed next: orders of those that wait, by name, and none of them starves.
 
 An order gives each a moment, its turn, between its arrival and ``PATIENCE_SECONDS`` later; the
-earliest turn goes first. So **whoever arrives more than ``PATIENCE_SECONDS`` after another goes
-behind it**, in every order: all that can ever be put before a request is what has arrived until
-then.
+earliest turn goes first. So **whoever arrives more than ``PATIENCE_SECONDS`` after another ranks
+behind it**, in every order.
+
+Under a load that can't be served that alone would end in everybody being late. So those that have
+waited for longer get no more than half of a step if others want it (:func:`shares`). **A request
+waits ``PATIENCE_SECONDS``, and twice as long as it takes to compute what had arrived until then, at
+most.**
 
 Pure, and cheap enough to be asked for a thousand requests between two steps.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 PATIENCE_SECONDS = 60.0
@@ -103,3 +107,30 @@ ORDERS: dict[str, Order] = {
     "slack": Order(slack, preemptive=True),
     "deadline": Order(deadline, preemptive=True),
 }
+
+
+def shares(
+    ranked: Sequence[Waiting], now_seconds: float, budget_tokens: int
+) -> list[tuple[int, int]]:
+    """Indexes of the ``ranked`` in the order in which they get tokens of a step, with how many at
+    most. Those that have waited longer than the patience come first and have half of the budget
+    between them, and what the others leave of theirs."""
+    late = [i for i, each in enumerate(ranked) if _is_overdue(each, now_seconds)]
+    others = [i for i, each in enumerate(ranked) if not _is_overdue(each, now_seconds)]
+    left = budget_tokens
+    if others:
+        wanted = sum(ranked[i].new_tokens for i in others)
+        left = max((budget_tokens + 1) // 2, budget_tokens - wanted)
+    first: list[tuple[int, int]] = []
+    for index in late:
+        if left <= 0:
+            break
+        limit = min(ranked[index].new_tokens, left)
+        first.append((index, limit))
+        left -= limit
+    rest = [*others, *late[len(first) :]]
+    return first + [(index, budget_tokens) for index in rest]
+
+
+def _is_overdue(waiting: Waiting, now_seconds: float) -> bool:
+    return not waiting.preempted and now_seconds > waiting.arrival_seconds + PATIENCE_SECONDS

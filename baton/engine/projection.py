@@ -18,7 +18,8 @@ def suffices(
 
     Blocks that several share are taken to stay with the first of them, so the projection is
     right but for sharing; and a request that is still being computed, or landing, is taken to
-    answer already. What it gets wrong, preemption mends.
+    answer already. What it gets wrong, preemption mends. Who was preempted isn't asked for it
+    again: its client has waited enough.
     """
     growing = [each for each in running if each.task is not Task.PREFILL]
     if not growing or candidate.task is Task.PREFILL:

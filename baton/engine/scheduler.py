@@ -174,7 +174,7 @@ class Scheduler:
         self._coming.clear()
         rows: list[Row] = []
         chunked: set[Sequence] = set()
-        for sequence in self._turns.in_turn(computing, waiting, now_seconds):
+        for sequence, limit in self._turns.in_turn(computing, waiting, budget, now_seconds):
             if budget == 0:
                 break
             if sequence.phase is Phase.RUNNING:
@@ -184,7 +184,7 @@ class Scheduler:
                 admitting = admitting and self._admit_one(sequence)
                 if not admitting:
                     continue
-            row = self._chunk(sequence, budget)
+            row = self._chunk(sequence, min(limit, budget))
             if row is not None:
                 rows.append(row)
                 chunked.add(sequence)
@@ -295,10 +295,10 @@ class Scheduler:
             self._note_blocked(sequence, self._pool.num_allocatable)
             return False
         sequence.num_shared = self._num_used(cached)
-        if self._config.forecast:
+        if self._config.forecast and not sequence.waiting.preempted:
             others = (*self._running, *self._reserved)
             if not suffices(self._pool, self._config, others, sequence):
-                self._note_blocked(sequence, _ASK_AGAIN)
+                self._note_blocked(sequence, _ASK_AGAIN)  # it may do with nothing freed
                 return False
         self._pool.reference(cached)
         sequence.block_ids = (*cached, *self._pool.allocate(num_new))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from heapq import nsmallest
 
 from baton.core.fairness import TokenCounters
-from baton.core.order import ORDERS
+from baton.core.order import ORDERS, shares
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.sequence import Phase, Sequence
@@ -57,16 +57,37 @@ class Turns:
     # One step
 
     def in_turn(
-        self, computing: list[Sequence], waiting: Iterable[Sequence], now_seconds: float
-    ) -> list[Sequence]:
-        """All whose prompts are being computed, and the first of those that wait."""
+        self,
+        computing: list[Sequence],
+        waiting: Iterable[Sequence],
+        budget: int,
+        now_seconds: float,
+    ) -> list[tuple[Sequence, int]]:
+        """All whose prompts are being computed, and the first of those that wait; each with the
+        most that it may get of ``budget``."""
         first = self._first(list(waiting), now_seconds)
         if not self._order.preemptive:
-            return computing + self._ranked(first, now_seconds)
+            return [(each, budget) for each in computing + self._ranked(first, now_seconds)]
         if first or len(computing) > 1:
             for sequence in computing:
                 self._look(sequence)
-        return self._ranked(computing + first, now_seconds)
+        return self._shared_out(self._ranked(computing + first, now_seconds), budget, now_seconds)
+
+    def _shared_out(
+        self, ranked: list[Sequence], budget: int, now_seconds: float
+    ) -> list[tuple[Sequence, int]]:
+        """Those whose tenants were given most get what is left, however long they have waited."""
+        if len(ranked) < 2:
+            return [(each, budget) for each in ranked]
+        arrears = self._arrears(ranked)
+
+        def is_behind(each: Sequence) -> bool:
+            return arrears.get(each.spec.tenant_salt, 0) > 0 and not each.waiting.preempted
+
+        fair = [each for each in ranked if not is_behind(each)]
+        given = shares([each.waiting for each in fair], now_seconds, budget)
+        first = [(fair[index], limit) for index, limit in given]
+        return first + [(each, budget) for each in ranked if is_behind(each)]
 
     def _first(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
         """By what was known of them; then looked at again."""
@@ -87,16 +108,19 @@ class Turns:
         self, sequences: list[Sequence], now_seconds: float
     ) -> Callable[[Sequence], tuple[float, int, float, int]]:
         """Who was preempted goes first; then whose tenant was given least; then the order."""
-        arrears: dict[bytes, int] = {}
-        if self.counters.is_shared:
-            arrears = self.counters.arrears({each.spec.tenant_salt for each in sequences})
-        order = self._order
+        arrears, order = self._arrears(sequences), self._order
 
         def rank(sequence: Sequence) -> tuple[float, int, float, int]:
             fresh, turn = order.rank(sequence.waiting, now_seconds)
             return fresh, arrears.get(sequence.spec.tenant_salt, 0), turn, sequence.arrival
 
         return rank
+
+    def _arrears(self, sequences: list[Sequence]) -> dict[bytes, int]:
+        """Of the tenants of these; none, while there is nobody to be fair to."""
+        if not self.counters.is_shared:
+            return {}
+        return self.counters.arrears({each.spec.tenant_salt for each in sequences})
 
     def _look(self, sequence: Sequence) -> None:
         waiting, end = sequence.waiting, sequence.num_known

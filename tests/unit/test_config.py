@@ -67,6 +67,10 @@ def test_flags_that_were_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
         ("heartbeat_seconds", "nan", "heartbeat_seconds is 'nan'"),
         ("cluster", "My Cluster", "cluster is 'My Cluster'"),
         ("log_level", "loud", "log_level is 'loud'"),
+        ("prefill_order", "best", "prefill_order is 'best': must be one of fcfs, cached_first"),
+        ("slo_first_token_seconds", "-1", "slo_first_token_seconds is '-1'"),
+        ("slo_token_gap_seconds", "0", "slo_token_gap_seconds is '0'"),
+        ("slo_token_gap_seconds", "inf", "slo_token_gap_seconds is 'inf'"),
     ],
 )
 def test_wrong_values_name_key_value_and_what_is_right(

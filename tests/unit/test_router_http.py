@@ -308,7 +308,7 @@ async def test_completion_logprobs(tokenizer: Tokenizer) -> None:
 
 
 async def test_parameters_reach_the_workers(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (house, client):
+    async with open_house(tokenizer, slo_first_token_seconds=1.5) as (house, client):
         fields = {
             "temperature": 0, "top_p": 0.5, "top_k": -1, "min_p": 0.1, "seed": -1,
             "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 2.0,
@@ -325,6 +325,7 @@ async def test_parameters_reach_the_workers(tokenizer: Tokenizer) -> None:
     assert sampling.logit_bias == ((3, -1.5), (7, 100.0))
     assert (sampling.seed, sampling.max_tokens, sampling.ignore_eos) == (2**64 - 1, 3, True)
     assert sampling.stop_token_ids == (9,)
+    assert house.prefill.submitted[0].spec.first_token_seconds == 1.5
     assert house.prefill.submitted[1].spec.sampling.seed == 77
 
 

@@ -1,0 +1,161 @@
+"""The engine under every order: nobody starves, tenants get the same, memory suffices."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.clock import ManualClock
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.order import ORDERS, PATIENCE_SECONDS
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.fake_runner import FakeRunner
+from baton.engine.plan import Plan, StepOutput
+from baton.engine.result import StepResult
+
+BLOCK_TOKENS = 4
+STEP_TOKENS = 16
+TOKEN_SECONDS = 0.05
+PREEMPTIVE = [name for name, order in ORDERS.items() if order.preemptive]
+
+
+class TimedRunner(FakeRunner):
+    def __init__(self, clock: ManualClock, num_blocks: int) -> None:
+        super().__init__(num_blocks, BLOCK_TOKENS)
+        self._clock = clock
+
+    def run(self, plan: Plan) -> StepOutput:
+        self._clock.advance(TOKEN_SECONDS * plan.num_tokens)
+        return super().run(plan)
+
+
+class Bench:
+    def __init__(self, num_blocks: int = 4096, **config: object) -> None:
+        self.clock = ManualClock()
+        bounds: dict[str, object] = {
+            "block_tokens": BLOCK_TOKENS,
+            "max_model_tokens": 4096,
+            "max_step_tokens": STEP_TOKENS,
+        }
+        self.engine = Engine(
+            TimedRunner(self.clock, num_blocks),
+            EngineConfig(**(bounds | config)),  # type: ignore[arg-type]
+            model_digest=b"",
+            kv_dtype="fake",
+            eos_token_ids=frozenset(),
+            clock=self.clock,
+        )
+        self._number = 0
+
+    def add(
+        self,
+        num_tokens: int,
+        task: Task = Task.PREFILL,
+        tenant: bytes = b"",
+        max_tokens: int = 2,
+    ) -> RequestId:
+        """A prompt that no other begins like."""
+        self._number += 1
+        tokens = (TokenId(self._number), *(TokenId(i % 250) for i in range(num_tokens - 1)))
+        spec = RequestSpec(
+            RequestId(str(self._number)),
+            Epoch(1),
+            tokens,
+            num_tokens,
+            SamplingParams(max_tokens=max_tokens, temperature=0.0),
+            tenant_salt=tenant,
+            first_token_seconds=2.0,
+        )
+        self.engine.add(spec, task)
+        return spec.request_id
+
+    def step(self) -> StepResult:
+        result = self.engine.step()
+        for progress in result.progress:
+            if any(output.request_id == progress.request_id for output in result.outputs):
+                self.engine.release(progress.request_id)
+        return result
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_long_prompt_is_served_though_short_ones_never_end(order: str) -> None:
+    """In every step there is enough else to do. All that may be put before it has come within
+    the patience, and is done after as long again."""
+    bench = Bench(order=order)
+    for _ in range(8):  # the engine learns its speed
+        bench.add(STEP_TOKENS)
+        bench.step()
+    long, began = bench.add(600), bench.clock.monotonic()
+    while True:
+        bench.add(STEP_TOKENS)
+        outputs = bench.step().outputs
+        if any(output.request_id == long for output in outputs):
+            break
+        waited = bench.clock.monotonic() - began
+        assert waited < 2 * PATIENCE_SECONDS + 2 * 600 * TOKEN_SECONDS
+    if order == "deadline":  # else this test wouldn't notice an order that is fair anyway
+        assert bench.clock.monotonic() - began > PATIENCE_SECONDS
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    order=st.sampled_from(PREEMPTIVE),
+    slack=st.integers(1, 100),
+    one=st.lists(st.integers(1, 120), min_size=2, max_size=25),
+    other=st.lists(st.integers(1, 120), min_size=2, max_size=25),
+)
+def test_two_backlogged_tenants_are_given_the_same(
+    order: str, slack: int, one: list[int], other: list[int]
+) -> None:
+    bench = Bench(order=order, fairness_slack_tokens=slack)
+    tenants: dict[RequestId, int] = {}
+    left = [sum(one), sum(other)]
+    for number, lengths in enumerate((one, other)):
+        for length in lengths:
+            tenants[bench.add(length, tenant=bytes([number]))] = number
+    given_tokens, computed = [0, 0], dict.fromkeys(tenants, 0)
+    while True:
+        for progress in bench.step().progress:
+            new = progress.num_computed_tokens - computed[progress.request_id]
+            computed[progress.request_id] = progress.num_computed_tokens
+            given_tokens[tenants[progress.request_id]] += new
+            left[tenants[progress.request_id]] -= new
+        if min(left) < STEP_TOKENS:
+            break
+        # Rows of a single token, the ends of prompts, come first and count as an answer's.
+        ends = 3 * len(tenants)
+        assert abs(given_tokens[0] - given_tokens[1]) < slack + STEP_TOKENS + ends
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    order=st.sampled_from(list(ORDERS)),
+    num_blocks=st.integers(16, 60),
+    max_tokens=st.integers(1, 20),
+    arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=30),
+)
+def test_nobody_is_preempted_when_predictions_are_right(
+    order: str, num_blocks: int, max_tokens: int, arrivals: list[tuple[int, int]]
+) -> None:
+    """All answers are as long as they may be, and a prompt is read in one step."""
+    bench = Bench(num_blocks, order=order, max_step_tokens=4096, watermark_blocks=0)
+    for pause, length in arrivals:
+        bench.add(length, Task.WHOLE, max_tokens=max_tokens)
+        for _ in range(pause):
+            bench.step()
+    while bench.engine.has_work():
+        bench.step()
+        bench.engine.check_integrity()
+    assert bench.engine.stats().num_preemptions == 0
+
+
+def test_without_the_forecast_somebody_is() -> None:
+    """Else the test before would tell nothing."""
+    bench = Bench(16, forecast=False, max_step_tokens=4096, watermark_blocks=0)
+    for _ in range(4):
+        bench.add(12, Task.WHOLE, max_tokens=20)
+    while bench.engine.has_work():
+        bench.step()
+    assert bench.engine.stats().num_preemptions > 0
