@@ -11,7 +11,8 @@ from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import Generation, WorkerId
-from baton.core.member import Load, Member
+from baton.core.load import Load
+from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Unavailable
 from baton.registry.heartbeat import Heartbeat

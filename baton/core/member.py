@@ -3,18 +3,8 @@
 from dataclasses import dataclass, field
 
 from baton.core.ids import Generation, WorkerId
+from baton.core.load import Load
 from baton.core.states import Role, WorkerState
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """A worker's own report. Tokens of ``queued_tokens`` wait for prefill."""
-
-    running: int = 0
-    waiting: int = 0
-    queued_tokens: int = 0
-    free_blocks: int = 0
-    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +13,8 @@ class Member:
 
     ``transports`` are the names of the KV transports that it can serve, best first. ``door`` is
     a store node's Unix socket, for members of its host.
-    ``model_digest`` is hex; members with different ones never share KV.
+    ``model_digest`` is hex; members with different ones never share KV. ``device`` is what a worker
+    computes on, and ``kv_bytes_per_token`` what it remembers of a token.
     """
 
     id: WorkerId
@@ -37,6 +28,8 @@ class Member:
     model_digest: str = ""
     block_tokens: int = 0
     kv_dtype: str = ""
+    kv_bytes_per_token: int = 0
+    device: str = ""
     max_model_tokens: int = 0
     transports: tuple[str, ...] = ()
     door: str = ""

@@ -1,16 +1,19 @@
 """The engine: one pool, one scheduler, one runner, and the requests between them."""
 
+from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from baton.clock import Clock
 from baton.core.answer_length import AnswerLengths
 from baton.core.block_key import KeyRoot
+from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.engine.admission import check_spec
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.decode_speed import DecodeSpeed
 from baton.engine.imports import Imports
 from baton.engine.integrity import check_lineups, check_owners, check_sequence
 from baton.engine.plan import Plan, Row, Runner, SampledToken, StepOutput
@@ -66,6 +69,7 @@ class Engine:
         self._clock = clock
         self._pool = BlockPool(runner.num_blocks)
         self._speed = PrefillSpeed()
+        self._decode_speed = DecodeSpeed()
         self._lengths = AnswerLengths(config.growth_tokens)
         self._scheduler = Scheduler(self._pool, config, self._prefill_seconds)
         self._imports = Imports(self._pool, self._scheduler)
@@ -203,6 +207,7 @@ class Engine:
         output = self._runner.run(plan)
         work = _work(plan, self._clock.monotonic() - began)
         self._speed.record(work)
+        self._decode_speed.record(work)
         return self._apply(plan, output, work)
 
     def _apply(self, plan: Plan, output: StepOutput, work: StepWork) -> StepResult:
@@ -272,6 +277,21 @@ class Engine:
     def expected_tokens(self, spec: RequestSpec) -> int:
         """Length of the answer, as far as those before it tell. Changes nothing."""
         return self._lengths.expect(spec.tenant_salt, spec.sampling.max_tokens)
+
+    # What it has to do, and how fast it is
+
+    @property
+    def sequences(self) -> Collection[Sequence]:
+        """Every request that is here, to look at."""
+        return self._sequences.values()
+
+    def prefill_cost(self) -> PrefillCost | None:
+        """None before enough was measured."""
+        return self._speed.cost(self._config.chunk_limit)
+
+    def decode_cost(self) -> DecodeCost | None:
+        """None before enough was measured."""
+        return self._decode_speed.cost()
 
     # Self-help
 
@@ -365,4 +385,5 @@ def _work(plan: Plan, seconds: float) -> StepWork:
         count * row.start + count * (count + 1) // 2
         for count, row in zip(num_tokens, plan.rows, strict=True)
     )
-    return StepWork(sum(num_tokens), attended, seconds, min(num_tokens) > 1)
+    is_prefill, is_decode = min(num_tokens) > 1, max(num_tokens) == 1
+    return StepWork(sum(num_tokens), attended, seconds, is_prefill, is_decode)

@@ -37,12 +37,13 @@ class SealedRun:
 @dataclass(frozen=True, slots=True)
 class StepWork:
     """What a step computed: ``num_tokens`` that attend to ``num_attended`` in all, in
-    ``seconds``. ``is_prefill`` when none of its rows was a decode."""
+    ``seconds``. ``is_prefill`` when none of its rows was a decode, ``is_decode`` when all were."""
 
     num_tokens: int
     num_attended: int
     seconds: float
     is_prefill: bool
+    is_decode: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,22 @@
 """A member as JSON, checked when it comes back: Redis may hold anything."""
 
+import math
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
+from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Generation, WorkerId
-from baton.core.member import Load, Member
+from baton.core.load import MAX_QUEUED, Load, QueuedWork
+from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Invalid
 
 MAX_MEMBER_BYTES = 64 * 1024
-_LOADS = tuple(Load.__dataclass_fields__)
+
+T = TypeVar("T")
 
 
 def member_to_json(member: Member) -> bytes:
@@ -30,19 +35,73 @@ def member_from_json(data: bytes) -> Member:
             generation=Generation(_number(raw, "generation")),
             state=WorkerState(raw["state"]),
             transports=tuple(str(name) for name in raw.get("transports", ())),
-            load=Load(**{name: _number(raw["load"], name) for name in _LOADS}),
+            load=_load(raw["load"]),
             address=_text(raw, "address"),
             host=_text(raw, "host"),
             door=_text(raw, "door"),
             model=_text(raw, "model"),
             model_digest=_hex(raw, "model_digest"),
             kv_dtype=_text(raw, "kv_dtype"),
+            kv_bytes_per_token=_number(raw, "kv_bytes_per_token"),
+            device=_text(raw, "device"),
             pid=_number(raw, "pid"),
             block_tokens=_number(raw, "block_tokens"),
             max_model_tokens=_number(raw, "max_model_tokens"),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise Invalid(f"not a member: {error}") from error
+
+
+def _load(raw: Any) -> Load:
+    return Load(
+        running=_number(raw, "running"),
+        waiting=_number(raw, "waiting"),
+        queued_tokens=_number(raw, "queued_tokens"),
+        free_blocks=_number(raw, "free_blocks"),
+        num_blocks=_number(raw, "num_blocks"),
+        at_seconds=_amount(raw, "at_seconds"),
+        queue=_queue(raw["queue"]),
+        prefill_cost=_optional(raw, "prefill_cost", _prefill_cost),
+        decode_requests=_number(raw, "decode_requests"),
+        context_tokens=_number(raw, "context_tokens"),
+        promised_tokens=_number(raw, "promised_tokens"),
+        decode_cost=_optional(raw, "decode_cost", _decode_cost),
+        answer_tokens=_optional(raw, "answer_tokens", _amount),
+        short_answer_tokens=_optional(raw, "short_answer_tokens", _amount),
+        link_bytes_per_second=_optional(raw, "link_bytes_per_second", _amount),
+    )
+
+
+def _queue(raw: Any) -> tuple[QueuedWork, ...]:
+    if not isinstance(raw, list) or len(raw) > MAX_QUEUED:
+        raise ValueError(f"queue must be a list of at most {MAX_QUEUED}")
+    return tuple(
+        QueuedWork(_optional(entry, "deadline_seconds", _finite), _amount(entry, "work_seconds"))
+        for entry in raw
+    )
+
+
+def _prefill_cost(raw: Any, key: str) -> PrefillCost:
+    cost = raw[key]
+    return PrefillCost(
+        fixed_seconds=_amount(cost, "fixed_seconds"),
+        per_token_seconds=_amount(cost, "per_token_seconds"),
+        per_pair_seconds=_amount(cost, "per_pair_seconds"),
+    )
+
+
+def _decode_cost(raw: Any, key: str) -> DecodeCost:
+    """Of a measured one; what is simulated has experts, too, and never travels."""
+    cost = raw[key]
+    return DecodeCost(
+        fixed_seconds=_amount(cost, "fixed_seconds"),
+        per_request_seconds=_amount(cost, "per_request_seconds"),
+        per_context_token_seconds=_amount(cost, "per_context_token_seconds"),
+    )
+
+
+def _optional(raw: Any, key: str, read: Callable[[Any, str], T]) -> T | None:
+    return None if raw[key] is None else read(raw, key)
 
 
 def _text(raw: Any, key: str) -> str:
@@ -60,3 +119,17 @@ def _number(raw: Any, key: str) -> int:
     if isinstance(raw[key], bool) or not isinstance(raw[key], int) or raw[key] < 0:
         raise ValueError(f"{key} is {raw[key]!r}, and must be a number from 0")
     return int(raw[key])
+
+
+def _finite(raw: Any, key: str) -> float:
+    value = raw[key]
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{key} is {value!r}, and must be a number")
+    return float(value)
+
+
+def _amount(raw: Any, key: str) -> float:
+    value = _finite(raw, key)
+    if value < 0:
+        raise ValueError(f"{key} is {value!r}, and must be at least 0")
+    return value

@@ -22,6 +22,11 @@ class PrefixStore(Protocol):
         """Learns from what the step took, and offers what it sealed to the store."""
         ...
 
+    @property
+    def bytes_per_second(self) -> float | None:
+        """Of what came from other hosts lately; None before anything did."""
+        ...
+
     async def run(self) -> None:
         """Works in the background until cancelled."""
         ...

@@ -249,6 +249,8 @@ class WorkerProgram:
             model_digest=runner.model_digest.hex(),
             block_tokens=runner.block_tokens,
             kv_dtype=runner.kv_dtype,
+            kv_bytes_per_token=runner.pool.block_bytes // runner.block_tokens,
+            device=runner.pool.device,
             max_model_tokens=self._engine_config().max_model_tokens,
             transports=tuple(self._transports),
             load=self._worker.load,

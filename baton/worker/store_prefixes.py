@@ -18,6 +18,7 @@ from baton.errors import BatonError
 from baton.kv.store_client import StoreClient, StoreLease
 from baton.transport.flow import Gathered, TransferFailed, gather
 from baton.transport.links import LinkMeter
+from baton.transport.select import LOCAL_ONLY
 from baton.transport.strays import Strays
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.extension import Extension
@@ -35,6 +36,9 @@ PIECE_SECONDS = 0.05
 
 SETTLE_SECONDS = 0.05
 """Of a call: what an ended read may take to let go of its blocks."""
+
+ALL_FAR = "far"
+"""The name of all links to other hosts' nodes together. Those of one node have a ``/``."""
 
 MAX_SPLITS = 8
 SWEEP_SECONDS = 1.0
@@ -101,6 +105,10 @@ class StorePrefixes:
             self._speed.record(result.work)
         for run in result.sealed:
             self._publisher.offer(run)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        return self._links.bytes_per_second(ALL_FAR)
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -215,8 +223,10 @@ class StorePrefixes:
         extension.dram_tokens += (num_good - num_promoted) * self._block_tokens
         if num_good:
             size = num_good * self._layout.block_bytes
-            link = _link(lease.node, num_promoted > 0)
-            self._links.record(link, size, self._clock.monotonic() - began)
+            seconds = self._clock.monotonic() - began
+            self._links.record(_link(lease.node, num_promoted > 0), size, seconds)
+            if lease.transport.name not in LOCAL_ONLY:
+                self._links.record(ALL_FAR, size, seconds)
         return num_good
 
     async def _import(

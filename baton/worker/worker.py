@@ -12,24 +12,31 @@ from functools import partial
 from baton.clock import Clock
 from baton.core.handoff import Inspection, PullOpen, WorkerRef
 from baton.core.ids import Epoch, Generation, RequestId, WorkerId
-from baton.core.member import Load
+from baton.core.load import Load
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.states import WorkerState
 from baton.core.task import Task
 from baton.engine.engine import Engine, EngineStats, StepResult
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable, mapping_of
 from baton.transport.base import Transport
-from baton.transport.select import choose
+from baton.transport.links import LinkMeter
+from baton.transport.select import LOCAL_ONLY, choose
 from baton.transport.strays import Strays
+from baton.worker.answers import AnswerMeter
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.extension import Extension
 from baton.worker.hold import Hold
-from baton.worker.intake import Intake, Landing
+from baton.worker.intake import Intake, Landing, Shipment
 from baton.worker.kv_layout import KvLayout
+from baton.worker.load_report import Coming, measure
 from baton.worker.prefix_store import PrefixStore
 from baton.worker.stream import OutputStream
 
-SWEEP_SECONDS = 1.0
+SWEEP_SECONDS = 0.25
+"""Also how old the load is at most, but for a step, that a heartbeat tells."""
+
+PULLS = "pulls"
+"""The name of all links to other hosts' workers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +115,8 @@ class Worker:
         self._arrived = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._load = Load()
+        self._answers = AnswerMeter()
+        self._links = LinkMeter()
         self.state = WorkerState.JOINING
 
     # -- life ---------------------------------------------------------------------------
@@ -118,10 +127,10 @@ class Worker:
             self._tasks = tasks
             self.state = WorkerState.READY
             while True:
-                await self._clock.sleep(SWEEP_SECONDS)
                 await self._refresh_load()
                 self._drop_unread()
                 self._strays.sweep()
+                await self._clock.sleep(SWEEP_SECONDS)
 
     def start_drain(self) -> None:
         self.state = WorkerState.DRAINING
@@ -232,12 +241,18 @@ class Worker:
         finally:
             if landing.strays:
                 self._quarantine(job, landing)
+        self._note_pull(landing.shipment)
         job.details.update(landing.shipment.details())
         if token_id is None:
             self._end(job)
             return
         request_id = job.spec.request_id
         await self._engine.call(lambda engine: engine.start(request_id, token_id))
+
+    def _note_pull(self, shipment: Shipment) -> None:
+        """Of what came from another host."""
+        if shipment.transport not in LOCAL_ONLY:
+            self._links.record(PULLS, shipment.size_bytes, shipment.reading_seconds)
 
     def _quarantine(self, job: Job, landing: Landing) -> None:
         """Nobody gets the blocks until the stray transfer has ended; the sweeper sees to it."""
@@ -309,6 +324,8 @@ class Worker:
         if job.extension is not None:
             job.details.update(job.extension.details(output.cached_tokens))
             job.extension = None  # told once, with the first output
+        if output.finish_reason is not None:
+            self._answers.record(output.first_index + len(output.token_ids))
         details = {**output.details, **job.details}
         output = replace(output, request_id=job.request_id, details=details)
         job.details = {}
@@ -369,13 +386,16 @@ class Worker:
                 self._fail(job, Unavailable("no decode worker came for the request"))
 
     async def _refresh_load(self) -> None:
-        stats = await self._engine.call(Engine.stats)
-        self._load = Load(
-            running=stats.running,
-            waiting=stats.waiting + stats.reserved,
-            queued_tokens=stats.queued_tokens,
-            free_blocks=stats.pool.free + stats.pool.idle,
-            num_blocks=stats.pool.num_blocks,
+        coming = [Coming(job.spec, job.task) for job in self._jobs.values() if job.runner]
+        answers, clock = self._answers, self._clock
+        mean = answers.mean
+        load = await self._engine.call(lambda engine: measure(engine, coming, clock, mean))
+        rate = self._store.bytes_per_second or self._links.bytes_per_second(PULLS)
+        self._load = replace(
+            load,
+            answer_tokens=mean,
+            short_answer_tokens=answers.short,
+            link_bytes_per_second=rate,
         )
 
 

@@ -11,8 +11,10 @@ from redis.asyncio import Redis
 from structlog.testing import capture_logs
 
 from baton.clock import ManualClock, SystemClock
+from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import Generation, WorkerId
-from baton.core.member import Load, Member
+from baton.core.load import MAX_QUEUED, Load, QueuedWork
+from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Invalid, Unavailable
 from baton.registry.base import Registry
@@ -22,12 +24,21 @@ from baton.registry.redis import RedisRegistry
 from tests.contract.conftest import RunningValkey
 
 LONG = 60.0
+LOAD = Load(
+    running=3,
+    at_seconds=1.5e9,
+    queue=(QueuedWork(-0.5, 0.25), QueuedWork(None, 0.0)),
+    prefill_cost=PrefillCost(1e-3, 2e-5, 3e-9),
+    decode_requests=2,
+    decode_cost=DecodeCost(1e-2, 1e-4, 1e-8),
+    answer_tokens=100.5,
+)
 
 
 def member(name: str, generation: int = 1, state: WorkerState = WorkerState.READY) -> Member:
     return Member(
         WorkerId(name), Role.PREFILL, "127.0.0.1:1", Generation(generation), state,
-        model_digest="ab", block_tokens=16, transports=("shm", "grpc"), load=Load(running=3),
+        model_digest="ab", block_tokens=16, transports=("shm", "grpc"), load=LOAD,
     )  # fmt: skip
 
 
@@ -190,6 +201,35 @@ def test_malformed_members_are_refused(change: dict[str, object]) -> None:
     assert member_from_json(orjson.dumps(raw)) == member("a")
     with pytest.raises(Invalid, match="not a member"):
         member_from_json(orjson.dumps(raw | change))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"at_seconds": "now"},
+        {"at_seconds": -1},
+        {"decode_requests": 0.5},
+        {"queue": None},
+        {"queue": [{"deadline_seconds": None}]},
+        {"queue": [{"deadline_seconds": "soon", "work_seconds": 1}]},
+        {"queue": [{"deadline_seconds": 0, "work_seconds": -1}]},
+        {"queue": [{"deadline_seconds": 0, "work_seconds": 1}] * (MAX_QUEUED + 1)},
+        {"prefill_cost": {"fixed_seconds": 1}},
+        {"decode_cost": 7},
+        {"answer_tokens": True},
+    ],
+)
+def test_malformed_loads_are_refused(change: dict[str, object]) -> None:
+    raw = orjson.loads(member_to_json(member("a")))
+    with pytest.raises(Invalid, match="not a member"):
+        member_from_json(orjson.dumps(raw | {"load": raw["load"] | change}))
+
+
+def test_a_full_report_is_small() -> None:
+    work = QueuedWork(-123.456789012345678, 0.123456789012345678)
+    full = replace(member("a"), load=replace(LOAD, queue=(work,) * MAX_QUEUED))
+    assert len(member_to_json(full)) < 5_000
+    assert member_from_json(member_to_json(full)) == full
 
 
 def test_an_oversized_member_is_refused() -> None:

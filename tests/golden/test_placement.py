@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from baton.core.ids import BlockKey, Generation, RequestId, WorkerId
-from baton.core.member import Load, Member
+from baton.core.load import Load
+from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError
 from conductor.policy.placement import PlacementConfig, place

@@ -17,5 +17,7 @@ class NoStore:
     def note_step(self, result: StepResult) -> None:
         pass
 
+    bytes_per_second: float | None = None
+
     async def run(self) -> None:
         await asyncio.Event().wait()

@@ -6,7 +6,8 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.core.ids import BlockKey, Generation, RequestId, WorkerId
-from baton.core.member import Load, Member
+from baton.core.load import Load
+from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Unavailable
 from baton.registry.membership import Membership

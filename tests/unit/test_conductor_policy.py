@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from baton.core.ids import BlockKey, Generation, RequestId, WorkerId
-from baton.core.member import Load, Member
+from baton.core.load import Load
+from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Overloaded
 from baton.ring import successors

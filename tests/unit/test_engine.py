@@ -221,7 +221,7 @@ def test_prefill_progress_then_held_until_released() -> None:
     table = (BlockId(0), BlockId(1), BlockId(2))
     assert first == StepResult(
         progress=(PrefillProgress(request.request_id, 6, table, keys[:1], 0),),
-        work=StepWork(6, 21, 0.0, True),
+        work=StepWork(6, 21, 0.0, is_prefill=True),
     )
     assert last.progress == (PrefillProgress(request.request_id, 10, table, keys, 0),)
     (output,) = last.outputs

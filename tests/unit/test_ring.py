@@ -7,7 +7,8 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, WorkerId
-from baton.core.member import Load, Member
+from baton.core.load import Load
+from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.registry.memory import MemoryRegistry
 from baton.ring import successors

@@ -12,7 +12,8 @@ import pytest
 from baton.clock import ManualClock, SystemClock
 from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, TokenId, WorkerId
-from baton.core.member import Load, Member
+from baton.core.load import Load
+from baton.core.member import Member
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState

@@ -1,0 +1,123 @@
+"""Measures an engine's load, between two of its steps: then nothing is half done."""
+
+import math
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from baton.clock import Clock
+from baton.core.answer_length import corrected
+from baton.core.cost import PrefillCost
+from baton.core.load import MAX_QUEUED, Load, QueuedWork
+from baton.core.request import RequestSpec
+from baton.core.task import Task
+from baton.engine.engine import Engine
+from baton.engine.sequence import Phase, Sequence
+
+UNKNOWN_ANSWER_TOKENS = 256.0
+"""What an answer is taken for before any has ended here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A request that this worker has, and its engine may not have yet: its prefix is being
+    fetched, or its KV read."""
+
+    spec: RequestSpec
+    task: Task
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """What is left of one; ``deadline_seconds`` from now on, infinite without one."""
+
+    deadline_seconds: float
+    num_tokens: int
+    num_cached: int
+
+
+def measure(engine: Engine, coming: Seq[Coming], clock: Clock, answer_tokens: float | None) -> Load:
+    """All but what the engine does not know: answers, links."""
+    here = {sequence.request_id for sequence in engine.sequences}
+    coming = [each for each in coming if each.spec.request_id not in here]
+    stats, cost = engine.stats(), engine.prefill_cost()
+    load = Load(
+        running=stats.running,
+        waiting=stats.waiting + stats.reserved,
+        queued_tokens=stats.queued_tokens,
+        free_blocks=stats.pool.free + stats.pool.idle,
+        num_blocks=stats.pool.num_blocks,
+        at_seconds=clock.wall_nanoseconds() / 1e9,
+        prefill_cost=cost,
+        decode_cost=engine.decode_cost(),
+    )
+    prompts = _prompts(engine, coming, clock.monotonic(), cost)
+    load = replace(load, queued_tokens=sum(prompt.num_tokens for prompt in prompts))
+    if cost is not None:
+        load = replace(load, queue=_bounded(prompts, cost))
+    return _with_answers(load, engine, coming, answer_tokens or UNKNOWN_ANSWER_TOKENS)
+
+
+def _prompts(
+    engine: Engine, coming: Seq[Coming], now: float, cost: PrefillCost | None
+) -> list[_Prompt]:
+    prompts = []
+    for sequence in engine.sequences:
+        if sequence.phase is Phase.WAITING:
+            cached = sequence.waiting.cached_tokens
+        elif sequence.phase is Phase.RUNNING and sequence.num_remaining > 1:
+            cached = sequence.num_computed
+        else:
+            continue
+        deadline = sequence.waiting.deadline_seconds - now
+        prompts.append(_Prompt(deadline, sequence.num_known - cached, cached))
+    for each in coming:
+        if each.task is not Task.DECODE:
+            prompts.append(_coming_prompt(engine, each.spec, cost))
+    return prompts
+
+
+def _coming_prompt(engine: Engine, spec: RequestSpec, cost: PrefillCost | None) -> _Prompt:
+    """As if it had arrived now; it will have what is cached now, at least."""
+    length, deadline = len(spec.token_ids), math.inf
+    cached = min(engine.cached_prefix_tokens(spec), length - 1)
+    if spec.first_token_seconds and cost is not None:
+        deadline = spec.first_token_seconds + cost.seconds(length)
+    return _Prompt(deadline, length - cached, cached)
+
+
+def _bounded(prompts: list[_Prompt], cost: PrefillCost) -> tuple[QueuedWork, ...]:
+    prompts = sorted(prompts, key=lambda prompt: prompt.deadline_seconds)
+    queue = [
+        QueuedWork(
+            prompt.deadline_seconds if prompt.deadline_seconds < math.inf else None,
+            cost.seconds(prompt.num_tokens, prompt.num_cached),
+        )
+        for prompt in prompts
+    ]
+    if len(queue) > MAX_QUEUED:
+        rest = sum(work.work_seconds for work in queue[MAX_QUEUED - 1 :])
+        queue[MAX_QUEUED - 1 :] = [QueuedWork(None, rest)]
+    return tuple(queue)
+
+
+def _with_answers(load: Load, engine: Engine, coming: Seq[Coming], answer_tokens: float) -> Load:
+    requests = context = promised = 0
+    for sequence in engine.sequences:
+        if sequence.task is not Task.PREFILL:
+            requests += 1
+            context += sequence.num_known
+            promised += _grown(sequence, answer_tokens)
+    for each in coming:
+        if each.task is not Task.PREFILL:
+            requests += 1
+            context += len(each.spec.token_ids)
+            promised += len(each.spec.token_ids) + min(int(answer_tokens), each.spec.max_new_tokens)
+    return replace(load, decode_requests=requests, context_tokens=context, promised_tokens=promised)
+
+
+def _grown(sequence: Sequence, answer_tokens: float) -> int:
+    """Its length in the end, if it gets as long as others do."""
+    num_prompt = sequence.spec.num_prompt_tokens
+    most = sequence.max_tokens - num_prompt
+    expected = corrected(min(int(answer_tokens), most), sequence.num_known - num_prompt, most)
+    return max(sequence.num_known, num_prompt + expected)

@@ -1,0 +1,209 @@
+"""What a worker reports: its queue, what it holds and will hold, and how fast it is."""
+
+import math
+
+import pytest
+
+from baton.clock import ManualClock
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.load import MAX_QUEUED, QueuedWork
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.decode_speed import LEAST_SPREAD, MIN_STEPS, DecodeSpeed
+from baton.engine.engine import Engine
+from baton.engine.fake_runner import FakeRunner
+from baton.engine.fit import fit_parts
+from baton.engine.plan import Plan, StepOutput
+from baton.engine.prefill_speed import PrefillSpeed
+from baton.engine.result import StepWork
+from baton.worker.answers import AnswerMeter
+from baton.worker.load_report import UNKNOWN_ANSWER_TOKENS, Coming, measure
+
+BLOCK = 4
+
+
+class TimedRunner(FakeRunner):
+    """10 ms a prompt token, 50 ms a step that only writes."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        super().__init__(256, BLOCK)
+        self._clock = clock
+
+    def run(self, plan: Plan) -> StepOutput:
+        chunks = [len(row.token_ids) for row in plan.rows if len(row.token_ids) > 1]
+        self._clock.advance(0.01 * sum(chunks) if chunks else 0.05)
+        return super().run(plan)
+
+
+def engine_at(clock: ManualClock) -> Engine:
+    config = EngineConfig(
+        block_tokens=BLOCK, max_model_tokens=512, max_step_tokens=8, chunk_tokens=8
+    )
+    return Engine(
+        TimedRunner(clock), config, model_digest=b"m" * 16, kv_dtype="fake",
+        eos_token_ids=frozenset(), clock=clock,
+    )  # fmt: skip
+
+
+def warm_up(engine: Engine) -> None:
+    """Steps of different sizes, so that the speed is known exactly."""
+    for length in (8, 3, 5, 6):
+        engine.add(spec(f"warm {length}", length), Task.PREFILL)
+        engine.step()
+        engine.release(RequestId(f"warm {length}"))
+
+
+def spec(name: str, length: int, max_tokens: int = 40, slo: float = 2.0) -> RequestSpec:
+    tokens = tuple(TokenId(hash_free(name) + index) for index in range(length))
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+    return RequestSpec(RequestId(name), Epoch(1), tokens, length, sampling, first_token_seconds=slo)
+
+
+def hash_free(name: str) -> int:
+    return int.from_bytes(name.encode(), "big") % 1000
+
+
+def test_parts_are_recovered_and_never_negative() -> None:
+    columns = [(1.0, float(n), float(n * n)) for n in range(1, 9)]
+    times = [2.0 + 3.0 * n + 0.5 * n * n for n in range(1, 9)]
+    assert fit_parts(columns, times) == pytest.approx([2.0, 3.0, 0.5])
+    falling = fit_parts([(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)], [3.0, 2.0, 1.0])
+    assert falling[1] == 0.0 and falling[0] > 0
+
+
+def test_prefill_cost_spreads_a_steps_overhead_over_its_chunk() -> None:
+    speed = PrefillSpeed()
+    assert speed.cost(100) is None
+    for count in (100, 50, 20, 80):
+        attended = count * (count + 1) // 2
+        speed.record(StepWork(count, attended, 0.5 + 0.01 * count + 1e-4 * attended, True))
+    cost = speed.cost(100)
+    assert cost is not None
+    assert cost.fixed_seconds == pytest.approx(0.5)
+    assert cost.per_token_seconds == pytest.approx(0.01 + 0.5 / 100)
+    assert cost.per_pair_seconds == pytest.approx(1e-4)
+
+
+def decode_step(batch: int, context: int) -> StepWork:
+    seconds = 0.01 + 0.001 * batch + 1e-6 * context
+    return StepWork(batch, context, seconds, is_prefill=False, is_decode=True)
+
+
+def test_decode_cost_is_fitted_to_batch_and_context() -> None:
+    speed = DecodeSpeed()
+    for number in range(MIN_STEPS - 1):
+        speed.record(decode_step(1 + number % 7, 100 + 900 * (number % 5)))
+    speed.record(StepWork(9, 9, 1.0, is_prefill=True))
+    assert speed.cost() is None
+    speed.record(decode_step(8, 50_000))
+    cost = speed.cost()
+    assert cost is not None
+    assert cost.fixed_seconds == pytest.approx(0.01)
+    assert cost.per_request_seconds == pytest.approx(0.001)
+    assert cost.per_context_token_seconds == pytest.approx(1e-6)
+
+
+def test_what_did_not_vary_is_not_guessed() -> None:
+    speed = DecodeSpeed()
+    for number in range(MIN_STEPS):
+        speed.record(decode_step(1, 100 + number))
+    cost = speed.cost()
+    assert cost is not None
+    # One request of 100 tokens says nothing about a hundred requests, or 10,000 tokens.
+    assert cost.seconds(100, 10_000) == pytest.approx(0.0111, rel=1e-2)
+    speed.record(decode_step(1, int(100 * LEAST_SPREAD)))
+    with_context = speed.cost()
+    assert with_context is not None and with_context.per_request_seconds == 0.0
+    assert with_context.per_context_token_seconds == pytest.approx(1e-6, rel=1e-3)
+
+
+def test_an_idle_worker_reports_what_it_has() -> None:
+    clock = ManualClock(5.0)
+    load = measure(engine_at(clock), (), clock, None)
+    assert (load.at_seconds, load.num_blocks, load.free_blocks) == (5.0, 256, 256)
+    assert (load.queue, load.prefill_cost, load.decode_cost) == ((), None, None)
+    assert (load.decode_requests, load.context_tokens, load.promised_tokens) == (0, 0, 0)
+
+
+def test_a_queue_is_told_by_deadline_once_speed_is_known() -> None:
+    clock = ManualClock()
+    engine = engine_at(clock)
+    engine.add(spec("long", 64, slo=5.0), Task.PREFILL)
+    load = measure(engine, (), clock, None)
+    assert (load.queue, load.queued_tokens) == ((), 64)
+    engine.abort(RequestId("long"))
+    warm_up(engine)
+    engine.add(spec("long", 64, slo=5.0), Task.PREFILL)
+    for _ in range(6):
+        engine.step()
+    engine.add(spec("urgent", 10, slo=1.0), Task.WHOLE)
+    engine.add(spec("any", 20, slo=0.0), Task.PREFILL)
+    coming = [Coming(spec("come", 30, slo=3.0), Task.PREFILL), Coming(spec("any", 20), Task.WHOLE)]
+    load = measure(engine, coming, clock, None)
+    cost = engine.prefill_cost()
+    assert cost is not None and cost.seconds(10) == pytest.approx(0.1)
+    assert load.queued_tokens == 16 + 10 + 20 + 30
+    deadlines = [work.deadline_seconds for work in load.queue]
+    assert deadlines[:2] == [pytest.approx(1.0 + 0.1), pytest.approx(3.0 + 0.3)]
+    assert [work.work_seconds for work in load.queue] == [
+        pytest.approx(seconds) for seconds in (0.1, 0.3, 0.16, 0.2)
+    ]
+    assert deadlines[2] == pytest.approx(5.0 + 0.64 - 6 * 0.08)
+    assert deadlines[3] is None
+    engine.check_integrity()
+
+
+def test_a_long_queue_is_cut_and_its_end_summed() -> None:
+    clock = ManualClock()
+    engine = engine_at(clock)
+    warm_up(engine)
+    for number in range(MAX_QUEUED + 3):
+        engine.add(spec(f"r{number}", 10, slo=1.0 + number), Task.PREFILL)
+    load = measure(engine, (), clock, None)
+    assert len(load.queue) == MAX_QUEUED
+    assert load.queue[0].deadline_seconds == pytest.approx(1.1)
+    assert load.queue[-1] == QueuedWork(None, pytest.approx(0.1 * 4))
+    assert sum(work.work_seconds for work in load.queue) == pytest.approx(0.1 * (MAX_QUEUED + 3))
+
+
+def test_answers_are_promised_what_answers_take() -> None:
+    clock = ManualClock()
+    engine = engine_at(clock)
+    engine.add(spec("writes", 8, max_tokens=40), Task.WHOLE)
+    assert engine.reserve(spec("lands", 12, max_tokens=5)) is not None
+    coming = [Coming(spec("comes", 20, max_tokens=400), Task.DECODE)]
+    load = measure(engine, coming, clock, None)
+    assert (load.decode_requests, load.context_tokens) == (3, 8 + 12 + 20)
+    unknown = int(UNKNOWN_ANSWER_TOKENS)
+    assert load.promised_tokens == 8 + 40 + 12 + 5 + 20 + unknown
+    load = measure(engine, coming, clock, 10.0)
+    assert load.promised_tokens == 8 + 10 + 12 + 5 + 20 + 10
+    for _ in range(20):
+        engine.step()
+    # Twenty tokens are more than the ten that were expected: half as many again.
+    load = measure(engine, (), clock, 10.0)
+    assert (load.decode_requests, load.context_tokens) == (2, 28 + 12)
+    assert load.promised_tokens == 8 + 30 + 12 + 5
+    assert load.decode_cost is not None
+    assert load.decode_cost.seconds(1, 28) == pytest.approx(0.05)
+
+
+def test_a_prompt_that_waits_for_its_reader_is_nobodys_answer() -> None:
+    clock = ManualClock()
+    engine = engine_at(clock)
+    engine.add(spec("held", 8), Task.PREFILL)
+    engine.step()
+    load = measure(engine, [Coming(spec("next", 9), Task.PREFILL)], clock, None)
+    assert (load.decode_requests, load.context_tokens, load.promised_tokens) == (0, 0, 0)
+    assert load.queued_tokens == 9
+
+
+def test_answer_lengths_need_a_few() -> None:
+    answers = AnswerMeter()
+    for length in (10, 20, 30):
+        answers.record(length)
+    assert answers.mean is None and answers.short is None
+    answers.record(40)
+    assert answers.mean == 25.0
+    assert answers.short is not None and math.isclose(answers.short, 13.0)
