@@ -38,7 +38,7 @@ class BatonConfig:
     least_candidates: int = 1
     decode_candidates: int = 4
     service_weight: float = 4.0
-    fair_advantage: float = 0.03
+    fair_advantage: float = 0.02
     margin_seconds: float = 0.3
     admission: bool = True
     full_scan: bool = False
