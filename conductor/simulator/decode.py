@@ -33,6 +33,7 @@ class DecodeWorker:
         self.slowness = 1.0
         self.most_tokens = 0
         self.num_preempted = 0
+        self.num_made_tokens = 0
         self._events = events
         self._cost = cost
         self._capacity_tokens = capacity_tokens
@@ -41,8 +42,12 @@ class DecodeWorker:
         self._on_done = on_done
         self._announced: dict[Job, None] = {}
         self._waiting: deque[Job] = deque()
+        self._coming_tokens = self._coming_expected_tokens = 0
+        """Of those two: what they bring, and what that is expected to grow to."""
         self._with_room: dict[Job, None] = {}
         self._promised_tokens = 0
+        self._arriving_tokens = 0
+        """Of those with room that are not in the batch."""
         self._joining: list[Job] = []
         self._ends: list[tuple[int, int, Job]] = []
         """Who is in the batch, and after which step each has finished."""
@@ -55,9 +60,11 @@ class DecodeWorker:
     def announce(self, job: Job) -> None:
         """It was placed here, and will come."""
         self._announced[job] = None
+        self._expect(job, 1)
 
     def ask_for_room(self, job: Job) -> None:
-        self._announced.pop(job, None)
+        """It was announced."""
+        del self._announced[job]
         self._waiting.append(job)
         self._give_room()
 
@@ -68,15 +75,20 @@ class DecodeWorker:
 
     def cancel(self, job: Job) -> None:
         """Nobody wants it any more; it had not joined."""
-        self._announced.pop(job, None)
-        if job in self._waiting:
-            self._waiting.remove(job)
         if job in self._with_room:
+            self._arriving_tokens -= job.context_tokens
             self._free(job)
+        else:
+            self._expect(job, -1)
+            if job in self._announced:
+                del self._announced[job]
+            else:
+                self._waiting.remove(job)
         self._give_room()
 
     def leave(self, job: Job) -> None:
-        """Its only token was made already."""
+        """All its tokens were made already."""
+        self._arriving_tokens -= job.context_tokens
         self._free(job)
         job.finished_seconds = self._events.now_seconds
         self._on_done(job)
@@ -84,20 +96,44 @@ class DecodeWorker:
 
     def die(self) -> list[Job]:
         """Forgets everything. Returns whose answers it had or was to have."""
+        if self._batch:
+            self._count(self._steps_until(self._events.now_seconds))
+        for _, _, job in self._ends:
+            self._count_out(job)
         lost = [*self._announced, *self._waiting, *self._with_room]
         for had in (self._announced, self._waiting, self._with_room, self._joining, self._ends):
             had.clear()
-        self._promised_tokens = self._context_tokens = 0
+        self._promised_tokens = self._context_tokens = self._arriving_tokens = 0
+        self._coming_tokens = self._coming_expected_tokens = 0
         self._plan_number += 1
         return lost
 
     def report(self) -> DecodeReport:
-        coming = [*self._announced, *self._waiting]
-        context = self._held_tokens + sum(job.num_prompt_tokens for job in coming)
-        promised = max(self._promised_tokens, self._held_tokens)
-        promised += sum(job.expected_tokens for job in coming)
-        requests = len(coming) + len(self._with_room)
+        requests = len(self._announced) + len(self._waiting) + len(self._with_room)
+        context = self._held_tokens + self._coming_tokens
+        promised = max(self._promised_tokens, self._held_tokens) + self._coming_expected_tokens
         return DecodeReport(self._events.now_seconds, requests, context, promised)
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when the books don't balance."""
+        coming = [*self._announced, *self._waiting]
+        assert sum(job.num_prompt_tokens for job in coming) == self._coming_tokens, "coming"
+        expected = sum(job.expected_tokens for job in coming)
+        assert expected == self._coming_expected_tokens, "expected of those that come"
+        promised = sum(job.expected_tokens for job in self._with_room)
+        assert promised == self._promised_tokens, "promised tokens"
+        assert promised <= self._capacity_tokens or len(self._with_room) == 1, "memory"
+        answering = {job for _, _, job in self._ends}
+        assert answering <= self._with_room.keys(), "an answer without room"
+        grown = sum(job.context_tokens + self._step - job.joined_step for job in answering)
+        assert grown == self._context_tokens, "context"
+        arriving = sum(job.context_tokens for job in self._with_room.keys() - answering)
+        assert arriving == self._arriving_tokens, "arriving tokens"
+        assert all(end > self._step for end, _, _ in self._ends), "an answer that has ended"
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._announced or self._waiting or self._with_room)
 
     @property
     def _batch(self) -> int:
@@ -106,8 +142,12 @@ class DecodeWorker:
     @property
     def _held_tokens(self) -> int:
         """In use, or promised to KV that is on its way."""
-        coming = sum(job.context_tokens for job in self._with_room if job.joined_step < 0)
-        return self._context_tokens + coming
+        return self._context_tokens + self._arriving_tokens
+
+    def _expect(self, job: Job, sign: int) -> None:
+        """One more that comes, or one less."""
+        self._coming_tokens += sign * job.num_prompt_tokens
+        self._coming_expected_tokens += sign * job.expected_tokens
 
     # -- room ------------------------------------------------------------------------------
 
@@ -119,7 +159,9 @@ class DecodeWorker:
             if self._with_room and (full or len(self._with_room) >= self._max_batch):
                 return
             self._waiting.popleft()
+            self._expect(job, -1)
             self._with_room[job] = None
+            self._arriving_tokens += job.context_tokens
             self._promised_tokens += job.expected_tokens
             self._on_room(job)
 
@@ -162,6 +204,7 @@ class DecodeWorker:
         self._since_seconds += self._seconds(steps)
         self._step += steps
         self._context_tokens += self._batch * steps
+        self.num_made_tokens += self._batch * steps
         self.most_tokens = max(self.most_tokens, self._context_tokens)
 
     def _plan(self) -> None:
@@ -214,6 +257,7 @@ class DecodeWorker:
         job.joined_step = -1
         job.expected_tokens = max(job.expected_tokens, job.context_tokens)
         self._waiting.appendleft(job)
+        self._expect(job, 1)
         self.num_preempted += 1
 
     def _count_out(self, job: Job) -> None:
@@ -226,5 +270,6 @@ class DecodeWorker:
             left = job.arrival.num_answer_tokens - job.num_answered
             heapq.heappush(self._ends, (self._step + left, job.number, job))
             job.joined_step = self._step
+            self._arriving_tokens -= job.context_tokens
             self._context_tokens += job.context_tokens
         self._joining.clear()

@@ -1,9 +1,10 @@
 """A request on its way through the simulated cluster, and what became of it."""
 
+import math
 from dataclasses import dataclass, field
 
 from baton.core.ids import WorkerId
-from baton.core.order import Waiting
+from baton.core.order import Rank, Waiting
 from conductor.policy.fleet import Key
 from conductor.simulator.arrival import Arrival
 
@@ -28,6 +29,8 @@ class Job:
     num_computed: int = 0
     tier_tokens: dict[str, int] = field(default_factory=dict)
     ready_seconds: float = 0.0
+    rank: tuple[bool, Rank, int] = (False, (0.0, 0.0), 0)
+    rank_until_seconds: float = -math.inf
     asked_for_room: bool = False
     has_room: bool = False
     expected_tokens: int = 0

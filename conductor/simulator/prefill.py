@@ -3,10 +3,11 @@
 import math
 from collections.abc import Callable
 from itertools import islice
+from operator import attrgetter
 
 from baton.core.cost import PrefillCost
 from baton.core.ids import WorkerId
-from baton.core.order import Order, Rank
+from baton.core.order import Order
 from conductor.ledger import PrefillReport
 from conductor.policy.fleet import Due
 from conductor.simulator.events import Events
@@ -17,6 +18,11 @@ RANKED_JOBS = 512
 
 REPORTED_JOBS = 128
 """The oldest, which a report names; of all others it tells the sum."""
+
+
+_DUE = attrgetter("deadline_seconds", "work_seconds")
+_WORK = attrgetter("work_seconds")
+_RANK = attrgetter("rank")
 
 
 class PrefillWorker:
@@ -46,17 +52,22 @@ class PrefillWorker:
         self._capacity_tokens = capacity_tokens
         self._on_last_chunk = on_last_chunk
         self._on_done = on_done
-        self._jobs: dict[Job, None] = {}
+        self._jobs: dict[Job, Due] = {}
+        """What each will still have to compute after the step that is under way."""
+        self._queued_tokens = 0
         self._held: dict[Job, int] = {}
         self._held_tokens = 0
         self._shares: dict[Job, int] = {}
         """Of the step that is under way."""
+        self._busy = False
         self._step_ends_seconds = 0.0
         self._life = 0
         self.num_changes = 0
 
     def submit(self, job: Job) -> None:
-        self._jobs[job] = None
+        self._jobs[job] = self._due(job, 0)
+        self._queued_tokens += job.num_remaining
+        job.rank_until_seconds = -math.inf
         self.num_changes += 1
         self._events.at(job.ready_seconds, self._step)
 
@@ -67,7 +78,9 @@ class PrefillWorker:
 
     def cancel(self, job: Job) -> None:
         """Nobody wants it any more."""
-        self._jobs.pop(job, None)
+        share = self._shares.pop(job, 0)
+        if self._jobs.pop(job, None) is not None:
+            self._queued_tokens -= job.num_remaining - share
         self.num_changes += 1
         self.release(job)
 
@@ -78,28 +91,42 @@ class PrefillWorker:
         self.num_changes += 1
         for had in (self._jobs, self._held, self._shares):
             had.clear()
-        self._held_tokens = 0
+        self._held_tokens = self._queued_tokens = 0
+        self._busy = False
         return lost
 
     def report(self) -> PrefillReport:
         now = self._events.now_seconds
-        busy = max(self._step_ends_seconds - now, 0.0) if self._shares else 0.0
-        jobs = list(self._jobs)
-        queue = [self._due(job) for job in jobs[:REPORTED_JOBS]]
-        if len(jobs) > REPORTED_JOBS:
-            rest = sum(self._due(job).work_seconds for job in jobs[REPORTED_JOBS:])
-            queue.append(Due(math.inf, rest))
-        queue.sort()
-        tokens = sum(job.num_remaining - self._shares.get(job, 0) for job in jobs)
-        return PrefillReport(now, busy, tuple(queue), len(jobs), tokens)
+        busy = max(self._step_ends_seconds - now, 0.0) if self._busy else 0.0
+        dues = list(self._jobs.values())
+        queue = dues[:REPORTED_JOBS]
+        if len(dues) > REPORTED_JOBS:
+            queue.append(Due(math.inf, sum(map(_WORK, islice(dues, REPORTED_JOBS, None)))))
+        queue.sort(key=_DUE)
+        return PrefillReport(now, busy, tuple(queue), len(dues), self._queued_tokens)
 
-    def _due(self, job: Job) -> Due:
-        done = job.num_computed + self._shares.get(job, 0)
+    def check_integrity(self) -> None:
+        """Raises AssertionError when the books don't balance."""
+        assert sum(self._held.values()) == self._held_tokens, "held tokens"
+        assert self._held_tokens <= self._capacity_tokens or len(self._held) == 1, "memory"
+        assert self._shares.keys() <= self._held.keys() & self._jobs.keys(), "shares"
+        assert self._busy or not self._shares, "a step that never ends"
+        left = sum(job.num_remaining - self._shares.get(job, 0) for job in self._jobs)
+        assert left == self._queued_tokens, "queued tokens"
+        assert all(job.num_remaining > 0 for job in self._jobs), "a prompt that was computed waits"
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self._busy or self._jobs or self._held)
+
+    def _due(self, job: Job, share: int) -> Due:
+        """Once so much more of it has been computed."""
+        done = job.num_computed + share
         seconds = self._cost.seconds(job.num_prompt_tokens - done, done)
         return Due(job.deadline_seconds, seconds * self.slowness)
 
     def _step(self) -> None:
-        if self._shares or not self._jobs:
+        if self._busy or not self._jobs:
             return
         now, budget, seconds = self._events.now_seconds, self._step_tokens, 0.0
         last_chunks = []
@@ -110,6 +137,8 @@ class PrefillWorker:
             pairs = count * (job.num_computed + count / 2)
             seconds += self._cost.per_token_seconds * count + self._cost.per_pair_seconds * pairs
             self._shares[job] = count
+            self._jobs[job] = self._due(job, count)
+            job.rank_until_seconds = -math.inf
             budget -= count
             if count == job.num_remaining:
                 last_chunks.append(job)
@@ -117,6 +146,8 @@ class PrefillWorker:
                 break
         if not self._shares:
             return
+        self._busy = True
+        self._queued_tokens -= self._step_tokens - budget
         self.num_changes += 1
         seconds = (seconds + self._cost.fixed_seconds) * self.slowness
         self.busy_seconds += seconds
@@ -128,18 +159,23 @@ class PrefillWorker:
     def _ranked(self, now: float) -> list[Job]:
         window = islice(self._jobs, RANKED_JOBS)
         ready = [job for job in window if job.ready_seconds <= now]
-        if len(ready) < 2:
-            return ready
-
-        def rank(job: Job) -> tuple[bool, Rank, int]:
-            waiting = job.waiting
-            waiting.remaining_seconds = self._cost.seconds(job.num_remaining, job.num_computed)
-            waiting.cached_tokens = job.num_computed
-            waits = not self._order.preemptive and job not in self._held
-            return waits, self._order.rank(waiting, now), job.number
-
-        ready.sort(key=rank)
+        if len(ready) > 1:
+            for job in ready:
+                if job.rank_until_seconds < now:
+                    self._rank(job, now)
+            ready.sort(key=_RANK)
         return ready
+
+    def _rank(self, job: Job, now: float) -> None:
+        """It stays until more has been computed, or until it is too late to be in time: of all
+        orders, time changes no more than that."""
+        waiting = job.waiting
+        waiting.remaining_seconds = self._cost.seconds(job.num_remaining, job.num_computed)
+        waiting.cached_tokens = job.num_computed
+        waits = not self._order.preemptive and job not in self._held
+        job.rank = (waits, self._order.rank(waiting, now), job.number)
+        latest_start = waiting.deadline_seconds - waiting.remaining_seconds
+        job.rank_until_seconds = latest_start if now <= latest_start else math.inf
 
     def _hold(self, job: Job) -> bool:
         tokens = job.num_prompt_tokens
@@ -152,7 +188,7 @@ class PrefillWorker:
     def _finish(self, life: int) -> None:
         if life != self._life:
             return
-        shares, self._shares = self._shares, {}
+        shares, self._shares, self._busy = self._shares, {}, False
         self.num_changes += 1
         for job, count in shares.items():
             job.num_computed += count
