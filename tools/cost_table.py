@@ -78,38 +78,60 @@ class Prompts:
         return ids
 
 
+async def told_of(client: httpx.AsyncClient, answer: Timed) -> dict[str, Any]:
+    """What the router knows of the request."""
+    told: dict[str, Any] = (await client.get(f"/admin/requests/{answer.request_id}")).json()
+    return told
+
+
 async def prefill_rows(
     client: httpx.AsyncClient, prompts: Prompts, rounds: int
 ) -> list[dict[str, Any]]:
+    """One for each prompt; how much of it was cached is what the cluster says."""
     rows = []
     for new, cached in [*((new, 0) for new in NEW_TOKENS), *CACHED]:
-        seconds = []
         for number in range(rounds + 1):
             head = prompts.fresh(cached)
             if cached:
                 await timed(client, [*head, *prompts.fresh(1)], 1)
-            first = (await timed(client, [*head, *prompts.fresh(new)], 2)).at_seconds[0]
-            seconds += [first] if number else []
-        row = {"new_tokens": new, "cached_tokens": cached, "seconds": statistics.median(seconds)}
-        rows.append(row)
+            answer = await timed(client, [*head, *prompts.fresh(new)], 2)
+            found = int((await told_of(client, answer))["cached_tokens"])
+            if number:  # the first one warms up
+                rows.append(
+                    {
+                        "new_tokens": new + cached - found,
+                        "cached_tokens": found,
+                        "seconds": answer.at_seconds[0],
+                    }
+                )
     return rows
 
 
 async def decode_rows(
     client: httpx.AsyncClient, prompts: Prompts, rounds: int, num_decode: int
 ) -> list[dict[str, Any]]:
-    """``num_decode`` workers share the requests evenly."""
+    """One for each worker and batch."""
     rows = []
     for context in CONTEXTS:
         for batch in BATCHES:
-            gaps = []
             for _ in range(rounds):
                 batches = [prompts.fresh(context) for _ in range(batch * num_decode)]
-                answers = [timed(client, prompt, ANSWER_TOKENS) for prompt in batches]
-                gaps += [answer.gap_seconds for answer in await asyncio.gather(*answers)]
-            held = batch * (context + ANSWER_TOKENS * 3 // 4)
-            row = {"batch": batch, "context_tokens": held, "seconds": statistics.median(gaps)}
-            rows.append(row)
+                answers = await asyncio.gather(
+                    *(timed(client, prompt, ANSWER_TOKENS) for prompt in batches)
+                )
+                gaps: dict[str, list[float]] = {}
+                for answer in answers:
+                    worker = (await told_of(client, answer))["decode"]["id"]
+                    gaps.setdefault(worker, []).append(answer.gap_seconds)
+                held = context + ANSWER_TOKENS * 3 // 4
+                rows += [
+                    {
+                        "batch": len(of_worker),
+                        "context_tokens": len(of_worker) * held,
+                        "seconds": statistics.median(of_worker),
+                    }
+                    for of_worker in gaps.values()
+                ]
     return rows
 
 
