@@ -25,6 +25,7 @@ class Caches:
         self._prefills: dict[str, list[WorkerId]] = {}
         for worker in prefills:
             self._prefills.setdefault(host_of[worker], []).append(worker)
+        self._gone: set[WorkerId] = set()
         self._owners = Owners()
         self._heads = Heads()
 
@@ -43,9 +44,13 @@ class Caches:
     def note_request(self, keys: Sequence[Key]) -> None:
         self._heads.record(keys)
 
-    def lose_device(self, worker: WorkerId) -> None:
-        """It was born again; its host's store outlives it."""
+    def leave(self, worker: WorkerId) -> None:
+        """It died; its host's store outlives it."""
+        self._gone.add(worker)
         self._devices[worker] = Lru(self._devices[worker].num_blocks)
+
+    def come_back(self, worker: WorkerId) -> None:
+        self._gone.discard(worker)
 
     def on_device(self, worker: WorkerId, keys: Sequence[Key]) -> int:
         return self._devices[worker].leading(keys)
@@ -60,8 +65,9 @@ class Caches:
         return max(device, self._nodes[view.node].leading(keys))
 
     def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:
-        hosts = self._owners.best(keys, count)
-        return [worker for host in hosts for worker in self._prefills[host]][:count]
+        hosts = self._owners.best(keys, count + len(self._gone))
+        there = (worker for host in hosts for worker in self._prefills[host])
+        return [worker for worker in there if worker not in self._gone][:count]
 
     def stored(self, keys: Sequence[Key]) -> Stored | None:
         depth = self._owners.deepest(keys)

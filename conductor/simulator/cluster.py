@@ -1,5 +1,6 @@
 """A simulated cluster: the production policies over simulated workers, stores and links."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
@@ -23,6 +24,9 @@ from conductor.simulator.prefill import PrefillWorker
 
 DETECT_SECONDS = 1.0
 """From a worker's death until its requests are placed anew."""
+
+RETRY_SECONDS = 1.0
+"""While a pool is empty, between two tries of a request that was let in before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,19 +64,24 @@ class _Conductor:
 
 
 class SimulatedCluster:
-    """Runs one trace, once."""
+    """Runs one trace, once. ``gave_up``: before its end."""
 
     def __init__(
         self, config: ClusterConfig, trace: Trace, place: Rule, faults: Faults = Faults()
     ) -> None:
         self.config = config
         self.jobs: list[Job] = []
+        self.gave_up = False
         self._trace = trace
         self._place = place
         self._events = Events()
         self._answers = Answers()
         self._num_open = len(trace.arrivals)
+        self._missed: set[Job] = set()
+        self._give_up_misses: float = math.inf
         self._reported: dict[WorkerId, int] = {}
+        self._dead: dict[WorkerId, float] = {}
+        """Who, and when that is noticed."""
         order = ORDERS[config.order]
         self.prefills = [self._prefill(i, order) for i in range(config.num_prefill)]
         self.decodes = [self._decode(i) for i in range(config.num_decode)]
@@ -94,7 +103,9 @@ class SimulatedCluster:
         for death in faults.deaths:
             self._events.at(death.at_seconds, partial(self._kill, death))
 
-    def run(self) -> list[Job]:
+    def run(self, give_up_misses: int | None = None) -> list[Job]:
+        """With ``give_up_misses``, ends as soon as so many requests have missed their SLO for
+        certain; others are then unfinished."""
         for number, arrival in enumerate(self._trace.arrivals):
             own = self.config.prefill_cost.seconds(arrival.num_prompt_tokens)
             deadline = arrival.at_seconds + self.config.first_token_seconds + own
@@ -103,21 +114,42 @@ class SimulatedCluster:
             job = Job(number, arrival, keys, own, deadline, waiting)
             self.jobs.append(job)
             self._events.at(arrival.at_seconds, partial(self._arrive, job))
+            if give_up_misses is not None:
+                after = math.nextafter(deadline, math.inf)
+                self._events.at(after, partial(self._deadline, job))
+        if give_up_misses is not None:
+            self._give_up_misses = give_up_misses
         if self.config.report_seconds:
             self._report_for_ever()
         self._events.run()
+        self.check_integrity()
         return self.jobs
+
+    def check_integrity(self) -> None:
+        """Raises AssertionError when books don't balance, or a request ended not exactly once."""
+        workers: list[PrefillWorker | DecodeWorker] = [*self.prefills, *self.decodes]
+        for worker in workers:
+            worker.check_integrity()
+            assert self.gave_up or worker.is_idle, f"{worker.id} has requests after the end"
+        ended = [job for job in self.jobs if job.rejected or job.finished_seconds >= 0]
+        assert len(self.jobs) - len(ended) == self._num_open, "open requests"
+        assert self.gave_up or self._num_open == 0, "a request without an end"
+        assert not any(job.rejected and job.finished_seconds >= 0 for job in ended), "two ends"
+        assert all(job.cached_tokens < job.num_prompt_tokens for job in self.jobs), "cached"
+        assert all(job.has_answer for job in ended if not job.rejected), "an answer is too short"
 
     # -- what the conductor knows ----------------------------------------------------------
 
     def _report(self) -> None:
         for worker in self.prefills:
-            if self._reported.get(worker.id) != worker.num_changes:
+            if worker.id not in self._dead and self._reported.get(worker.id) != worker.num_changes:
                 self._reported[worker.id] = worker.num_changes
                 prefill_report = worker.report()
                 for conductor in self._conductors:
                     conductor.ledger.report_prefill(worker.id, prefill_report)
         for decode in self.decodes:
+            if decode.id in self._dead:
+                continue
             report = decode.report()
             for conductor in self._conductors:
                 conductor.ledger.report_decode(decode.id, report)
@@ -150,10 +182,13 @@ class SimulatedCluster:
             self._report()
         conductor = self._conductors[job.number % len(self._conductors)]
         conductor.ledger.advance(self._events.now_seconds, self._answers.mean)
+        if not (conductor.ledger.prefills and conductor.ledger.decodes):
+            self._nobody_there(job)
+            return
         arrival = job.arrival
         query = Query(
             f"r{job.number}",
-            arrival.num_prompt_tokens,
+            job.num_prompt_tokens,
             max(2 * int(self._answers.mean), 2048),
             job.keys,
             arrival.session,
@@ -164,8 +199,7 @@ class SimulatedCluster:
         try:
             decision = self._place(self._snapshot(conductor), query)
         except BatonError:
-            job.rejected = True
-            self._num_open -= 1
+            self._reject(job)
         finally:
             self._caches.note_request(arrival.blocks)
         if not job.num_restarts:
@@ -176,8 +210,24 @@ class SimulatedCluster:
             conductor.ledger.dispatched(now, query, decision, self._answers.mean)
             self._dispatch(job, decision)
 
+    def _reject(self, job: Job) -> None:
+        job.rejected = True
+        self._num_open -= 1
+        self._miss(job)
+
+    def _nobody_there(self, job: Job) -> None:
+        """A pool is empty: who was let in before waits for it."""
+        if job.num_restarts:
+            again = self._events.now_seconds + RETRY_SECONDS
+            self._events.at(again, partial(self._arrive, job))
+        else:
+            self._reject(job)
+
     def _dispatch(self, job: Job, decision: Decision) -> None:
-        assert decision.prefill is not None, "a simulated pool is never empty"
+        assert decision.prefill is not None, "neither pool is empty"
+        if decision.prefill in self._dead or decision.decode in self._dead:
+            self._fail(job, decision.prefill, decision.decode)
+            return
         job.prefill, job.decode = decision.prefill, decision.decode
         job.predicted_ttft_seconds = decision.ttft_seconds
         job.expected_tokens = job.num_prompt_tokens + int(self._answers.mean)
@@ -256,7 +306,7 @@ class SimulatedCluster:
         assert job.prefill is not None and job.decode is not None
         self._prefill_by_id[job.prefill].release(job)
         decode = self._decode_by_id[job.decode]
-        if job.arrival.num_answer_tokens <= 1:
+        if job.has_answer:
             decode.leave(job)
         else:
             decode.join(job)
@@ -264,34 +314,67 @@ class SimulatedCluster:
     def _answered(self, job: Job) -> None:
         self._num_open -= 1
         self._answers.record(job.arrival.num_answer_tokens)
+        if not job.meets(self.config.token_gap_seconds):
+            self._miss(job)
+
+    # -- who can't meet the SLO any more ---------------------------------------------------
+
+    def _deadline(self, job: Job) -> None:
+        """It has just passed."""
+        if job.first_token_seconds < 0:
+            self._miss(job)
+
+    def _miss(self, job: Job) -> None:
+        self._missed.add(job)
+        if len(self._missed) >= self._give_up_misses:
+            self.gave_up = True
+            self._events.stop()
 
     # -- faults ----------------------------------------------------------------------------
 
     def _kill(self, death: Death) -> None:
-        """Its requests begin anew elsewhere once that is noticed; it is reborn after a while."""
+        """Its requests begin anew elsewhere once that is noticed; it is reborn after a while. Who
+        is dead already does not die again."""
+        if death.worker in self._dead:
+            return
         worker = self._worker(death.worker)
-        lost = dict.fromkeys(worker.die())
         now = self._events.now_seconds
-        for job in lost:
+        self._dead[worker.id] = now + DETECT_SECONDS
+        self._events.at(now + DETECT_SECONDS, partial(self._notice, worker.id))
+        for job in dict.fromkeys(worker.die()):
             self._forget(job, death.worker)
-            self._events.at(now + DETECT_SECONDS, partial(self._arrive, job))
-        for conductor in self._conductors:
-            self._events.at(now + DETECT_SECONDS, partial(conductor.ledger.remove, worker.id))
         back = now + max(death.down_seconds, DETECT_SECONDS)
         self._events.at(back, partial(self._reborn, worker.id))
 
     def _forget(self, job: Job, dead: WorkerId) -> None:
         """The other worker of the pair lets go of it."""
-        job.num_restarts += 1
-        if job.prefill is not None and job.prefill != dead:
+        assert job.prefill is not None and job.decode is not None
+        if job.prefill != dead:
             self._prefill_by_id[job.prefill].cancel(job)
-        if job.decode is not None and job.decode != dead:
+        if job.decode != dead:
             self._decode_by_id[job.decode].cancel(job)
-        job.has_room, job.asked_for_room, job.num_computed, job.joined_step = False, False, 0, -1
-        job.tier_tokens.clear()
+        job.begin_anew()
+        if job.num_answered > max(job.arrival.num_answer_tokens, 1):
+            job.finished_seconds = self._events.now_seconds  # its only token had left already
+            self._answered(job)
+        else:
+            self._events.at(self._dead[dead], partial(self._arrive, job))
+
+    def _fail(self, job: Job, prefill: WorkerId, decode: WorkerId) -> None:
+        """It was sent to somebody whose death nobody has noticed."""
+        job.num_restarts += 1
+        noticed = max(self._dead.get(worker, 0.0) for worker in (prefill, decode))
+        self._reported.pop(prefill, None)  # it did not get what the ledger believes
+        self._events.at(noticed, partial(self._arrive, job))
+
+    def _notice(self, worker: WorkerId) -> None:
+        self._caches.leave(worker)
+        for conductor in self._conductors:
+            conductor.ledger.remove(worker)
 
     def _reborn(self, worker: WorkerId) -> None:
-        self._caches.lose_device(worker)
+        del self._dead[worker]
+        self._caches.come_back(worker)
         for conductor in self._conductors:
             if worker in self._prefill_by_id:
                 conductor.ledger.add_prefill(self._prefill_view(worker))

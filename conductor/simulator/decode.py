@@ -84,7 +84,7 @@ class DecodeWorker:
                 del self._announced[job]
             else:
                 self._waiting.remove(job)
-        self._give_room()
+        self._events.at(self._events.now_seconds, self._give_room)
 
     def leave(self, job: Job) -> None:
         """All its tokens were made already."""

@@ -12,12 +12,18 @@ class Events:
         self.now_seconds = 0.0
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
+        self._stopped = False
 
     def at(self, seconds: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (max(seconds, self.now_seconds), next(self._numbers), happen))
 
     def run(self) -> None:
+        """Until nothing is left, or :meth:`stop`."""
         heap = self._heap
-        while heap:
+        while heap and not self._stopped:
             self.now_seconds, _, happen = heapq.heappop(heap)
             happen()
+
+    def stop(self) -> None:
+        """What happens now is the last."""
+        self._stopped = True

@@ -26,6 +26,8 @@ class Job:
     predicted_ttft_seconds: float = -1.0
     rejected: bool = False
     # How far it is
+    num_prompt_tokens: int = field(init=False)
+    """To be read; after a restart, what was answered until then belongs to it."""
     num_computed: int = 0
     tier_tokens: dict[str, int] = field(default_factory=dict)
     ready_seconds: float = 0.0
@@ -36,23 +38,37 @@ class Job:
     expected_tokens: int = 0
     first_token_seconds: float = -1.0
     num_answered: int = 1
-    """Tokens of the answer, when it last joined a batch or left one."""
+    """Tokens of the answer, once it is read, and when it last joined a batch or left one."""
     joined_step: int = -1
     finished_seconds: float = -1.0
     num_restarts: int = 0
 
-    @property
-    def num_prompt_tokens(self) -> int:
-        return self.arrival.num_prompt_tokens
+    def __post_init__(self) -> None:
+        self.num_prompt_tokens = self.arrival.num_prompt_tokens
 
     @property
     def num_remaining(self) -> int:
-        return self.arrival.num_prompt_tokens - self.num_computed
+        return self.num_prompt_tokens - self.num_computed
 
     @property
     def context_tokens(self) -> int:
         """Of KV, as of ``num_answered``."""
-        return self.num_prompt_tokens + self.num_answered
+        return self.arrival.num_prompt_tokens + self.num_answered
+
+    @property
+    def has_answer(self) -> bool:
+        """All of it, as of ``num_answered``."""
+        return self.num_answered >= self.arrival.num_answer_tokens
+
+    def begin_anew(self) -> None:
+        """It is nowhere any more; the client has what was answered."""
+        emitted = self.num_answered - (self.num_remaining > 0)
+        self.num_restarts += 1
+        self.num_prompt_tokens = self.arrival.num_prompt_tokens + emitted
+        self.num_answered = emitted + 1
+        self.num_computed, self.joined_step = 0, -1
+        self.asked_for_room = self.has_room = False
+        self.tier_tokens.clear()
 
     @property
     def cached_tokens(self) -> int:

@@ -81,8 +81,9 @@ class PrefillWorker:
         share = self._shares.pop(job, 0)
         if self._jobs.pop(job, None) is not None:
             self._queued_tokens -= job.num_remaining - share
+        self._held_tokens -= self._held.pop(job, 0)
         self.num_changes += 1
-        self.release(job)
+        self._events.at(self._events.now_seconds, self._step)
 
     def die(self) -> list[Job]:
         """Forgets everything. Returns whose prompts it had."""
