@@ -4,6 +4,7 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 
+from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
 from conductor.policy.decision import Decision
 from conductor.policy.fleet import DecodeView, Due, Pool, PrefillView, Query
@@ -18,21 +19,26 @@ ADVANCE_SECONDS = 0.1
 @dataclass(frozen=True, slots=True)
 class PrefillReport:
     """At ``at_seconds``: its step lasts ``busy_seconds`` more, and then ``queue`` waits, by
-    deadline."""
+    deadline. ``cost`` is None where it has not changed."""
 
     at_seconds: float
     busy_seconds: float
     queue: tuple[Due, ...]
     num_requests: int
     queued_tokens: int
+    cost: PrefillCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeReport:
+    """None is what has not changed."""
+
     at_seconds: float
     num_requests: int
     context_tokens: int
     promised_tokens: int
+    cost: DecodeCost | None = None
+    capacity_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +92,8 @@ class Ledger:
         view, sent = self.prefills.take(worker), self._prompts[worker]
         while sent and sent[0].at_seconds <= report.at_seconds:
             sent.popleft()
+        if report.cost is not None:
+            view.cost, view.measured = report.cost, True
         view.busy_until_seconds = report.at_seconds + report.busy_seconds
         view.queue = list(report.queue)
         view.free_at_seconds = view.busy_until_seconds + sum(d.work_seconds for d in view.queue)
@@ -100,6 +108,10 @@ class Ledger:
         view, sent = self.decodes.take(worker), self._answers[worker]
         while sent and sent[0].at_seconds <= report.at_seconds:
             sent.popleft()
+        if report.cost is not None:
+            view.cost, view.measured = report.cost, True
+        if report.capacity_tokens is not None:
+            view.capacity_tokens = report.capacity_tokens
         view.num_requests = report.num_requests
         view.context_tokens = report.context_tokens
         view.promised_tokens = report.promised_tokens
@@ -126,8 +138,11 @@ class Ledger:
     def dispatched(
         self, now_seconds: float, query: Query, decision: Decision, answer_tokens: float
     ) -> None:
-        if decision.prefill is not None and decision.prefill in self.prefills:
-            view = self.prefills.take(decision.prefill)
+        """The request goes there. One worker may do all of it: of a prefill worker the reading
+        counts, of a decode worker the writing."""
+        reader = decision.prefill or decision.decode
+        if reader in self.prefills:
+            view = self.prefills.take(reader)
             own = view.cost.seconds(query.num_tokens)
             due = Due(now_seconds + query.first_token_seconds + own, decision.service_seconds)
             prompt = _Prompt(now_seconds, due, query.num_tokens)

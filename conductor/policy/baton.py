@@ -1,7 +1,7 @@
 """Baton's own placement: filter, score, pick.
 
-Prefill candidates are the ring's next three, the two that hold most of the prompt, and the least
-loaded. A candidate's score is its queue, and ``service_weight`` times what it would have to
+Prefill candidates are the ring's next three, the two that hold most of the prompt, and one of the
+least loaded. A candidate's score is its queue, and ``service_weight`` times what it would have to
 compute: work that is done again is a cost to everyone behind. A candidate that would be late, or
 make others late, comes after all that would not.
 
@@ -12,19 +12,23 @@ then shorter ones have to leave room for a long one, until both are let in equal
 reservation: Kelly, "Loss Networks", 1991).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from baton.errors import Overloaded, Unavailable
+from baton.errors import Invalid, Overloaded, Unavailable
+from baton.ring import successors
 from conductor.policy.candidates import candidates
 from conductor.policy.decision import Decision, Scored
-from conductor.policy.fleet import DecodeView, PrefillView, Query, Snapshot, Stored
+from conductor.policy.fleet import DecodeView, Pool, PrefillView, Query, Snapshot, Stored
 from conductor.policy.outlook import outlook
 from conductor.policy.reuse import service
 
 LATE_SCORE = 1e3
 """Seconds; more than any queue that is let grow."""
+
+MOST_MARGIN = 0.25
+"""Of what the first token may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +39,7 @@ class BatonConfig:
 
     ring_candidates: int = 3
     holder_candidates: int = 2
-    least_candidates: int = 1
+    least_candidates: int = 5
     decode_candidates: int = 4
     service_weight: float = 4.0
     fair_advantage: float = 0.02
@@ -45,7 +49,8 @@ class BatonConfig:
 
 
 def place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
-    """Raises Unavailable when there is no worker, Overloaded when none can meet the SLO."""
+    """Raises Unavailable when there is no worker, Overloaded when none can meet the SLO, Invalid
+    when none could ever hold the request."""
     decodes = _decode_scores(snapshot, query, config)
     stored = snapshot.cache.stored(query.keys)
     scores = _prefill_scores(snapshot, query, config, stored)
@@ -57,7 +62,7 @@ def place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
     if not scores:
         return _alone(decodes, "no prefill worker is ready", stored)
     if config.admission and not query.promised:
-        _admit(snapshot, query, config, scores[0], snapshot.decodes[decodes[0].worker])
+        _admit(snapshot, query, config, scores[0], decodes[0])
     best = scores[0]
     return Decision(
         best.worker,
@@ -118,11 +123,13 @@ def _prefill_score(
     now = snapshot.now_seconds
     work = service(snapshot, query, view, stored)
     own = view.cost.seconds(query.num_tokens)
-    deadline = now + query.first_token_seconds + own - config.margin_seconds
+    margin = min(config.margin_seconds, query.first_token_seconds * MOST_MARGIN)
+    deadline = now + query.first_token_seconds + own - margin
     then = outlook(view, now, now + work.fetch_seconds, deadline, work.compute_seconds)
-    late = max(then.done_seconds - deadline, 0.0)
+    late = max(then.done_seconds - deadline, 0.0) if view.measured else 0.0
     score = view.queue_seconds(now) + config.service_weight * work.compute_seconds
-    score += LATE_SCORE * ((late > 0) + then.num_harmed)
+    if view.measured:
+        score += LATE_SCORE * ((late > 0) + then.num_harmed)
     queue = then.done_seconds - now - work.compute_seconds
     return Scored(
         view.id, score, queue, work.compute_seconds, work.local_blocks, work.fetched_blocks, late
@@ -133,16 +140,38 @@ def _prefill_score(
 
 
 def _decode_scores(snapshot: Snapshot, query: Query, config: BatonConfig) -> tuple[Scored, ...]:
-    """By what share of the memory will be promised; who would be too slow comes last."""
-    least = (view for view in snapshot.decodes.least() if view.id not in query.excluded)
-    views = islice(least, config.decode_candidates)
-    scored = [_decode_score(snapshot, query, view) for view in views]
+    """By what share of the memory will be promised; who would be too slow comes last. Of equals,
+    the ring's next after the request: two conductors think of different workers."""
+    pool = snapshot.decodes
+
+    def able(names: Iterable[str]) -> Iterator[str]:
+        fits = (name for name in names if pool[name].capacity_tokens >= query.num_tokens)
+        return (name for name in fits if name not in query.excluded)
+
+    ring = successors(pool.ids, query.request_id.encode())
+    least = (view.id for view in pool.least())
+    names = dict.fromkeys((*islice(able(ring), 1), *islice(able(least), config.decode_candidates)))
+    if not names and len(pool):
+        _check_size(pool, query)
+    scored = [_decode_score(snapshot, query, pool[name]) for name in names]
     return tuple(sorted(scored, key=lambda each: each.score))
+
+
+def _check_size(pool: Pool[DecodeView], query: Query) -> None:
+    """Raises Invalid for what nobody could hold, excluded or not."""
+    most = max(view.capacity_tokens for view in pool)
+    if most < query.num_tokens:
+        raise Invalid(
+            f"the request has {query.num_tokens} tokens, and the largest decode worker has memory "
+            f"for {most}",
+            param="prompt",
+            code="context_length_exceeded",
+        )
 
 
 def _decode_score(snapshot: Snapshot, query: Query, view: DecodeView) -> Scored:
     gap = view.step_seconds(1, query.num_tokens)
-    late = max(gap - query.token_gap_seconds, 0.0)
+    late = max(gap - query.token_gap_seconds, 0.0) if view.measured else 0.0
     promised = view.promised_tokens + _needed_tokens(snapshot, query)
     score = promised / view.capacity_tokens + LATE_SCORE * (late > 0)
     return Scored(view.id, score, 0.0, gap, late_seconds=late)
@@ -156,9 +185,16 @@ def _needed_tokens(snapshot: Snapshot, query: Query) -> int:
 
 
 def _admit(
-    snapshot: Snapshot, query: Query, config: BatonConfig, best: Scored, decode: DecodeView
+    snapshot: Snapshot, query: Query, config: BatonConfig, best: Scored, writer: Scored
 ) -> None:
     """Raises Overloaded, with the time after which it may be otherwise."""
+    decode = snapshot.decodes[writer.worker]
+    if writer.late_seconds and decode.num_requests:
+        raise Overloaded(
+            f"tokens would come every {writer.service_seconds:.3f} s, which is more than "
+            f"{query.token_gap_seconds:.3f} s",
+            retry_after_seconds=1.0,
+        )
     if best.late_seconds and best.queue_seconds > 0:
         raise Overloaded(
             f"the first token would come {best.late_seconds:.2f} s late",

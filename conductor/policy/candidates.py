@@ -1,5 +1,6 @@
 """Which few prefill workers are worth scoring."""
 
+import hashlib
 from itertools import islice
 
 from baton.ring import successors
@@ -24,14 +25,24 @@ def ring_key(snapshot: Snapshot, query: Query) -> bytes:
 def candidates(
     snapshot: Snapshot, query: Query, num_ring: int, num_holders: int, num_least: int
 ) -> list[PrefillView]:
-    """The ring's next, those that hold most of the prompt, and the least loaded; of equals in
-    score, who comes first here is taken. Who was excluded is no candidate."""
+    """The ring's next, those that hold most of the prompt, and one of the least loaded; of equals
+    in score, who comes first here is taken. Which of the least loaded, the request's hash says, so
+    that several conductors with the same old reports do not all flock to one. Who was excluded
+    is no candidate."""
     pool = snapshot.prefills
     ring = successors(pool.ids, ring_key(snapshot, query))
-    least = (view.id for view in pool.least())
+    able = (view.id for view in pool.least() if view.id not in query.excluded)
+    least = list(islice(able, num_least))
     names = (
         *islice((name for name in ring if name not in query.excluded), num_ring),
         *snapshot.cache.holders(query.keys, num_holders),
-        *islice((name for name in least if name not in query.excluded), num_least),
+        *([least[drawn(query.request_id, len(least))]] if least else ()),
     )
-    return [pool[name] for name in dict.fromkeys(names) if name not in query.excluded]
+    known = (name for name in dict.fromkeys(names) if name in pool)
+    return [pool[name] for name in known if name not in query.excluded]
+
+
+def drawn(request_id: str, count: int) -> int:
+    """A number in [0, count), always the same for a request."""
+    digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") % count

@@ -23,7 +23,8 @@ class Due:
 @dataclass(slots=True)
 class PrefillView:
     """Its step ends at ``busy_until_seconds``; then it has all of ``queue``, by deadline, of
-    ``queued_tokens`` in all, to compute. ``node`` is its host's store."""
+    ``queued_tokens`` in all, to compute. ``node`` is its host's store. While its cost is not
+    ``measured``, it is a guess to prefer one by, and nobody is refused for it."""
 
     id: WorkerId
     cost: PrefillCost
@@ -34,6 +35,7 @@ class PrefillView:
     queued_tokens: int = 0
     free_at_seconds: float = 0.0
     """When all of it will have been computed."""
+    measured: bool = True
 
     @property
     def load(self) -> float:
@@ -46,7 +48,7 @@ class PrefillView:
 @dataclass(slots=True)
 class DecodeView:
     """Of all requests that it has or will get: ``context_tokens`` are held once all are there,
-    ``promised_tokens`` is what they will have grown to."""
+    ``promised_tokens`` is what they will have grown to. ``measured`` as of prefill workers."""
 
     id: WorkerId
     cost: DecodeCost
@@ -55,6 +57,7 @@ class DecodeView:
     num_requests: int = 0
     context_tokens: int = 0
     promised_tokens: int = 0
+    measured: bool = True
 
     @property
     def load(self) -> float:
@@ -200,8 +203,9 @@ class Snapshot:
 @dataclass(frozen=True, slots=True)
 class Query:
     """``num_tokens`` are prompt and emitted tokens, ``keys`` those of their full blocks. The SLO:
-    the first token within ``first_token_seconds`` beyond what an idle worker with an empty cache
-    takes, and the mean gap between tokens. ``promised`` was let in before: it is not refused."""
+    the first token within ``first_token_seconds`` (infinite: whenever) beyond what an idle worker
+    with an empty cache takes, and the mean gap between tokens. ``promised`` was let in before: it
+    is not refused."""
 
     request_id: str
     num_tokens: int

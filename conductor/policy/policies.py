@@ -3,10 +3,11 @@
 from dataclasses import replace
 from functools import partial
 
-from baton.errors import Invalid
+from baton.core.ids import WorkerId
+from baton.errors import Invalid, Unavailable
 from conductor.policy.baton import BatonConfig, place
 from conductor.policy.decision import Decision
-from conductor.policy.fleet import Query, Snapshot
+from conductor.policy.fleet import Pool, Query, Snapshot, V
 from conductor.policy.rivals import RIVALS, Rule
 
 DEFAULT = "baton"
@@ -20,11 +21,32 @@ def policy_named(name: str, config: BatonConfig = BatonConfig()) -> Rule:
         return partial(_place, config=replace(config, full_scan=True))
     if name not in RIVALS:
         raise Invalid(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
-    return RIVALS[name]
+    return partial(_place_by_rule, rule=RIVALS[name])
 
 
 def _place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
     return place(snapshot, query, config)
+
+
+def _place_by_rule(snapshot: Snapshot, query: Query, rule: Rule) -> Decision:
+    """A rule knows neither of workers that failed the request nor of pools without any."""
+    if query.excluded:
+        prefills = _without(snapshot.prefills, query.excluded)
+        decodes = _without(snapshot.decodes, query.excluded)
+        snapshot = replace(snapshot, prefills=prefills, decodes=decodes)
+    if len(snapshot.prefills) and len(snapshot.decodes):
+        return rule(snapshot, query)
+    if len(snapshot.decodes):
+        decode = next(snapshot.decodes.least())
+        return Decision(None, decode.id, "no prefill worker is ready")
+    if len(snapshot.prefills):
+        prefill = next(snapshot.prefills.least())
+        return Decision(None, prefill.id, "no decode worker is ready")
+    raise Unavailable("no worker is ready")
+
+
+def _without(pool: Pool[V], excluded: frozenset[WorkerId]) -> Pool[V]:
+    return Pool([view for view in pool if view.id not in excluded])
 
 
 POLICIES = (DEFAULT, "full_scan", *RIVALS)

@@ -93,7 +93,8 @@ def cache_aware(snapshot: Snapshot, query: Query) -> Decision:
     spread = max(requests) - min(requests)
     chosen = _fewest(prefills)
     if spread <= IMBALANCE_REQUESTS or max(requests) <= IMBALANCE_RATIO * min(requests):
-        for holder in snapshot.cache.holders(query.keys, 1):
+        holders = snapshot.cache.holders(query.keys, 1)
+        for holder in (name for name in holders if name in prefills):
             blocks = snapshot.cache.local_blocks(prefills[holder], query.keys)
             if blocks > MATCH_THRESHOLD * len(query.keys):
                 chosen = prefills[holder]
@@ -120,7 +121,7 @@ def min_ttft(snapshot: Snapshot, query: Query) -> Decision:
     decode = _least_context(snapshot)
     allowed = query.first_token_seconds + prefill.cost.seconds(query.num_tokens)
     gap = decode.step_seconds(1, query.num_tokens)
-    if ttft > allowed or gap > query.token_gap_seconds:
+    if not query.promised and (ttft > allowed or gap > query.token_gap_seconds):
         raise Overloaded(f"TTFT {ttft:.2f} s, gap {gap:.3f} s", retry_after_seconds=1.0)
     return _pair(snapshot, query, prefill, decode, reuse)
 
