@@ -103,9 +103,10 @@ class SimulatedCluster:
         for death in faults.deaths:
             self._events.at(death.at_seconds, partial(self._kill, death))
 
-    def run(self, give_up_misses: int | None = None) -> list[Job]:
+    def run(self, give_up_misses: int | None = None, check_always: bool = False) -> list[Job]:
         """With ``give_up_misses``, ends as soon as so many requests have missed their SLO for
-        certain; others are then unfinished."""
+        certain; others are then unfinished. With ``check_always``, workers' books are checked after
+        every event."""
         for number, arrival in enumerate(self._trace.arrivals):
             own = self.config.prefill_cost.seconds(arrival.num_prompt_tokens)
             deadline = arrival.at_seconds + self.config.first_token_seconds + own
@@ -121,22 +122,29 @@ class SimulatedCluster:
             self._give_up_misses = give_up_misses
         if self.config.report_seconds:
             self._report_for_ever()
-        self._events.run()
+        self._events.run(self._check_workers if check_always else None)
         self.check_integrity()
         return self.jobs
 
     def check_integrity(self) -> None:
         """Raises AssertionError when books don't balance, or a request ended not exactly once."""
-        workers: list[PrefillWorker | DecodeWorker] = [*self.prefills, *self.decodes]
-        for worker in workers:
-            worker.check_integrity()
-            assert self.gave_up or worker.is_idle, f"{worker.id} has requests after the end"
+        self._check_workers()
+        if not self.gave_up:
+            busy = [each.id for each in self.prefills if not each.is_idle]
+            busy += [each.id for each in self.decodes if not each.is_idle]
+            assert not busy, f"{busy} have requests after the end"
         ended = [job for job in self.jobs if job.rejected or job.finished_seconds >= 0]
         assert len(self.jobs) - len(ended) == self._num_open, "open requests"
         assert self.gave_up or self._num_open == 0, "a request without an end"
         assert not any(job.rejected and job.finished_seconds >= 0 for job in ended), "two ends"
         assert all(job.cached_tokens < job.num_prompt_tokens for job in self.jobs), "cached"
         assert all(job.has_answer for job in ended if not job.rejected), "an answer is too short"
+
+    def _check_workers(self) -> None:
+        for prefill in self.prefills:
+            prefill.check_integrity()
+        for decode in self.decodes:
+            decode.check_integrity()
 
     # -- what the conductor knows ----------------------------------------------------------
 

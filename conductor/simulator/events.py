@@ -17,12 +17,14 @@ class Events:
     def at(self, seconds: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._heap, (max(seconds, self.now_seconds), next(self._numbers), happen))
 
-    def run(self) -> None:
+    def run(self, after_each: Callable[[], None] | None = None) -> None:
         """Until nothing is left, or :meth:`stop`."""
         heap = self._heap
         while heap and not self._stopped:
             self.now_seconds, _, happen = heapq.heappop(heap)
             happen()
+            if after_each is not None:
+                after_each()
 
     def stop(self) -> None:
         """What happens now is the last."""
