@@ -147,6 +147,15 @@ class Settings(BaseSettings):
     slo_first_token_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
     """Beside what the prompt takes by itself; 0: nothing is promised."""
     slo_token_gap_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
+    """Mean time between two tokens of an answer."""
+
+    # Placement
+    placement_policy: str = "baton"
+    """A name in conductor/policy/policies.py; the conductor checks it when it starts."""
+    admission: bool | Literal["auto"] = "auto"
+    """Whether a request is refused (429) that can't meet what is promised, or for which no decode
+    worker will have memory. ``auto``: on, unless a worker computes on a CPU: what is promised by
+    default is meant for GPUs, and on a laptop a late answer is better than none."""
 
     # KV movement and storage
     transports: Transports = ()

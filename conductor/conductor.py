@@ -1,88 +1,156 @@
-"""The live conductor: keeps what policies decide from, and asks them."""
+"""The live conductor: keeps what policies decide from, asks one, and remembers what it decided."""
 
-from collections import deque
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.clock import Clock
-from baton.core.ids import Generation, WorkerId
-from baton.core.member import Member
+from baton.core.ids import BlockKey, WorkerId
+from baton.core.placement import MAX_ALTERNATIVES, Alternative, Placement
 from baton.core.states import Role
+from baton.errors import Overloaded
+from baton.registry.codec import member_to_json
 from baton.registry.membership import Membership
+from conductor.admissions import Admissions
+from conductor.beliefs import Beliefs
+from conductor.ledger import Ledger
 from conductor.mirror import Mirror
-from conductor.policy.placement import PlacementConfig, place
-from conductor.policy.snapshot import Decision, Query, Snapshot, WorkerView
-from conductor.traffic import Heads, Placed
+from conductor.policy.decision import Decision, Scored
+from conductor.policy.fleet import Query, Snapshot
+from conductor.policy.policies import DEFAULT, policy_named
+from conductor.roster import Roster
 
-UNREPORTED_SECONDS = 2.0
-"""What was sent shows in a worker's own report by then: a sweep, a heartbeat, a poll."""
-
-MAX_UNREPORTED = 65_536
+STALE_SECONDS = 10.0
+"""Who has heard nothing from the registry for so long refuses nobody."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Sent:
-    at_seconds: float
-    worker: WorkerId
-    num_tokens: int
+class ConductorConfig:
+    """``admission`` None: on, unless a worker computes on a CPU. ``first_token_seconds`` 0: no
+    first token is promised."""
+
+    policy: str = DEFAULT
+    admission: bool | None = None
+    first_token_seconds: float = 2.0
+    token_gap_seconds: float = 0.05
 
 
 class Conductor:
+    """Implements :class:`baton.rpc.conductor_service.ConductorCore`. Raises Invalid for a policy
+    that there isn't."""
+
     def __init__(
-        self, membership: Membership, mirror: Mirror, clock: Clock, config: PlacementConfig
+        self, membership: Membership, mirror: Mirror, clock: Clock, config: ConductorConfig
     ) -> None:
         self._membership = membership
-        self._mirror = mirror
         self._clock = clock
         self._config = config
-        self._heads = Heads()
-        self._placed = Placed()
-        self._sent: deque[_Sent] = deque(maxlen=MAX_UNREPORTED)
-        self._generations: dict[WorkerId, Generation] = {}
+        self._place = policy_named(config.policy)
+        self._ledger = Ledger()
+        self._beliefs = Beliefs(mirror)
+        self._roster = Roster(membership, self._ledger, self._beliefs, clock)
+        self._admissions = Admissions()
+        self._num_placed = 0
 
-    def place(self, query: Query) -> Decision:
-        """Raises Unavailable, Overloaded."""
-        decision = place(self.snapshot(), query, self._config)
-        self._heads.record(query.keys)
-        chosen = decision.prefill or decision.decode
-        self._placed.record(chosen.id, query.keys)
-        now = self._clock.monotonic()
-        for member in {m.id: m for m in (chosen, decision.decode)}.values():
-            self._sent.append(_Sent(now, member.id, query.num_tokens))
-        return decision
+    def place(
+        self,
+        *,
+        request_id: str,
+        epoch: int,
+        num_tokens: int,
+        max_new_tokens: int,
+        keys: tuple[BlockKey, ...],
+        excluded: frozenset[str],
+    ) -> Placement:
+        """Raises Unavailable, Overloaded, Invalid."""
+        snapshot = self.snapshot()
+        query = Query(
+            request_id,
+            num_tokens,
+            max_new_tokens,
+            keys,
+            excluded=frozenset(WorkerId(name) for name in excluded),
+            first_token_seconds=self._config.first_token_seconds or math.inf,
+            token_gap_seconds=self._config.token_gap_seconds,
+            promised=epoch > 1 or not self._may_refuse(snapshot.now_seconds),
+        )
+        try:
+            decision = self._place(snapshot, query)
+        except Overloaded:
+            self._admissions.record(num_tokens, admitted=False)
+            raise
+        finally:
+            self._beliefs.heads.record(keys)
+        if epoch <= 1:
+            self._admissions.record(num_tokens, admitted=True)
+        self._note(snapshot, query, decision)
+        return self._placement(decision, keys)
 
     def snapshot(self) -> Snapshot:
-        self._forget_reported()
-        self._notice_rebirths()
+        """As of now. The ledger goes on under it: it is for one decision."""
+        now, roster = self._clock.monotonic(), self._roster
+        self._ledger.advance(now, roster.answer_tokens)
+        roster.follow()
         return Snapshot(
-            self._views(Role.PREFILL),
-            self._views(Role.DECODE),
-            self._placed.cached_blocks,
-            self._heads.share,
-            self._mirror.best,
+            now,
+            self._num_placed,
+            self._ledger.prefills,
+            self._ledger.decodes,
+            self._beliefs,
+            roster.block_tokens,
+            roster.kv_bytes_per_token,
+            roster.link,
+            roster.answer_tokens,
+            roster.short_answer_tokens,
+            self._admissions.view,
         )
 
-    @property
-    def members(self) -> list[Member]:
-        return self._membership.members
+    def describe(self) -> tuple[Sequence[str], str]:
+        members = self._membership.members
+        workers = [m.id for m in members if m.role in (Role.PREFILL, Role.DECODE)]
+        return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
 
-    def _views(self, role: Role) -> tuple[WorkerView, ...]:
-        requests: dict[WorkerId, int] = {}
-        tokens: dict[WorkerId, int] = {}
-        for sent in self._sent:
-            requests[sent.worker] = requests.get(sent.worker, 0) + 1
-            tokens[sent.worker] = tokens.get(sent.worker, 0) + sent.num_tokens
-        return tuple(
-            WorkerView(member, requests.get(member.id, 0), tokens.get(member.id, 0))
-            for member in self._membership.ready(role)
+    def _may_refuse(self, now: float) -> bool:
+        if now - self._membership.fresh_at > STALE_SECONDS:
+            return False
+        if self._config.admission is None:
+            return not self._roster.has_cpu_workers
+        return self._config.admission
+
+    def _note(self, snapshot: Snapshot, query: Query, decision: Decision) -> None:
+        self._num_placed += 1
+        self._ledger.dispatched(snapshot.now_seconds, query, decision, snapshot.answer_tokens)
+        self._beliefs.placed.record(decision.prefill or decision.decode, query.keys)
+
+    def _placement(self, decision: Decision, keys: tuple[BlockKey, ...]) -> Placement:
+        roster, ledger = self._roster, self._ledger
+        reader = decision.prefill or decision.decode
+        reads = reader in ledger.prefills and ledger.prefills[reader].measured
+        writer = decision.decode
+        writes = writer in ledger.decodes and ledger.decodes[writer].measured
+        return Placement(
+            roster.ref(decision.prefill) if decision.prefill is not None else None,
+            roster.ref(decision.decode),
+            decision.reason,
+            self._beliefs.hint(roster.node_of(reader), keys),
+            policy=self._config.policy,
+            ttft_seconds=decision.ttft_seconds if reads else None,
+            tbt_seconds=decision.tbt_seconds if writes else None,
+            prefill_alternatives=_alternatives(decision.prefill_scores),
+            decode_alternatives=_alternatives(decision.decode_scores),
         )
 
-    def _forget_reported(self) -> None:
-        oldest = self._clock.monotonic() - UNREPORTED_SECONDS
-        while self._sent and self._sent[0].at_seconds < oldest:
-            self._sent.popleft()
 
-    def _notice_rebirths(self) -> None:
-        for member in self._membership.members:
-            if self._generations.get(member.id, member.generation) != member.generation:
-                self._placed.forget(member.id)
-            self._generations[member.id] = member.generation
+def _alternatives(scores: Sequence[Scored]) -> tuple[Alternative, ...]:
+    return tuple(
+        Alternative(
+            scored.worker,
+            scored.score,
+            scored.queue_seconds,
+            scored.service_seconds,
+            scored.local_blocks,
+            scored.fetched_blocks,
+            scored.late_seconds,
+        )
+        for scored in scores[:MAX_ALTERNATIVES]
+    )

@@ -39,6 +39,7 @@ class Mirror:
 
     def __init__(self) -> None:
         self._views: dict[WorkerId, _View] = {}
+        """In the order of their names."""
 
     def position(self, node: WorkerId) -> tuple[Generation, int]:
         """Up to where the node's events are known; generation 0: not at all."""
@@ -49,7 +50,8 @@ class Mirror:
         """False when the page does not follow what is known: some event was missed."""
         view = self._views.get(node)
         if page.reset:
-            view = self._views[node] = _View(page.generation, page.number)
+            view = _View(page.generation, page.number)
+            self._views = dict(sorted({**self._views, node: view}.items()))
         elif (
             view is None
             or view.generation != page.generation
@@ -68,13 +70,20 @@ class Mirror:
         self._views.pop(node, None)
 
     def best(self, keys: Sequence[BlockKey]) -> StoreHint | None:
-        """The node with the longest prefix; of equals the first by name."""
+        """The node with the longest prefix; of equals the first by name. A look per node, and a
+        search only in those that have the block which the best one so far lacks."""
         best: StoreHint | None = None
-        for node in sorted(self._views):
-            count = self._views[node].table.longest_prefix(keys)
-            if count and (best is None or count > best.num_blocks):
-                best = StoreHint(node, count)
+        most = 0
+        for node, view in self._views.items():
+            if most < len(keys) and view.table.tier(keys[most]):
+                most = view.table.longest_prefix(keys)
+                best = StoreHint(node, most)
         return best
+
+    def held(self, node: WorkerId, keys: Sequence[BlockKey]) -> int:
+        """How many of the leading blocks are there; 0 for a node that nobody knows."""
+        view = self._views.get(node)
+        return view.table.longest_prefix(keys) if view is not None else 0
 
     @property
     def num_blocks(self) -> int:
@@ -84,7 +93,7 @@ class Mirror:
         """One line per node."""
         return "\n".join(
             f"{node}: life {view.generation}, change {view.number}, {len(view.table)} blocks"
-            for node, view in sorted(self._views.items())
+            for node, view in self._views.items()
         )
 
 

@@ -2,19 +2,16 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 
 import grpc.aio
 
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
-from baton.core.handoff import WorkerRef
-from baton.core.ids import BlockKey, Generation, RequestId, WorkerId
+from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
-from baton.core.placement import Placement
 from baton.core.states import Role, WorkerState
 from baton.core.store import WatchPage
-from baton.registry.codec import member_to_json
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
@@ -22,37 +19,9 @@ from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.server import build_server, listen
 from baton.runtime.serve import Program
-from conductor.conductor import Conductor
+from conductor.conductor import Conductor, ConductorConfig
 from conductor.mirror import Mirror, Watchers
-from conductor.policy.placement import PlacementConfig
-from conductor.policy.snapshot import Query
-
-
-class Door:
-    """Implements :class:`baton.rpc.conductor_service.ConductorCore`."""
-
-    def __init__(self, conductor: Conductor) -> None:
-        self._conductor = conductor
-
-    def place(
-        self,
-        *,
-        request_id: str,
-        num_tokens: int,
-        max_new_tokens: int,
-        keys: tuple[BlockKey, ...],
-        excluded: frozenset[str],
-    ) -> Placement:
-        names = frozenset(WorkerId(name) for name in excluded)
-        query = Query(RequestId(request_id), num_tokens, max_new_tokens, keys, names)
-        decision = self._conductor.place(query)
-        prefill = _ref(decision.prefill) if decision.prefill is not None else None
-        return Placement(prefill, _ref(decision.decode), decision.reason, decision.store_hint)
-
-    def describe(self) -> tuple[Sequence[str], str]:
-        members = self._conductor.members
-        workers = [m.id for m in members if m.role in (Role.PREFILL, Role.DECODE)]
-        return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
+from conductor.policy.policies import policy_named
 
 
 class ConductorProgram:
@@ -72,15 +41,16 @@ class ConductorProgram:
         return self._address
 
     async def start(self) -> None:
-        """Raises Unavailable."""
+        """Raises Unavailable, Invalid for a placement policy that there isn't."""
         settings = self._settings
+        policy_named(settings.placement_policy)
         await self._registry.ping()
         await self._membership.refresh()
         mirror = Mirror()
-        conductor = Conductor(self._membership, mirror, self._clock, PlacementConfig())
+        conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
         self._watchers = Watchers(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.cluster_secret)
-        add_conductor_service(self._server, Door(conductor))
+        add_conductor_service(self._server, conductor)
         port = await listen(self._server, settings.grpc_host, settings.grpc_port)
         self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
         self._heartbeat = Heartbeat(
@@ -128,5 +98,11 @@ def build(settings: Settings) -> Program:
     return ConductorProgram(settings)
 
 
-def _ref(member: Member) -> WorkerRef:
-    return WorkerRef(member.id, member.address, member.generation)
+def _config(settings: Settings) -> ConductorConfig:
+    admission = settings.admission
+    return ConductorConfig(
+        policy=settings.placement_policy,
+        admission=None if admission == "auto" else admission,
+        first_token_seconds=settings.slo_first_token_seconds,
+        token_gap_seconds=settings.slo_token_gap_seconds,
+    )

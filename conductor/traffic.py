@@ -1,9 +1,10 @@
 """What the conductor remembers of recent traffic: heads that many share, and who got what."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import islice
 
-from baton.core.ids import BlockKey, WorkerId
+from baton.core.ids import WorkerId
 from conductor.policy.fleet import Key
 
 WINDOW_REQUESTS = 1024
@@ -39,32 +40,71 @@ class Heads:
 
 
 class Placed:
-    """Which workers were sent which blocks: the best guess of what lies in their pools."""
+    """Which workers were sent which blocks: the best guess of what lies in their pools.
+
+    A worker's life has a number of its own here, so that a death is forgotten at once, and not by
+    looking through all keys."""
 
     def __init__(self) -> None:
-        self._workers: OrderedDict[BlockKey, set[WorkerId]] = OrderedDict()
+        self._lives: OrderedDict[Key, dict[int, None]] = OrderedDict()
+        self._life_of: dict[WorkerId, int] = {}
+        self._worker_of: dict[int, WorkerId] = {}
+        self._num_lives = 0
 
-    def record(self, worker: WorkerId, keys: tuple[BlockKey, ...]) -> None:
+    def record(self, worker: WorkerId, keys: Sequence[Key]) -> None:
+        life = self._life(worker)
         # The start of a prefix is placed last, so that its end is forgotten first.
         for key in reversed(keys):
-            workers = self._workers.pop(key, None) or set()
-            workers.add(worker)
-            self._workers[key] = workers
-        while len(self._workers) > MAX_PLACED_KEYS:
-            self._workers.popitem(last=False)
+            lives = self._lives.pop(key, None) or {}
+            lives[life] = None
+            self._lives[key] = lives
+        while len(self._lives) > MAX_PLACED_KEYS:
+            self._lives.popitem(last=False)
 
     def forget(self, worker: WorkerId) -> None:
-        """It was reborn, with an empty pool."""
-        for workers in self._workers.values():
-            workers.discard(worker)
+        """It is gone, and its pool with it."""
+        life = self._life_of.pop(worker, None)
+        if life is not None:
+            del self._worker_of[life]
 
-    def cached_blocks(self, worker: WorkerId, keys: tuple[BlockKey, ...]) -> int:
+    def cached_blocks(self, worker: WorkerId, keys: Sequence[Key]) -> int:
         """Leading blocks that were sent there, by bisection: a prefix has all its heads."""
-        low, high = 0, len(keys)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if worker in self._workers.get(keys[middle - 1], ()):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        life = self._life_of.get(worker)
+        return _leading(keys, lambda key: life in self._lives.get(key, ()))
+
+    def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:
+        """Workers that were sent most of the leading blocks, best first: those of the deepest key
+        known, then of the deepest that yet another was sent. Looks at few of them, however many
+        there are."""
+        found: dict[WorkerId, None] = {}
+        depth = self._deepest(keys, 0)
+        while depth and len(found) < count:
+            lives = self._lives[keys[depth - 1]]
+            here = (self._worker_of[life] for life in lives if life in self._worker_of)
+            newcomers = (worker for worker in here if worker not in found)
+            found |= dict.fromkeys(islice(newcomers, count - len(found)))
+            depth = self._deepest(keys[:depth], len(lives))
+        return list(found)
+
+    def _deepest(self, keys: Sequence[Key], num_lives: int) -> int:
+        """How many leading blocks were sent to more than so many."""
+        return _leading(keys, lambda key: len(self._lives.get(key, ())) > num_lives)
+
+    def _life(self, worker: WorkerId) -> int:
+        if worker not in self._life_of:
+            self._num_lives += 1
+            self._life_of[worker] = self._num_lives
+            self._worker_of[self._num_lives] = worker
+        return self._life_of[worker]
+
+
+def _leading(keys: Sequence[Key], holds: Callable[[Key], bool]) -> int:
+    """How many of the first ``keys`` hold, if none does whose head does not."""
+    low, high = 0, len(keys)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if holds(keys[middle - 1]):
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,10 +1,12 @@
 """Placement by the conductors that the registry knows."""
 
+import hashlib
 from collections.abc import Callable
 
 import grpc.aio
 
 from baton.clock import Clock
+from baton.core.member import Member
 from baton.core.placement import Placement
 from baton.core.states import Role
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
@@ -23,7 +25,8 @@ MAX_CHANNELS = 16
 
 
 class ConductorPlacer:
-    """Asks the ready conductors in the order of their ids, until one answers."""
+    """Asks the ready conductors, from the one that the request's hash says on, until one answers:
+    several share the work, and a retry asks the same one first."""
 
     def __init__(
         self,
@@ -42,7 +45,7 @@ class ConductorPlacer:
     async def place(self, query: PlaceQuery) -> Placement:
         """Raises Overloaded or Invalid as a conductor says, Unavailable when none answers."""
         failure = "no conductor is ready"
-        for conductor in self._cluster.ready(Role.CONDUCTOR):
+        for conductor in _turned(self._cluster.ready(Role.CONDUCTOR), query.request_id):
             if self._cools_down(conductor.address):
                 continue
             try:
@@ -84,3 +87,11 @@ class ConductorPlacer:
         if address not in self._channels:
             self._channels[address] = self._connect(address, self._secret)
         return self._channels[address]
+
+
+def _turned(conductors: list[Member], request_id: str) -> list[Member]:
+    if not conductors:
+        return []
+    digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
+    start = int.from_bytes(digest, "big") % len(conductors)
+    return conductors[start:] + conductors[:start]

@@ -107,6 +107,5 @@ class Metrics:
         if record.ttft_seconds is None:
             return
         self.first_token_seconds.observe(record.ttft_seconds)
-        if record.total_seconds is not None and record.num_tokens > 1:
-            decoding = record.total_seconds - record.ttft_seconds
-            self.token_gap_seconds.observe(decoding / (record.num_tokens - 1))
+        if record.tbt_seconds is not None:
+            self.token_gap_seconds.observe(record.tbt_seconds)

@@ -11,7 +11,7 @@ from baton.core.placement import Placement
 from baton.core.request import RequestOutput
 
 MAX_RECORDS = 4096
-"""About 2 KB each; the record that was written longest ago goes first."""
+"""About 5 KB each; the record that was written longest ago goes first."""
 
 
 @dataclass(slots=True)
@@ -19,10 +19,27 @@ class PlacementRecord:
     """One epoch. ``error`` is why it ended early; empty when it did not."""
 
     epoch: Epoch
-    prefill: WorkerRef | None
-    decode: WorkerRef
-    reason: str
+    placement: Placement
     error: str = ""
+
+    def explain(self) -> dict[str, Any]:
+        placement = self.placement
+        return {
+            "epoch": self.epoch,
+            "prefill": _worker(placement.prefill),
+            "decode": _worker(placement.decode),
+            "policy": placement.policy,
+            "reason": placement.reason,
+            "predicted": {
+                "ttft_seconds": placement.ttft_seconds,
+                "tbt_seconds": placement.tbt_seconds,
+            },
+            "alternatives": {
+                "prefill": [asdict(each) for each in placement.prefill_alternatives],
+                "decode": [asdict(each) for each in placement.decode_alternatives],
+            },
+            "error": self.error,
+        }
 
 
 @dataclass(slots=True)
@@ -48,9 +65,7 @@ class JourneyRecord:
     def note_placement(self, epoch: Epoch, placement: Placement, now: float) -> None:
         if self.queue_seconds is None:
             self.queue_seconds = now - self.arrived_at
-        self.placements.append(
-            PlacementRecord(epoch, placement.prefill, placement.decode, placement.reason)
-        )
+        self.placements.append(PlacementRecord(epoch, placement))
 
     def note_output(self, output: RequestOutput, now: float) -> None:
         if self.ttft_seconds is None and output.token_ids:
@@ -82,11 +97,18 @@ class JourneyRecord:
 
     @property
     def prefill(self) -> WorkerRef | None:
-        return self.placements[-1].prefill if self.placements else None
+        return self.placements[-1].placement.prefill if self.placements else None
 
     @property
     def decode(self) -> WorkerRef | None:
-        return self.placements[-1].decode if self.placements else None
+        return self.placements[-1].placement.decode if self.placements else None
+
+    @property
+    def tbt_seconds(self) -> float | None:
+        """Mean over the answer, once it has ended; None for a single token."""
+        if self.total_seconds is None or self.ttft_seconds is None or self.num_tokens < 2:
+            return None
+        return (self.total_seconds - self.ttft_seconds) / (self.num_tokens - 1)
 
     def headers(self) -> dict[str, str]:
         """As far as known now."""
@@ -102,21 +124,20 @@ class JourneyRecord:
         return known
 
     def explain(self) -> dict[str, Any]:
+        """Of several placements, the first one predicted the first token that the client got."""
+        placements = [each.explain() for each in self.placements]
+        first = placements[0] if placements else {}
+        last = placements[-1] if placements else {}
         return {
             "request_id": self.request_id,
             "prefill": _worker(self.prefill),
             "decode": _worker(self.decode),
-            "reason": self.placements[-1].reason if self.placements else "",
-            "placements": [
-                {
-                    "epoch": each.epoch,
-                    "prefill": _worker(each.prefill),
-                    "decode": _worker(each.decode),
-                    "reason": each.reason,
-                    "error": each.error,
-                }
-                for each in self.placements
-            ],
+            "policy": last.get("policy", ""),
+            "reason": last.get("reason", ""),
+            "predicted": first.get("predicted", {"ttft_seconds": None, "tbt_seconds": None}),
+            "actual": {"ttft_seconds": self.ttft_seconds, "tbt_seconds": self.tbt_seconds},
+            "alternatives": last.get("alternatives", {"prefill": [], "decode": []}),
+            "placements": placements,
             "transport": self.transport,
             "bytes_shipped": self.bytes_shipped,
             "prompt_tokens": self.num_prompt_tokens,

@@ -21,6 +21,8 @@ SLACK = 1.25
 FREE_REQUESTS = 4
 """What a worker may have beyond the mean before its load counts: small numbers are noise."""
 
+POLICY = "ring"
+
 
 class RingPlacer:
     """Deterministic: equal members and queries give equal placements."""
@@ -35,11 +37,11 @@ class RingPlacer:
             raise Unavailable("no worker is ready")
         request = query.request_id.encode()
         if not decodes:
-            return Placement(None, _ref(pick(prefills, request)), "ring: no decode worker")
-        decode = _ref(pick(decodes, request))
+            return _placement(None, pick(prefills, request), "ring: no decode worker")
+        decode = pick(decodes, request)
         if not prefills:
-            return Placement(None, decode, "ring: no prefill worker")
-        return Placement(_ref(pick(prefills, _prefix(query))), decode, "ring")
+            return _placement(None, decode, "ring: no prefill worker")
+        return _placement(pick(prefills, _prefix(query)), decode, "ring")
 
     def _candidates(self, role: Role, query: PlaceQuery) -> list[Member]:
         ready = self._cluster.ready(role)
@@ -60,6 +62,11 @@ def _prefix(query: PlaceQuery) -> bytes:
     if not query.block_keys:
         return query.request_id.encode()
     return query.block_keys[min(len(query.block_keys), KEY_DEPTH) - 1]
+
+
+def _placement(prefill: Member | None, decode: Member, reason: str) -> Placement:
+    first = _ref(prefill) if prefill is not None else None
+    return Placement(first, _ref(decode), reason, policy=POLICY)
 
 
 def _ref(member: Member) -> WorkerRef:

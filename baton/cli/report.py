@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +10,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from baton.cli.explanation import explanation
 from baton.clock import SystemClock
 from baton.config import home
 from baton.core.member import Member
@@ -86,7 +86,10 @@ def show_request(name: str, request_id: str, as_json: bool) -> None:
     if answer.status_code != 200:
         raise Unavailable(f"the router says {answer.status_code}: {answer.text}")
     told = answer.json()
-    print(json.dumps(told) if as_json else "\n".join(_lines(told)))
+    if as_json:
+        print(json.dumps(told))
+    else:
+        _console().print(*explanation(told), sep="\n", highlight=False, markup=False)
 
 
 def show_check(name: str, as_json: bool) -> None:
@@ -160,11 +163,3 @@ def _table(state: ClusterState, members: dict[str, Member]) -> Table:
             *told,
         )
     return table
-
-
-def _lines(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, inner in value.items():
-        if isinstance(inner, dict):
-            yield from _lines(inner, f"{prefix}{key}.")
-        else:
-            yield f"{prefix + key:32} {inner}"

@@ -47,6 +47,11 @@ class Membership:
         self._fresh_at = now
 
     @property
+    def fresh_at(self) -> float:
+        """When the registry last answered, by the clock's monotonic time."""
+        return self._fresh_at
+
+    @property
     def members(self) -> list[Member]:
         return self._members
 

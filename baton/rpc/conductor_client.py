@@ -6,9 +6,8 @@ import grpc.aio
 
 from baton.core.ids import BlockKey
 from baton.core.placement import Placement
-from baton.errors import Unavailable
 from baton.rpc.channel import translated
-from baton.rpc.convert import hint_from_proto, ref_from_proto
+from baton.rpc.placement_convert import placement_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
@@ -39,12 +38,4 @@ async def ask_placement(
     )
     with translated():
         answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
-    if not answer.decode.address:
-        raise Unavailable("a conductor answered without a decode worker")
-    prefill = ref_from_proto(answer.prefill) if answer.HasField("prefill") else None
-    return Placement(
-        prefill,
-        ref_from_proto(answer.decode),
-        answer.reason,
-        hint_from_proto(answer.store_hint),
-    )
+    return placement_from_proto(answer)

@@ -9,7 +9,7 @@ from baton.core.block_key import KEY_BYTES
 from baton.core.ids import BlockKey
 from baton.core.placement import Placement
 from baton.errors import Invalid
-from baton.rpc.convert import hint_to_proto, ref_to_proto
+from baton.rpc.placement_convert import placement_to_proto
 from baton.rpc.server import answer
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
@@ -23,12 +23,13 @@ class ConductorCore(Protocol):
         self,
         *,
         request_id: str,
+        epoch: int,
         num_tokens: int,
         max_new_tokens: int,
         keys: tuple[BlockKey, ...],
         excluded: frozenset[str],
     ) -> Placement:
-        """Raises Unavailable, Overloaded."""
+        """Raises Unavailable, Overloaded, Invalid."""
         ...
 
     def describe(self) -> tuple[Sequence[str], str]:
@@ -44,18 +45,13 @@ class ConductorService(pb_grpc.ConductorServicer):
         async def call() -> pb.Placement:
             placement = self._core.place(
                 request_id=request.request_id,
+                epoch=request.epoch,
                 num_tokens=request.num_tokens,
                 max_new_tokens=request.max_new_tokens,
                 keys=_keys(request.block_keys),
                 excluded=frozenset(request.excluded_worker_ids),
             )
-            first = ref_to_proto(placement.prefill) if placement.prefill is not None else None
-            return pb.Placement(
-                prefill=first,
-                decode=ref_to_proto(placement.decode),
-                reason=placement.reason,
-                store_hint=hint_to_proto(placement.store_hint),
-            )
+            return placement_to_proto(placement)
 
         return await answer(context, call)  # type: ignore[no-any-return]
 

@@ -1,9 +1,10 @@
 """Baton's own placement: filter, score, pick.
 
 Prefill candidates are the ring's next three, the two that hold most of the prompt, and one of the
-least loaded. A candidate's score is its queue, and ``service_weight`` times what it would have to
-compute: work that is done again is a cost to everyone behind. A candidate that would be late, or
-make others late, comes after all that would not.
+least loaded. A candidate's score is its queue, what would have to come from a peer's store, and
+``service_weight`` times what it would have to compute: work that is done again is a cost to
+everyone behind. A candidate that would be late, or make others late, comes after all that would
+not.
 
 The decode worker is the one whose memory is the least promised. A request that it can't hold, or
 that no candidate can serve in time, is refused at once: what would be late anyway must not make
@@ -26,6 +27,9 @@ from conductor.policy.reuse import service
 
 LATE_SCORE = 1e3
 """Seconds; more than any queue that is let grow."""
+
+IDLE_SECONDS = 1e-3
+"""Who starts within them is idle, and an idle worker is the best there is: nobody is refused."""
 
 MOST_MARGIN = 0.25
 """Of what the first token may take."""
@@ -58,9 +62,9 @@ def place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
         raise Unavailable("no worker is ready")
     if not decodes:
         # A prefill worker has the same engine: slow is better than nothing.
-        return _alone(scores, "no decode worker is ready", stored)
+        return _reader_alone(scores, stored)
     if not scores:
-        return _alone(decodes, "no prefill worker is ready", stored)
+        return _writer_alone(decodes, stored)
     if config.admission and not query.promised:
         _admit(snapshot, query, config, scores[0], decodes[0])
     best = scores[0]
@@ -77,8 +81,29 @@ def place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
     )
 
 
-def _alone(scores: tuple[Scored, ...], reason: str, stored: Stored | None) -> Decision:
-    return Decision(None, scores[0].worker, reason, stored, decode_scores=scores)
+def _reader_alone(scores: tuple[Scored, ...], stored: Stored | None) -> Decision:
+    best = scores[0]
+    return Decision(
+        None,
+        best.worker,
+        "no decode worker is ready",
+        stored,
+        best.service_seconds,
+        best.queue_seconds + best.service_seconds,
+        prefill_scores=scores,
+    )
+
+
+def _writer_alone(scores: tuple[Scored, ...], stored: Stored | None) -> Decision:
+    best = scores[0]
+    return Decision(
+        None,
+        best.worker,
+        "no prefill worker is ready",
+        stored,
+        tbt_seconds=best.service_seconds,
+        decode_scores=scores,
+    )
 
 
 def _reason(best: Scored, query: Query, num_scored: int) -> str:
@@ -127,10 +152,11 @@ def _prefill_score(
     deadline = now + query.first_token_seconds + own - margin
     then = outlook(view, now, now + work.fetch_seconds, deadline, work.compute_seconds)
     late = max(then.done_seconds - deadline, 0.0) if view.measured else 0.0
-    score = view.queue_seconds(now) + config.service_weight * work.compute_seconds
+    wait = view.queue_seconds(now) + work.fetch_seconds
+    score = wait + config.service_weight * work.compute_seconds
     if view.measured:
         score += LATE_SCORE * ((late > 0) + then.num_harmed)
-    queue = then.done_seconds - now - work.compute_seconds
+    queue = max(then.done_seconds - now - work.compute_seconds, 0.0)
     return Scored(
         view.id, score, queue, work.compute_seconds, work.local_blocks, work.fetched_blocks, late
     )
@@ -195,7 +221,7 @@ def _admit(
             f"{query.token_gap_seconds:.3f} s",
             retry_after_seconds=1.0,
         )
-    if best.late_seconds and best.queue_seconds > 0:
+    if best.late_seconds and best.queue_seconds > IDLE_SECONDS:
         raise Overloaded(
             f"the first token would come {best.late_seconds:.2f} s late",
             retry_after_seconds=max(best.late_seconds, 0.1),

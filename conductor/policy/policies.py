@@ -41,7 +41,10 @@ def _place_by_rule(snapshot: Snapshot, query: Query, rule: Rule) -> Decision:
         return Decision(None, decode.id, "no prefill worker is ready")
     if len(snapshot.prefills):
         prefill = next(snapshot.prefills.least())
-        return Decision(None, prefill.id, "no decode worker is ready")
+        seconds = prefill.cost.seconds(query.num_tokens)
+        queue = prefill.queue_seconds(snapshot.now_seconds)
+        reason = "no decode worker is ready"
+        return Decision(None, prefill.id, reason, None, seconds, queue + seconds)
     raise Unavailable("no worker is ready")
 
 

@@ -12,10 +12,12 @@ import grpc.aio
 import pytest
 
 from baton.clock import ManualClock
+from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.handoff import CHECKSUM_XXH3, BlockRef, WorkerRef
 from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.load import Load
 from baton.core.member import Member
-from baton.core.placement import Placement
+from baton.core.placement import Alternative, Placement
 from baton.core.states import Role, WorkerState
 from baton.core.store import BlockFilter, LeaseQuery, PutRequest, PutResult, Tier
 from baton.errors import (
@@ -40,10 +42,8 @@ from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.server import build_server
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
-from conductor.conductor import Conductor
+from conductor.conductor import Conductor, ConductorConfig
 from conductor.mirror import Mirror
-from conductor.policy.placement import PlacementConfig
-from conductor.program import Door
 from tests.store_house import ALL, KEYS, SIZE, House
 
 SECRET = "a secret of the cluster"
@@ -262,9 +262,9 @@ async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.C
     membership = Membership(registry, clock)
     await membership.refresh()
     mirror = Mirror()
-    door = Door(Conductor(membership, mirror, clock, PlacementConfig(**config)))
+    core = Conductor(membership, mirror, clock, ConductorConfig(**config))
     async with (
-        served(lambda server: add_conductor_service(server, door)) as address,
+        served(lambda server: add_conductor_service(server, core)) as address,
         open_channel(address, SECRET) as channel,
     ):
         yield channel
@@ -279,26 +279,58 @@ async def ask(
     )  # fmt: skip
 
 
-async def test_a_placement_and_the_same_again() -> None:
+def loaded(one: Member, **load: Any) -> Member:
+    return replace(one, load=Load(at_seconds=1.0, num_blocks=100, **load))
+
+
+async def test_a_placement_and_why() -> None:
+    reads, writes = PrefillCost(0.0, 0.001, 0.0), DecodeCost(0.01, 0.0, 0.0)
+    workers = [
+        loaded(member("p", Role.PREFILL), prefill_cost=reads),
+        loaded(member("d", Role.DECODE), decode_cost=writes),
+    ]
+    async with conductor(*workers) as channel:
+        placement = await ask(channel)
+    assert placement.prefill == WorkerRef(WorkerId("p"), "p:1", Generation(7))
+    assert placement.decode == WorkerRef(WorkerId("d"), "d:1", Generation(7))
+    assert placement.reason == (
+        "0 of 16 blocks at hand, 0 to fetch, starts in 0.000 s, computes 0.133 s, best of 1"
+    )
+    assert (placement.policy, placement.store_hint) == ("baton", None)
+    assert (placement.ttft_seconds, placement.tbt_seconds) == (0.133, 0.01)
+    assert placement.prefill_alternatives == (
+        Alternative(WorkerId("p"), 4 * 0.133, 0.0, 0.133, 0, 0, 0.0),
+    )
+    # 133 tokens, and at most 16 of an answer, of 1,600.
+    assert placement.decode_alternatives == (
+        Alternative(WorkerId("d"), 149 / 1600, 0.0, 0.01, 0, 0, 0.0),
+    )
+
+
+async def test_placements_without_one_pool() -> None:
     async with conductor(member("p", Role.PREFILL), member("d", Role.DECODE)) as channel:
-        prefill = WorkerRef(WorkerId("p"), "p:1", Generation(7))
         decode = WorkerRef(WorkerId("d"), "d:1", Generation(7))
-        reason = "0 of 16 blocks cached, 0 tokens queued, best of 1"
-        assert await ask(channel) == Placement(prefill, decode, reason)
-        reason = "16 of 16 blocks cached, 133 tokens queued, best of 1"
-        assert await ask(channel) == Placement(prefill, decode, reason)
-        assert await ask(channel, "p") == Placement(None, decode, "no prefill worker is ready")
+        alone = await ask(channel, "p")
+        assert (alone.prefill, alone.decode) == (None, decode)
+        assert (alone.ttft_seconds, alone.tbt_seconds) == (None, None)
         with pytest.raises(Unavailable, match="no worker is ready"):
             await ask(channel, "p", "d")
 
 
 async def test_a_conductor_refuses() -> None:
-    async with conductor(member("d", Role.DECODE), max_requests_per_worker=0) as channel:
-        with pytest.raises(Overloaded, match="all 1 workers have 0 requests") as refusal:
+    full = loaded(member("d", Role.DECODE), decode_requests=3, promised_tokens=1590,
+                  short_answer_tokens=1.0)  # fmt: skip
+    small = replace(full, load=replace(full.load, num_blocks=8))
+    async with conductor(member("p", Role.PREFILL), full) as channel:
+        with pytest.raises(Overloaded, match="room for 10 tokens, and 149 are needed") as refusal:
             await ask(channel)
-        assert refusal.value.retry_after_seconds == 1.0
+        # 139 of 1,590 tokens, at 10 ms for each of 256 of an answer; 40 ms can be made up for.
+        assert refusal.value.retry_after_seconds == pytest.approx(0.184, abs=0.001)
         with pytest.raises(Invalid, match="of 16 bytes each"):
             await ask(channel, keys=(BlockKey(b"short"),))
+    async with conductor(member("p", Role.PREFILL), small) as channel:
+        with pytest.raises(Invalid, match="133 tokens, and the largest decode worker has memory"):
+            await ask(channel)
 
 
 async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

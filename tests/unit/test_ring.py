@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
@@ -12,11 +13,12 @@ from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.registry.memory import MemoryRegistry
 from baton.ring import successors
-from conductor.policy.placement import PlacementConfig, place
-from conductor.policy.snapshot import Query, Snapshot, WorkerView
+from conductor.policy.baton import BatonConfig, place
+from conductor.policy.fleet import Key, Query
 from router.cluster import Cluster
 from router.placement import PlaceQuery
 from router.ring import KEY_DEPTH, RingPlacer
+from tests.fleet import FakeCache, decode, prefill, snapshot
 
 WORKERS = tuple(sorted(f"worker-{number}" for number in range(16)))
 KEYS = [number.to_bytes(4, "big") for number in range(8000)]
@@ -85,25 +87,29 @@ async def test_a_router_alone_places_as_an_idle_conductor_does() -> None:
         await registry.announce(one, 60.0)
     cluster = Cluster(registry, ManualClock(), max_model_tokens=4096)
     await cluster.refresh()
+    seen = snapshot([prefill(one.id) for one in prefills], [decode(one.id) for one in decodes])
     for number in range(200):
         keys = tuple(BlockKey(bytes([n, number]) * 8) for n in range(KEY_DEPTH + 3))
         excluded = frozenset({WorkerId(f"prefill-{number % 6}"), WorkerId(f"decode-{number % 5}")})
         name = RequestId(f"request {number}")
         decision = place(
-            Snapshot(
-                tuple(WorkerView(one) for one in prefills),
-                tuple(WorkerView(one) for one in decodes),
-                lambda worker, keys: 0,
-                lambda key: float(key[0] < KEY_DEPTH - 1),
-            ),
-            Query(name, 16 * len(keys), 32, keys, excluded),
-            PlacementConfig(),
+            replace(seen, cache=Shared()),
+            Query(name, 16 * len(keys), 32, keys, excluded=excluded),
+            BatonConfig(),
         )
         alone = await RingPlacer(cluster).place(
             PlaceQuery(name, Epoch(1), TenantId("t"), 16 * len(keys), 32, keys, excluded, "m")
         )
-        assert decision.prefill is not None and alone.prefill is not None
-        assert (alone.prefill.id, alone.decode.id) == (decision.prefill.id, decision.decode.id)
+        assert alone.prefill is not None
+        assert (alone.prefill.id, alone.decode.id) == (decision.prefill, decision.decode)
+
+
+class Shared(FakeCache):
+    """Everybody's first blocks are the same, up to the router's depth."""
+
+    def share(self, key: Key) -> float:
+        assert isinstance(key, bytes)
+        return float(key[0] < KEY_DEPTH - 1)
 
 
 def test_ids_must_be_sorted() -> None:

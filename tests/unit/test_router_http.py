@@ -5,6 +5,7 @@ import json
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers
 from baton.clock import SystemClock
 from baton.core.ids import Generation, TokenId, WorkerId
 from baton.core.member import Member
+from baton.core.placement import Alternative, Placement
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.text.detokenizer import byte_level_alphabet
@@ -26,6 +28,7 @@ from router.auth import Doorkeeper
 from router.cluster import Cluster
 from router.journey import Guide, JourneyConfig
 from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
+from router.placement import PlaceQuery
 from router.program import _build_server
 from router.service import Service, ServiceConfig
 
@@ -653,7 +656,17 @@ async def test_models_health_ready_metrics(tokenizer: Tokenizer) -> None:
 
 
 async def test_explain(tokenizer: Tokenizer) -> None:
-    async with open_house(tokenizer) as (_, client):
+    async with open_house(tokenizer) as (house, client):
+        ask = house.placer.place
+
+        async def tell(query: PlaceQuery) -> Placement:
+            others = (Alternative(WorkerId("p0"), 1.5, 0.5, 0.25, 3),)
+            placement = await ask(query)
+            return replace(
+                placement, policy="scripted", ttft_seconds=0.25, prefill_alternatives=others
+            )
+
+        house.placer.place = tell  # type: ignore[method-assign]
         await client.post(CHAT, json=chat(n=2))
         explained = (await client.get("/admin/requests/chatcmpl-0")).json()
         wrong_error(await client.get("/admin/requests/other"), 404)
@@ -662,6 +675,15 @@ async def test_explain(tokenizer: Tokenizer) -> None:
     assert explained["finish_reason"] == "stop"
     assert 0 <= explained["queue_seconds"] <= explained["ttft_seconds"]
     assert explained["ttft_seconds"] <= explained["total_seconds"]
+    assert (explained["policy"], explained["reason"]) == ("scripted", "memory")
+    assert explained["predicted"] == {"ttft_seconds": 0.25, "tbt_seconds": None}
+    assert explained["actual"]["ttft_seconds"] == explained["ttft_seconds"]
+    assert 0 <= explained["actual"]["tbt_seconds"] <= explained["total_seconds"]
+    told = {
+        "worker": "p0", "score": 1.5, "queue_seconds": 0.5, "service_seconds": 0.25,
+        "local_blocks": 3, "fetched_blocks": 0, "late_seconds": 0.0,
+    }  # fmt: skip
+    assert explained["alternatives"] == {"prefill": [told], "decode": []}
     assert [choice["request_id"] for choice in explained["choices"]] == [
         "chatcmpl-0-0", "chatcmpl-0-1",
     ]  # fmt: skip

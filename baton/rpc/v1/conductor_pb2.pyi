@@ -28,16 +28,44 @@ class PlaceRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ...) -> None: ...
 
 class Placement(_message.Message):
-    __slots__ = ("prefill", "decode", "reason", "store_hint")
+    __slots__ = ("prefill", "decode", "reason", "store_hint", "policy", "ttft_seconds", "tbt_seconds", "prefill_alternatives", "decode_alternatives")
     PREFILL_FIELD_NUMBER: _ClassVar[int]
     DECODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     STORE_HINT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TBT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    DECODE_ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     prefill: _common_pb2.WorkerRef
     decode: _common_pb2.WorkerRef
     reason: str
     store_hint: _common_pb2.StoreHint
-    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ...) -> None: ...
+    policy: str
+    ttft_seconds: float
+    tbt_seconds: float
+    prefill_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
+    decode_alternatives: _containers.RepeatedCompositeFieldContainer[Alternative]
+    def __init__(self, prefill: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., decode: _Optional[_Union[_common_pb2.WorkerRef, _Mapping]] = ..., reason: _Optional[str] = ..., store_hint: _Optional[_Union[_common_pb2.StoreHint, _Mapping]] = ..., policy: _Optional[str] = ..., ttft_seconds: _Optional[float] = ..., tbt_seconds: _Optional[float] = ..., prefill_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ..., decode_alternatives: _Optional[_Iterable[_Union[Alternative, _Mapping]]] = ...) -> None: ...
+
+class Alternative(_message.Message):
+    __slots__ = ("worker_id", "score", "queue_seconds", "service_seconds", "local_blocks", "fetched_blocks", "late_seconds")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    SCORE_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SERVICE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    FETCHED_BLOCKS_FIELD_NUMBER: _ClassVar[int]
+    LATE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    score: float
+    queue_seconds: float
+    service_seconds: float
+    local_blocks: int
+    fetched_blocks: int
+    late_seconds: float
+    def __init__(self, worker_id: _Optional[str] = ..., score: _Optional[float] = ..., queue_seconds: _Optional[float] = ..., service_seconds: _Optional[float] = ..., local_blocks: _Optional[int] = ..., fetched_blocks: _Optional[int] = ..., late_seconds: _Optional[float] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

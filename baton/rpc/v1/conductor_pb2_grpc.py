@@ -52,7 +52,7 @@ class ConductorServicer:
     def Place(self, request, context):
         """Picks the workers of one request. Idempotent, and safe to retry at another conductor.
         RESOURCE_EXHAUSTED with `retry-after-seconds` in the trailing metadata: no pair can take
-        it now. UNAVAILABLE: a pool is empty.
+        it now. INVALID_ARGUMENT: no worker could ever hold it. UNAVAILABLE: there is none.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -1,0 +1,266 @@
+"""How much traffic each placement policy serves within the SLO, on a trace and on made-up traffic.
+
+    python -m benchmarks.goodput --trace FILE [--only 8+8 …] [--policies baton,…] [--processes 2]
+
+H100 workers with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth), 0.35
+million tokens of KV on each device and 3 million in each host's DRAM. SLO: first token within 2 s
+and the prompt's own time with an empty cache; 50 ms between tokens in the mean. Goodput is at the
+highest rate at which 90 % of the requests meet both. One seed tries every rate of a grid, then of a
+finer one; around what it finds, four others are tried; figures are medians. Prints tables, and JSON
+as the last line.
+
+``as deployed`` gives the rivals what their publications have: prompts first come first served, and
+no prefix from a peer's store (but for Mooncake's). Else all have Baton's workers.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from conductor.policy.baton import BatonConfig
+from conductor.policy.fleet import Link
+from conductor.policy.policies import POLICIES, policy_named
+from conductor.simulator.arrival import Trace
+from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.goodput import SeedGoodput, goodput, hopeless_misses, rates_between
+from conductor.simulator.hardware import gpu_named
+from conductor.simulator.outcome import Outcome, outcome_of
+from conductor.simulator.roofline import roofline
+from conductor.simulator.shapes import shape_named
+from conductor.simulator.synthetic import KINDS
+from conductor.simulator.traces import jittered, read_trace, scaled
+
+SEEDS = (1, 2, 3, 4, 5)
+GRID_STEPS = (1.25, 1.05)
+NEAR = (0.95, 0.97, 0.99, 1.01, 1.03, 1.05)
+"""Of the first seed's rate: what the other seeds try."""
+
+OVERLOAD = 1.5
+REPORT_SECONDS = (0.0, 0.1, 1.0, 5.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``low`` and ``high`` bound the rates that are tried, per second. ``kind`` names made-up
+    traffic; empty: the trace."""
+
+    name: str
+    pool: int
+    link: float
+    low: float
+    high: float
+    deployed: bool = False
+    kind: str = ""
+    num_requests: int = 12_000
+
+    def config(self, policy: str) -> ClusterConfig:
+        costs = roofline(gpu_named("H100"), shape_named("qwen3-8b"))
+        rival = self.deployed and policy not in ("baton", "full_scan")
+        return ClusterConfig(
+            num_prefill=self.pool,
+            num_decode=self.pool,
+            prefill_cost=costs.prefill,
+            decode_cost=costs.decode,
+            kv_bytes_per_token=costs.kv_bytes_per_token,
+            device_tokens=350_000,
+            node_tokens=3_000_000,
+            link=Link(self.link, 50e9),
+            order="fcfs" if rival else "deadline",
+        )
+
+    def traffic(self, trace: Path | None, rate: float, seed: int) -> Trace:
+        if self.kind:
+            return KINDS[self.kind](self.num_requests, rate, seed, 1.0)
+        assert trace is not None
+        known = _jittered(trace, seed)
+        own = len(known.arrivals) / known.arrivals[-1].at_seconds
+        return scaled(known, rate / own)
+
+
+SETTINGS = {
+    each.name: each
+    for each in (
+        Setting("8+8", 8, 50e9, 1.0, 32.0),
+        Setting("8+8 as deployed", 8, 50e9, 1.0, 32.0, deployed=True),
+        Setting("8+8 12.5 GB/s", 8, 12.5e9, 1.0, 32.0),
+        Setting("16+16", 16, 50e9, 2.0, 64.0),
+        Setting("16+16 12.5 GB/s", 16, 12.5e9, 2.0, 64.0),
+        Setting("chat", 8, 50e9, 60.0, 240.0, kind="chat", num_requests=8000),
+        Setting("rag", 8, 50e9, 60.0, 400.0, kind="rag", num_requests=8000),
+        Setting("agents", 8, 50e9, 20.0, 150.0, kind="agents", num_requests=8000),
+        Setting("reasoning", 8, 50e9, 0.4, 3.0, kind="reasoning", num_requests=3000),
+        Setting("few_shot", 8, 50e9, 300.0, 1500.0, kind="few_shot", num_requests=8000),
+    )
+}
+
+
+@cache
+def _jittered(trace: Path, seed: int) -> Trace:
+    return jittered(read_trace(trace), seed)
+
+
+def run(
+    setting: Setting,
+    policy: str,
+    trace: Path | None,
+    give_up: bool,
+    rate: float,
+    seed: int,
+    admission: bool = True,
+    report_seconds: float = 0.0,
+    num_conductors: int = 1,
+) -> SimulatedCluster:
+    traffic = setting.traffic(trace, rate, seed)
+    place = policy_named(policy, BatonConfig(admission=admission))
+    config = replace(
+        setting.config(policy), report_seconds=report_seconds, num_conductors=num_conductors
+    )
+    cluster = SimulatedCluster(config, traffic, place)
+    cluster.run(hopeless_misses(len(traffic.arrivals)) if give_up else None)
+    return cluster
+
+
+def searched(setting: Setting, policy: str, trace: Path | None) -> dict[str, Any]:
+    """Goodput, and what else there is to tell of the run with the median goodput."""
+    began = SYSTEM_CLOCK()
+    runs: Callable[[float, int], SimulatedCluster] = partial(run, setting, policy, trace, True)
+    found = [_of_first_seed(setting, runs)]
+    near = [found[0].rate_rps * factor for factor in NEAR]
+    for seed in SEEDS[1:] if found[0].rate_rps else ():
+        best = [_attained(runs, rate, seed) for rate in near]
+        rates = [rate for rate, each in zip(near, best, strict=True) if each]
+        top = max(rates, default=0.0)
+        good = next((each for rate, each in zip(near, best, strict=True) if rate == top), None)
+        known = replace(found[0], seed=seed, rate_rps=top)
+        found.append(replace(known, goodput_rps=good.goodput_rps if good else 0.0))
+    rate = statistics.median(each.rate_rps for each in found)
+    result = {
+        "setting": setting.name,
+        "policy": policy,
+        "rate_rps": rate,
+        "goodput_rps": statistics.median(each.goodput_rps for each in found),
+        "goodput_by_seed": [each.goodput_rps for each in found],
+    }
+    if rate:
+        result |= outcome_of(run(setting, policy, trace, False, rate, SEEDS[0])).as_dict() | result
+    return result | {"search_seconds": SYSTEM_CLOCK() - began}
+
+
+def _of_first_seed(setting: Setting, runs: Callable[[float, int], SimulatedCluster]) -> SeedGoodput:
+    """The whole range coarsely, then around the best of it finely."""
+    coarse = rates_between(setting.low, setting.high, GRID_STEPS[0])
+    met = [rate for rate in coarse if _attained(runs, rate, SEEDS[0])]
+    if not met:
+        return SeedGoodput(SEEDS[0], 0.0, 0.0, 0.0)
+    top = rates_between(max(met), max(met) * GRID_STEPS[0], GRID_STEPS[1])
+    return goodput(runs, top, SEEDS[:1]).by_seed[0]
+
+
+def _attained(
+    runs: Callable[[float, int], SimulatedCluster], rate: float, seed: int
+) -> Outcome | None:
+    cluster = runs(rate, seed)
+    if cluster.gave_up:
+        return None
+    outcome = outcome_of(cluster)
+    return outcome if outcome.attainment >= 0.9 else None
+
+
+def overload(setting: Setting, trace: Path, capacity: float) -> list[dict[str, Any]]:
+    """Half as much again as the capacity, with early rejection and without."""
+    rows = []
+    for admission in (True, False):
+        found = [
+            outcome_of(
+                run(setting, "baton", trace, False, OVERLOAD * capacity, seed, admission)
+            ).as_dict()
+            for seed in SEEDS[:3]
+        ]
+        rows.append(_medians(found) | {"admission": admission})
+    return rows
+
+
+def stale(setting: Setting, trace: Path, rate: float) -> list[dict[str, Any]]:
+    """At nine tenths of the capacity, with reports of some age, by one conductor and by three."""
+    rows = []
+    for conductors in (1, 3):
+        for seconds in REPORT_SECONDS:
+            found = [
+                outcome_of(
+                    run(setting, "baton", trace, False, 0.9 * rate, seed, True, seconds, conductors)
+                ).as_dict()
+                for seed in SEEDS
+            ]
+            named = {"report_seconds": seconds, "num_conductors": conductors}
+            rows.append(_medians(found) | named)
+    return rows
+
+
+def _medians(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    names = ("goodput_rps", "attainment", "rejected_ratio", "worst_slo_ratio")
+    return {name: statistics.median(each[name] for each in found) for name in names}
+
+
+def tables(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    chosen = [SETTINGS[name] for name in options.only or SETTINGS]
+    policies = options.policies.split(",") if options.policies else POLICIES
+    with ProcessPoolExecutor(options.processes) as pool:
+        for setting in chosen:
+            if not setting.kind and options.trace is None:
+                continue
+            futures = [pool.submit(searched, setting, name, options.trace) for name in policies]
+            rows = [future.result() for future in futures]
+            _print(setting.name, rows)
+            yield from rows
+
+
+def _print(name: str, rows: Sequence[dict[str, Any]]) -> None:
+    print(f"\n{name}\n{'policy':24}{'goodput':>9} {'rate':>7} {'hit':>6} {'TTFT, s':>21}"
+          f" {'TBT, ms':>21} {'quartiles':>20} {'imbal.':>7} {'refused':>8}")  # fmt: skip
+    for row in sorted(rows, key=lambda row: -row["goodput_rps"]):
+        if not row["rate_rps"]:
+            print(f"{row['policy']:24} none of the rates")
+            continue
+        ttft = " ".join(f"{value:6.2f}" for value in row["ttft_seconds"].values())
+        gaps = " ".join(f"{1e3 * value:6.1f}" for value in row["tbt_seconds"].values())
+        quarters = " ".join(f"{share:.2f}" for share in row["attainment_by_length_quartile"])
+        print(f"{row['policy']:24}{row['goodput_rps']:9.2f} {row['rate_rps']:7.2f} "
+              f"{row['hit_ratio_tokens']:6.3f}  {ttft}  {gaps}  {quarters} "
+              f"{row['load_imbalance']:7.2f} {row['rejected_ratio']:8.3f}", flush=True)  # fmt: skip
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--only", nargs="*", choices=list(SETTINGS))
+    parser.add_argument("--policies", default="")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args(arguments)
+    machine = describe()
+    print(machine)
+    rows = list(tables(options))
+    result: dict[str, Any] = {"machine": machine, "rows": rows}
+    base = [row for row in rows if row["setting"] == "8+8" and row["policy"] == "baton"]
+    if base:
+        capacity = base[0]["rate_rps"]
+        result["overload"] = overload(SETTINGS["8+8"], options.trace, capacity)
+        result["stale"] = stale(SETTINGS["8+8"], options.trace, capacity)
+        for row in (*result["overload"], *result["stale"]):
+            print({name: _short(value) for name, value in row.items()})
+    print(json.dumps(result))
+
+
+def _short(value: Any) -> Any:
+    return round(value, 3) if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,197 @@
+"""Who takes requests, and what they report: from the registry into the ledger."""
+
+import math
+import statistics
+from collections.abc import Iterable
+
+from baton.clock import Clock
+from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.handoff import WorkerRef
+from baton.core.ids import Generation, WorkerId
+from baton.core.load import Load
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.registry.membership import Membership
+from baton.transport.links import PRIOR_BYTES_PER_SECOND
+from conductor.beliefs import Beliefs
+from conductor.ledger import DecodeReport, Ledger, PrefillReport
+from conductor.policy.fleet import DecodeView, Due, Link, PrefillView
+
+PRIOR_PREFILL = PrefillCost(0.0, 1e-4, 0.0)
+PRIOR_DECODE = DecodeCost(0.01, 0.0, 0.0)
+"""Of a worker that has measured nothing, while no other of its pool has either: between a CPU with
+a small model and a GPU with a large one. They tell workers apart by what was sent to them; nobody
+is refused for them."""
+
+UNKNOWN_TOKENS = 1 << 40
+"""Capacity of a worker that has not told it: never full."""
+
+OLDEST_SECONDS = 10.0
+"""A report can hardly be older: then its worker would have lost its lease."""
+
+
+class Roster:
+    """``follow`` before each decision; it costs nothing while nobody has looked at the registry
+    since. What is said of the cluster holds as of then."""
+
+    def __init__(
+        self, membership: Membership, ledger: Ledger, beliefs: Beliefs, clock: Clock
+    ) -> None:
+        self.block_tokens = 16
+        self.kv_bytes_per_token = 0
+        self.link = Link(PRIOR_BYTES_PER_SECOND, PRIOR_BYTES_PER_SECOND)
+        self.answer_tokens = 256.0
+        self.short_answer_tokens = 16.0
+        self.has_cpu_workers = False
+        self._membership = membership
+        self._ledger = ledger
+        self._beliefs = beliefs
+        self._clock = clock
+        self._seen: list[Member] | None = None
+        self._looked_at = -math.inf
+        self._ready: dict[WorkerId, Member] = {}
+        self._nodes: dict[str, WorkerId] = {}
+        self._generations: dict[WorkerId, Generation] = {}
+        self._prefill_cost, self._decode_cost = PRIOR_PREFILL, PRIOR_DECODE
+
+    def follow(self) -> None:
+        members = self._membership.members
+        if members is self._seen:
+            return
+        before, self._seen = self._looked_at, members
+        self._looked_at = min(self._membership.fresh_at, self._clock.monotonic())
+        known = self._ready
+        workers = [member for member in members if member.role in (Role.PREFILL, Role.DECODE)]
+        ready = [member for member in workers if member.state is WorkerState.READY]
+        self._ready = {member.id: member for member in ready}
+        self._nodes = _nodes(members)
+        self._learn(ready)
+        self._bury(workers, known)
+        for member in ready:
+            self._greet(member, known.get(member.id), before)
+        self._seat(ready)
+
+    def ref(self, worker: WorkerId) -> WorkerRef:
+        member = self._ready[worker]
+        return WorkerRef(member.id, member.address, member.generation)
+
+    def node_of(self, worker: WorkerId) -> str:
+        """The store of its host; empty where there is none."""
+        return self._nodes.get(self._ready[worker].host, "")
+
+    # -- who comes and goes ----------------------------------------------------------------
+
+    def _bury(self, workers: Iterable[Member], known: Iterable[WorkerId]) -> None:
+        """Who left the registry, or came back with an empty pool, holds nothing any more."""
+        generations = {member.id: member.generation for member in workers}
+        for worker, generation in self._generations.items():
+            if generations.get(worker) != generation:
+                self._beliefs.placed.forget(worker)
+                self._ledger.remove(worker)
+        for worker in known:
+            if worker not in self._ready:
+                self._ledger.remove(worker)
+        self._generations = generations
+
+    def _greet(self, member: Member, before: Member | None, looked_at: float) -> None:
+        """A report is applied once. One that was not there at the last look was made since,
+        whatever the worker's clock says."""
+        ledger, node = self._ledger, self._nodes.get(member.host, "")
+        if member.id not in ledger.prefills and member.id not in ledger.decodes:
+            before = None
+            if member.role is Role.PREFILL:
+                ledger.add_prefill(PrefillView(member.id, self._prefill_cost, node, measured=False))
+            else:
+                ledger.add_decode(
+                    DecodeView(member.id, self._decode_cost, UNKNOWN_TOKENS, node, measured=False)
+                )
+        elif member.role is Role.PREFILL:
+            ledger.prefills[member.id].node = node
+        if not member.load.at_seconds:
+            return
+        if before is None:
+            self._report(member, self._looked_at - OLDEST_SECONDS)
+        elif before.load.at_seconds != member.load.at_seconds:
+            self._report(member, looked_at)
+
+    def _seat(self, ready: Iterable[Member]) -> None:
+        beside: dict[str, list[WorkerId]] = {}
+        for member in ready:
+            if member.role is Role.PREFILL and member.host in self._nodes:
+                beside.setdefault(self._nodes[member.host], []).append(member.id)
+        self._beliefs.seat(beside)
+
+    # -- what they say ---------------------------------------------------------------------
+
+    def _report(self, member: Member, earliest: float) -> None:
+        age = self._clock.wall_nanoseconds() / 1e9 - member.load.at_seconds
+        at = min(max(self._clock.monotonic() - age, earliest), self._looked_at)
+        if member.role is Role.PREFILL:
+            self._report_prefill(member, at)
+        else:
+            self._report_decode(member, at)
+
+    def _report_prefill(self, member: Member, at: float) -> None:
+        load, view = member.load, self._ledger.prefills[member.id]
+        if not view.measured:
+            view.cost = self._prefill_cost
+        requests = load.running + load.waiting
+        report = PrefillReport(
+            at, 0.0, self._queue(load, at), requests, load.queued_tokens, load.prefill_cost
+        )
+        self._ledger.report_prefill(member.id, report)
+
+    def _queue(self, load: Load, at: float) -> tuple[Due, ...]:
+        if load.prefill_cost is None and load.queued_tokens:
+            return (Due(math.inf, self._prefill_cost.seconds(load.queued_tokens)),)
+        return tuple(
+            Due(math.inf if work.deadline_seconds is None else at + work.deadline_seconds,
+                work.work_seconds)
+            for work in load.queue
+        )  # fmt: skip
+
+    def _report_decode(self, member: Member, at: float) -> None:
+        load, view = member.load, self._ledger.decodes[member.id]
+        if not view.measured:
+            view.cost = self._decode_cost
+        capacity = load.num_blocks * member.block_tokens or UNKNOWN_TOKENS
+        report = DecodeReport(
+            at,
+            load.decode_requests,
+            load.context_tokens,
+            load.promised_tokens,
+            load.decode_cost,
+            capacity,
+        )
+        self._ledger.report_decode(member.id, report)
+
+    def _learn(self, ready: list[Member]) -> None:
+        """What the policies know of the cluster as a whole."""
+        self.has_cpu_workers = any(member.device.startswith("cpu") for member in ready)
+        for member in ready:
+            self.block_tokens = member.block_tokens or self.block_tokens
+            self.kv_bytes_per_token = member.kv_bytes_per_token or self.kv_bytes_per_token
+            if member.role is Role.PREFILL:
+                self._prefill_cost = member.load.prefill_cost or self._prefill_cost
+            else:
+                self._decode_cost = member.load.decode_cost or self._decode_cost
+        loads = [member.load for member in ready]
+        answers = [load.answer_tokens for load in loads if load.answer_tokens]
+        shorts = [load.short_answer_tokens for load in loads if load.short_answer_tokens]
+        rates = [load.link_bytes_per_second for load in loads if load.link_bytes_per_second]
+        if answers:
+            self.answer_tokens = statistics.fmean(answers)
+        if shorts:
+            self.short_answer_tokens = statistics.fmean(shorts)
+        if rates:
+            rate = statistics.median(rates)
+            self.link = Link(rate, rate)
+
+
+def _nodes(members: Iterable[Member]) -> dict[str, WorkerId]:
+    """The ready store of each host; of several the first by name."""
+    nodes: dict[str, WorkerId] = {}
+    for member in members:
+        if member.role is Role.KVSTORE and member.state is WorkerState.READY and member.host:
+            nodes.setdefault(member.host, member.id)
+    return nodes
