@@ -1,0 +1,185 @@
+"""How many workers each pool should have: the rate of work against the rate of a worker.
+
+A pool grows at once, by as much as the load needs. It shrinks only after ``shrink_seconds`` in
+which fewer would have done, to the most that were needed in that time, and only as far as leaves
+``shrink_utilisation``: so the load must grow by the ratio of the two utilisations before what was
+let go is missed. Neither pool gets too small for what was promised already.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from conductor.forecast import LoadForecast
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizingConfig:
+    """``utilisation`` is aimed at when a pool grows, ``shrink_utilisation`` when it shrinks.
+    ``first_token_seconds`` and ``token_gap_seconds`` are the SLO."""
+
+    min_prefill: int = 1
+    max_prefill: int = 64
+    min_decode: int = 1
+    max_decode: int = 64
+    utilisation: float = 0.8
+    shrink_utilisation: float = 0.6
+    shrink_seconds: float = 300.0
+    first_token_seconds: float = 2.0
+    token_gap_seconds: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Low:
+    """Since when fewer workers would do, and the most that were needed since."""
+
+    since_seconds: float
+    num_needed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolCapacity:
+    """What there is, and what one worker of each pool was measured to do: prompt tokens computed
+    per second, answer tokens per second while it keeps the SLO, tokens of KV (0 is not measured
+    yet). ``queued_prompt_tokens`` and ``promised_tokens`` of KV are owed already. ``prefill_low``
+    and ``decode_low`` are those of the last :class:`Sizing`."""
+
+    now_seconds: float
+    num_prefill: int
+    num_decode: int
+    prefill_tokens_per_second: float
+    decode_tokens_per_second: float
+    decode_capacity_tokens: int
+    queued_prompt_tokens: int = 0
+    promised_tokens: int = 0
+    prefill_low: Low | None = None
+    decode_low: Low | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """So many workers of a pool would be used so far."""
+
+    pool: str
+    num_workers: int
+    utilisation: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    prefill: int
+    decode: int
+    reason: str
+    alternatives: tuple[Alternative, ...] = ()
+    prefill_low: Low | None = None
+    decode_low: Low | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """``load`` is in workers that would be busy all the time, ``owed`` in workers that the current
+    promises need."""
+
+    name: str
+    num_workers: int
+    load: float
+    owed: int
+    least: int
+    most: int
+    low: Low | None
+
+    def needed(self, utilisation: float) -> int:
+        """Within the bounds; who is there for what is owed stays, whatever the bounds are."""
+        wanted = max(math.ceil(self.load / utilisation - 1e-9), self.owed, self.least)
+        return max(min(wanted, self.most), min(self.owed, self.num_workers))
+
+    def utilisation(self, num_workers: int) -> float:
+        return self.load / num_workers if num_workers else math.inf
+
+
+def size(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> Sizing:
+    """Both pools, each by itself."""
+    prefill, decode = _prefill_pool(load, pools, config), _decode_pool(load, pools, config)
+    num_prefill, prefill_low, prefill_reason = _sized(prefill, pools.now_seconds, config)
+    num_decode, decode_low, decode_reason = _sized(decode, pools.now_seconds, config)
+    return Sizing(
+        num_prefill,
+        num_decode,
+        f"{prefill_reason}; {decode_reason}",
+        (*_alternatives(prefill, num_prefill), *_alternatives(decode, num_decode)),
+        prefill_low,
+        decode_low,
+    )
+
+
+def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _Pool:
+    speed = pools.prefill_tokens_per_second
+    computed = load.requests_per_second * load.prompt_tokens * (1 - load.cached_share)
+    return _Pool(
+        "prefill",
+        pools.num_prefill,
+        _over(computed, speed, pools.num_prefill, config),
+        math.ceil(pools.queued_prompt_tokens / (speed * config.first_token_seconds))
+        if speed
+        else pools.num_prefill,
+        config.min_prefill,
+        config.max_prefill,
+        pools.prefill_low,
+    )
+
+
+def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _Pool:
+    """By its speed or its memory, whichever is scarcer: an answer stays as long as it may take, and
+    has half of its tokens in the mean."""
+    made = load.requests_per_second * load.answer_tokens
+    resident = made * config.token_gap_seconds * (load.prompt_tokens + load.answer_tokens / 2)
+    speed, memory = pools.decode_tokens_per_second, pools.decode_capacity_tokens
+    by_speed = _over(made, speed, pools.num_decode, config)
+    by_memory = _over(resident, memory, pools.num_decode, config)
+    return _Pool(
+        "decode",
+        pools.num_decode,
+        max(by_speed, by_memory),
+        math.ceil(pools.promised_tokens / memory) if memory else pools.num_decode,
+        config.min_decode,
+        config.max_decode,
+        pools.decode_low,
+    )
+
+
+def _over(work: float, capacity: float, num_workers: int, config: SizingConfig) -> float:
+    """In workers. While nobody knows what one can do, those that are there are right."""
+    return work / capacity if capacity else num_workers * config.utilisation
+
+
+def _sized(pool: _Pool, now_seconds: float, config: SizingConfig) -> tuple[int, Low | None, str]:
+    grown, shrunk = pool.needed(config.utilisation), pool.needed(config.shrink_utilisation)
+    there = f"{pool.name} {pool.num_workers}"
+    if grown > pool.num_workers:
+        return grown, None, f"{there} to {grown}: {_why(pool, grown, config.utilisation)}"
+    if shrunk >= pool.num_workers:
+        return pool.num_workers, None, f"{there} stay: {pool.load:.2f} would be busy"
+    low = Low(now_seconds, shrunk)
+    if pool.low is not None and pool.low.num_needed < pool.num_workers:
+        low = Low(pool.low.since_seconds, max(pool.low.num_needed, shrunk))
+    lasted = now_seconds - low.since_seconds
+    if lasted < config.shrink_seconds:
+        waits = f"{low.num_needed} have done for {lasted:.0f} of {config.shrink_seconds:.0f} s"
+        return pool.num_workers, low, f"{there} stay: {waits}"
+    why = _why(pool, low.num_needed, config.shrink_utilisation)
+    return low.num_needed, None, f"{there} to {low.num_needed}: {why}"
+
+
+def _why(pool: _Pool, num_workers: int, utilisation: float) -> str:
+    """What decided about this number."""
+    if num_workers == pool.most:
+        return f"{pool.load:.2f} would be busy, and {pool.most} is the most"
+    if num_workers == pool.owed > math.ceil(pool.load / utilisation - 1e-9):
+        return f"what is promised needs {pool.owed}"
+    return f"{pool.load:.2f} would be busy, at {utilisation:.0%} at most"
+
+
+def _alternatives(pool: _Pool, chosen: int) -> Iterator[Alternative]:
+    """One less, the chosen number, and one more."""
+    for count in range(max(chosen - 1, 1), chosen + 2):
+        yield Alternative(pool.name, count, pool.utilisation(count))

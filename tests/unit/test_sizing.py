@@ -1,0 +1,205 @@
+"""How many workers: forecasts and sizes, exactly, and a day without flapping."""
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from conductor.forecast import LEVEL_SECONDS, Holt, LoadForecast, LoadTrend
+from conductor.policy.sizing import Alternative, Low, PoolCapacity, Sizing, SizingConfig, size
+
+LOAD = LoadForecast(requests_per_second=10.0, prompt_tokens=2000.0, answer_tokens=200.0)
+"""20,000 prompt tokens a second, and 2,000 of answers. An answer takes 10 s, and has 2,100 tokens
+of KV in the mean: 210,000 tokens of KV."""
+
+POOLS = PoolCapacity(
+    now_seconds=1000.0,
+    num_prefill=5,
+    num_decode=4,
+    prefill_tokens_per_second=5000.0,
+    decode_tokens_per_second=1000.0,
+    decode_capacity_tokens=100_000,
+)
+CONFIG = SizingConfig(utilisation=0.8, shrink_utilisation=0.5, shrink_seconds=300.0)
+
+
+# -- the forecast --------------------------------------------------------------------------
+
+
+def test_a_constant_load_is_forecast_as_it_is() -> None:
+    holt = Holt(0.0, 5.0)
+    for now in (10.0, 20.0, 70.0):
+        holt = holt.updated(now, 5.0)
+    assert holt == Holt(70.0, 5.0, 0.0)
+    assert holt.ahead(600.0) == 5.0
+
+
+def test_one_step_of_smoothing() -> None:
+    """After LEVEL_SECONDS, an observation weighs 1 - 1/e; the slope that this makes, less."""
+    weight = 1 - math.exp(-1)
+    holt = Holt(0.0, 10.0).updated(LEVEL_SECONDS, 20.0)
+    assert holt.level == pytest.approx(10 + 10 * weight)
+    slope = 10 * weight / LEVEL_SECONDS
+    assert holt.trend == pytest.approx(slope * (1 - math.exp(-0.1)))
+    assert holt.ahead(100.0) == pytest.approx(holt.level + 100 * holt.trend)
+
+
+def test_a_ramp_is_followed() -> None:
+    holt = Holt(0.0, 0.0)
+    for now in range(10, 7200, 10):
+        holt = holt.updated(float(now), now * 0.02)
+    assert holt.trend == pytest.approx(0.02, rel=0.01)
+    assert holt.ahead(300.0) == pytest.approx((7190 + 300) * 0.02, rel=0.01)
+
+
+def test_what_does_not_come_later_changes_nothing() -> None:
+    assert Holt(10.0, 5.0).updated(10.0, 99.0) == Holt(10.0, 5.0)
+    assert Holt(10.0, 5.0).updated(9.0, 99.0) == Holt(10.0, 5.0)
+
+
+def test_no_forecast_is_below_zero() -> None:
+    assert Holt(0.0, 1.0, -0.1).ahead(60.0) == 0.0
+
+
+def test_the_most_work_between_now_and_then() -> None:
+    trend = LoadTrend(
+        Holt(0.0, 10.0, -0.01), Holt(0.0, 1000.0, 1.0), Holt(0.0, 100.0), Holt(0.0, 0.5, -0.001)
+    )
+    assert trend.ahead(100.0) == LoadForecast(10.0, 1100.0, 100.0, pytest.approx(0.4))
+
+
+# -- sizes ---------------------------------------------------------------------------------
+
+
+def test_rates_are_matched() -> None:
+    """Prefill: 20,000 of 5,000 per worker is 4 at full load, 5 at 80 %. Decode: 2,000 of 1,000
+    would be 2, but 210,000 tokens of KV in 100,000 are 2.1, and 3 at 80 %, of which there are 4;
+    at 50 % all 4 and one more would be needed, so none goes."""
+    sizing = size(LOAD, POOLS, CONFIG)
+    assert sizing == Sizing(
+        5,
+        4,
+        "prefill 5 stay: 4.00 would be busy; decode 4 stay: 2.10 would be busy",
+        (
+            Alternative("prefill", 4, 1.0),
+            Alternative("prefill", 5, 0.8),
+            Alternative("prefill", 6, pytest.approx(4 / 6)),
+            Alternative("decode", 3, pytest.approx(0.7)),
+            Alternative("decode", 4, pytest.approx(0.525)),
+            Alternative("decode", 5, pytest.approx(0.42)),
+        ),
+    )
+
+
+def test_a_pool_grows_at_once() -> None:
+    sizing = size(replace(LOAD, requests_per_second=30.0), POOLS, CONFIG)
+    assert (sizing.prefill, sizing.decode) == (15, 8)
+    assert sizing.reason == (
+        "prefill 5 to 15: 12.00 would be busy, at 80% at most; "
+        "decode 4 to 8: 6.30 would be busy, at 80% at most"
+    )
+
+
+def test_what_is_cached_needs_no_worker() -> None:
+    assert size(replace(LOAD, cached_share=0.9), POOLS, CONFIG).prefill_low == Low(1000.0, 1)
+
+
+def test_a_pool_shrinks_after_a_while_to_the_most_that_was_needed() -> None:
+    pools, sizes = POOLS, []
+    for now, rate in ((0, 2.0), (100, 4.0), (200, 1.0), (299, 1.0), (300, 1.0)):
+        load = replace(LOAD, requests_per_second=rate)
+        sizing = size(load, replace(pools, now_seconds=float(now)), CONFIG)
+        sizes.append((sizing.prefill, sizing.decode))
+        pools = replace(pools, prefill_low=sizing.prefill_low, decode_low=sizing.decode_low)
+    assert sizes == [(5, 4)] * 4 + [(4, 2)]  # at 4 per second: 1.6 and 0.84 busy, at 50 %
+    assert sizing.prefill_low is sizing.decode_low is None
+
+
+def test_a_busy_moment_begins_the_wait_anew() -> None:
+    low = Low(700.0, 3)
+    stays = size(LOAD, replace(POOLS, prefill_low=low), CONFIG)
+    assert (stays.prefill, stays.prefill_low) == (5, None)
+
+
+def test_who_was_resized_by_somebody_else_waits_anew() -> None:
+    pools = replace(POOLS, num_prefill=3, prefill_low=Low(0.0, 4))
+    sizing = size(replace(LOAD, requests_per_second=1.0), pools, CONFIG)
+    assert (sizing.prefill, sizing.prefill_low) == (3, Low(1000.0, 1))
+
+
+def test_neither_pool_gets_too_small_for_what_was_promised() -> None:
+    """45,000 tokens wait: in 2 s, a worker reads 10,000. 280,000 tokens of KV are promised."""
+    pools = replace(
+        POOLS,
+        queued_prompt_tokens=45_000,
+        promised_tokens=280_000,
+        prefill_low=Low(0.0, 1),
+        decode_low=Low(0.0, 1),
+    )
+    idle = replace(LOAD, requests_per_second=0.0)
+    sizing = size(idle, pools, CONFIG)
+    assert (sizing.prefill, sizing.decode) == (5, 3)
+    assert sizing.reason.endswith("decode 4 to 3: what is promised needs 3")
+    more = size(idle, replace(pools, promised_tokens=480_000), CONFIG)
+    assert more.decode == 5
+
+
+def test_bounds() -> None:
+    config = replace(CONFIG, min_prefill=2, max_prefill=6, min_decode=2, max_decode=3)
+    busy = size(replace(LOAD, requests_per_second=99.0), replace(POOLS, num_decode=3), config)
+    assert (busy.prefill, busy.decode) == (6, 3)
+    assert busy.reason.startswith("prefill 5 to 6: 39.60 would be busy, and 6 is the most")
+    pools = replace(POOLS, prefill_low=Low(0.0, 1), decode_low=Low(0.0, 1))
+    idle = size(replace(LOAD, requests_per_second=0.0), pools, config)
+    assert (idle.prefill, idle.decode) == (2, 2)
+    owed = replace(pools, promised_tokens=400_000)
+    assert size(replace(LOAD, requests_per_second=0.0), owed, config).decode == 4
+
+
+def test_an_empty_pool_gets_its_least() -> None:
+    idle = replace(LOAD, requests_per_second=0.0)
+    sizing = size(idle, replace(POOLS, num_prefill=0, num_decode=0), CONFIG)
+    assert (sizing.prefill, sizing.decode) == (1, 1)
+
+
+def test_nobody_is_resized_by_what_was_not_measured() -> None:
+    unknown = replace(
+        POOLS, prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0, decode_capacity_tokens=0
+    )
+    sizing = size(LOAD, unknown, CONFIG)
+    assert (sizing.prefill, sizing.decode) == (5, 4)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("config", [CONFIG, SizingConfig()])
+def test_a_day_without_flapping(config: SizingConfig, seed: int) -> None:
+    """A night, a day and its noise, looked at twice a minute: each pool grows in the morning and
+    shrinks in the evening, in steps, and nearly always has enough."""
+    generator = np.random.default_rng(seed)
+    pools = replace(POOLS, num_prefill=1, num_decode=1, now_seconds=0.0)
+    trend = LoadTrend.begun(0.0, replace(LOAD, requests_per_second=5.0))
+    sizes, short = [], 0
+    for now in np.arange(30.0, 86_400.0, 30.0).tolist():
+        mean = 20.0 - 15.0 * math.cos(2 * math.pi * now / 86_400)
+        load = replace(LOAD, requests_per_second=generator.poisson(mean * 30) / 30)
+        short += load.requests_per_second * load.prompt_tokens > pools.num_prefill * 5000
+        trend = trend.updated(now, load)
+        sizing = size(trend.ahead(120.0), replace(pools, now_seconds=now), config)
+        pools = replace(
+            pools,
+            num_prefill=sizing.prefill,
+            num_decode=sizing.decode,
+            prefill_low=sizing.prefill_low,
+            decode_low=sizing.decode_low,
+        )
+        sizes.append((sizing.prefill, sizing.decode))
+    assert short <= 1, "only the first half minute, with one worker"
+    for pool, peak in ((0, 18), (1, 10)):
+        counts = [each[pool] for each in sizes]
+        changes = [later - earlier for earlier, later in pairwise(counts) if later != earlier]
+        assert peak <= max(counts) <= peak * 1.15
+        turns = sum((before > 0) != (after > 0) for before, after in pairwise(changes))
+        assert turns <= 1, changes
+        assert len(changes) <= 2 * peak
