@@ -1,0 +1,83 @@
+"""Whatever comes and whoever dies: each request ends once, and no token is lost or made twice."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baton.core.ids import WorkerId
+from baton.core.order import ORDERS
+from conductor.policy.policies import POLICIES, policy_named
+from conductor.simulator.arrival import Arrival, Trace
+from conductor.simulator.cluster import SimulatedCluster
+from conductor.simulator.faults import Death, Faults, Slow
+from conductor.simulator.outcome import outcome_of
+from tests.unit.test_sim_cluster import BLOCK, CONFIG, arrival
+
+WORKERS = ("p0", "p1", "d0", "d1")
+
+arrivals = st.lists(
+    st.builds(
+        arrival,
+        at=st.sampled_from([0.0, 0.2, 0.5, 1.0, 1.75]),
+        prompt=st.integers(1, 700),
+        answer=st.integers(0, 120),
+        head=st.integers(0, 2),
+    ),
+    min_size=1,
+    max_size=10,
+)
+deaths = st.builds(
+    Death,
+    worker=st.sampled_from(WORKERS).map(WorkerId),
+    at_seconds=st.floats(0, 3),
+    down_seconds=st.floats(0, 3),
+)
+slows = st.builds(Slow, st.sampled_from(WORKERS).map(WorkerId), st.sampled_from([0.5, 3.0]))
+faults = st.builds(
+    Faults, st.lists(deaths, max_size=3).map(tuple), st.lists(slows, max_size=2).map(tuple)
+)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    asked=arrivals,
+    faults=faults,
+    order=st.sampled_from(sorted(ORDERS)),
+    device_tokens=st.sampled_from([300, 800, 10_000]),
+    report_seconds=st.sampled_from([0.0, 0.3]),
+    num_conductors=st.integers(1, 2),
+    num_hosts=st.sampled_from([0, 2]),
+)
+def test_each_request_ends_once(
+    policy: str, asked: list[Arrival], faults: Faults, order: str, device_tokens: int, **more: float
+) -> None:
+    """Workers' books are checked after every event, and with them that no memory is promised
+    twice, unless one request is larger than all of it."""
+    config = replace(
+        CONFIG,
+        num_prefill=2,
+        num_decode=2,
+        order=order,
+        device_tokens=device_tokens,
+        step_tokens=128,
+        **more,  # type: ignore[arg-type]
+    )
+    ordered = tuple(sorted(asked, key=lambda each: each.at_seconds))
+    cluster = SimulatedCluster(config, Trace("any", BLOCK, ordered), policy_named(policy), faults)
+    for job in cluster.run(check_always=True):
+        assert job.rejected != (job.finished_seconds >= 0)
+        if not job.rejected:
+            assert job.num_answered == max(job.arrival.num_answer_tokens, 1)
+            assert job.arrival.at_seconds < job.first_token_seconds <= job.finished_seconds
+            assert job.cached_tokens < job.num_prompt_tokens
+    accepted = [job for job in cluster.jobs if not job.rejected]
+    made = sum(worker.num_made_tokens for worker in cluster.decodes)
+    answered = sum(max(job.arrival.num_answer_tokens, 1) for job in accepted)
+    if not faults.deaths:
+        assert made + len(accepted) == answered, "each first token is made with the prompt"
+    outcome = outcome_of(cluster)
+    assert 0 <= outcome.hit_ratio_tokens <= 1
+    assert outcome.load_imbalance >= 1 and outcome.decode_imbalance >= 1

@@ -1,0 +1,279 @@
+"""``baton simulate`` and ``baton plan``: what scripts rely on, and wrong questions."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.cli.main import main
+from conductor.policy.policies import POLICIES
+from conductor.simulator.synthetic import KINDS
+from conductor.simulator.traces import write_trace
+
+Ask = Callable[..., tuple[int, str, str]]
+SMALL = ("--requests", "60")
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Exit code, stdout and stderr of ``baton …``, in this process."""
+
+    def asked(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["baton", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return asked
+
+
+def told(answer: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, err = answer
+    assert (code, err) == (0, "")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+# -- simulate ------------------------------------------------------------------------------
+
+
+def test_one_policy_for_scripts(ask: Ask) -> None:
+    outcome = told(ask("simulate", *SMALL, "--json"))
+    assert outcome["policy"] == "baton"
+    assert outcome["num_requests"] == 60
+    assert outcome["goodput_rps"] > 0
+    assert outcome["attainment"] == 1.0
+    assert outcome["attainment_by_length_quartile"] == [1.0, 1.0, 1.0, 1.0]
+    assert 0 < outcome["hit_ratio_tokens"] < 1
+    assert outcome["rejected_ratio"] == 0.0
+    assert outcome["load_imbalance"] >= 1
+    for name in ("ttft_seconds", "tbt_seconds"):
+        assert 0 < outcome[name]["p50"] <= outcome[name]["p90"] <= outcome[name]["p99"]
+    assert "policies" not in outcome
+
+
+def test_several_policies_for_scripts(ask: Ask) -> None:
+    outcome = told(ask("simulate", *SMALL, "--json", "--policy", "round_robin,baton"))
+    assert list(outcome["policies"]) == ["round_robin", "baton"]
+    first = outcome["policies"]["round_robin"]
+    assert outcome["policy"] == "round_robin"
+    assert {name: outcome[name] for name in first} == first
+
+
+def test_all_policies_in_a_table(ask: Ask) -> None:
+    code, out, _ = ask("simulate", *SMALL, "--policy", "all", "--kind", "agents", "--as-deployed")
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "agents-0: 60 requests"
+    assert [line.split()[0] for line in lines[2:]] == list(POLICIES)
+
+
+def test_a_trace_from_a_file(ask: Ask, tmp_path: Path) -> None:
+    """As it is, and at a rate or a factor that is asked for."""
+    path = tmp_path / "rag.jsonl"
+    write_trace(KINDS["rag"](50, 2.0, 1), path)
+    run = ("simulate", "--json", "--trace", str(path))
+    plain = told(ask(*run))
+    assert plain["num_requests"] == 50
+    assert told(ask(*run, "--rate-factor", "3"))["rate_rps"] == pytest.approx(3 * plain["rate_rps"])
+    assert told(ask(*run, "--rate", "5"))["rate_rps"] == pytest.approx(5.0, rel=0.05)
+    assert told(ask(*run, "--seed", "7")) == plain
+    assert told(ask(*run, "--seed", "7", "--jitter-seconds", "3")) != plain
+
+
+def test_the_same_question_has_the_same_answer(ask: Ask) -> None:
+    run = ("simulate", *SMALL, "--json", "--kind", "mixed", "--burstiness", "3")
+    assert told(ask(*run, "--seed", "5")) == told(ask(*run, "--seed", "5"))
+    assert told(ask(*run, "--seed", "5")) != told(ask(*run, "--seed", "6"))
+
+
+def test_workers_die_and_are_slow(ask: Ask) -> None:
+    run = ("simulate", *SMALL, "--json", "--decode", "3")
+    plain = told(ask(*run))
+    assert plain["restarts"] == 0
+    hurt = told(ask(*run, "--kill", "d0@2.5:3", "--kill", "p1@4:1", "--slow", "d2x3"))
+    assert hurt["restarts"] > 0
+    assert hurt["tbt_seconds"]["p99"] > plain["tbt_seconds"]["p99"]
+
+
+def test_as_deployed_takes_from_rivals_what_baton_adds(ask: Ask) -> None:
+    """The order by deadlines; Baton has it either way."""
+    run = ("simulate", "--requests", "200", "--json", "--kind", "rag", "--rate", "40")
+    for policy, same in (("baton", True), ("least_work", False)):
+        given = told(ask(*run, "--policy", policy))
+        deployed = told(ask(*run, "--policy", policy, "--as-deployed"))
+        assert (given == deployed) == same
+
+
+def test_the_highest_rate(ask: Ask) -> None:
+    """Of each seed by itself; what was asked for is told as ever."""
+    found = told(ask("simulate", *SMALL, "--json", "--kind", "few_shot", "--find-goodput",
+                     "--gpu", "L40S", "--seeds", "2"))  # fmt: skip
+    highest = found["highest"]
+    assert [each["seed"] for each in highest["by_seed"]] == [0, 1]
+    assert all(each["attainment"] >= 0.9 for each in highest["by_seed"])
+    lower, higher = sorted(each["rate_rps"] for each in highest["by_seed"])
+    assert 1 < lower < higher
+    assert highest["rate_rps"] == pytest.approx((lower + higher) / 2)
+    assert found["attainment"] == 1.0
+
+
+def test_costs_that_were_measured(ask: Ask, tmp_path: Path) -> None:
+    table = tmp_path / "costs.json"
+    prefill = [
+        {"new_tokens": new, "cached_tokens": cached, "seconds": 1e-4 * new + 1e-9 * new * cached}
+        for new in (100, 1000, 4000)
+        for cached in (0, 2000)
+    ]
+    decode = [
+        {"batch": batch, "context_tokens": context, "seconds": 0.01 + 1e-4 * batch + 1e-8 * context}
+        for batch in (1, 8, 64)
+        for context in (1000, 100_000)
+    ]
+    costs = {"kv_bytes_per_token": 1000, "kv_capacity_tokens": 100_000}
+    table.write_text(json.dumps({"prefill": prefill, "decode": decode, **costs}))
+    outcome = told(ask("simulate", *SMALL, "--json", "--costs", str(table)))
+    assert outcome["tbt_seconds"]["p50"] > 0.01
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--gpu X", "there is no GPU 'X'; there are H100, H200"),
+        ("--model gpt", "there is no model 'gpt'; there are llama-3.1-8b"),
+        ("--policy best", "there is no policy 'best'; there are baton, full_scan"),
+        ("--policy baton,", "there is no policy ''"),
+        ("--kind q", "there is no kind 'q'; there are chat, rag"),
+        ("--order lifo", "there is no order 'lifo'; there are fcfs"),
+        ("--prefill 0", "--prefill is 0; it must be from 1 to 4,096"),
+        ("--decode -1", "--decode is -1; it must be from 1 to"),
+        ("--gpus-per-worker 0", "--gpus-per-worker is 0"),
+        ("--conductors 0", "--conductors is 0"),
+        ("--requests 0", "0 requests"),
+        ("--seeds 0", "--seeds is 0"),
+        ("--seed -1", "--seed is -1"),
+        ("--model deepseek-v3", "deepseek-v3 needs 624.9 GiB for its weights; 1 × H100 has 80 GiB"),
+        ("--ttft-slo 0", "--ttft-slo is 0; it must be above 0"),
+        ("--tbt-slo nan", "--tbt-slo is nan; it must be above 0"),
+        ("--rate 0", "--rate is 0; it must be above 0"),
+        ("--rate-factor -2", "--rate-factor is -2; it must be above 0"),
+        ("--burstiness 99", "burstiness 99.0; it must be above 0"),
+        ("--link-gbytes 0", "--link-gbytes is 0"),
+        ("--device-tokens 0", "--device-tokens is 0"),
+        ("--node-tokens -1", "--node-tokens is -1"),
+        ("--hosts -1", "--hosts is -1"),
+        ("--report-seconds inf", "--report-seconds is inf"),
+        ("--jitter-seconds -1 --trace TRACE", "the granularity is -1.0 s"),
+        ("--kill p0", "--kill takes WORKER@SECOND:SECONDS, like p3@120:30, not 'p0'"),
+        ("--kill p9@1:1", "there is no worker 'p9'; there are p0 to p1"),
+        ("--kill d01@1:1", "there is no worker 'd01'"),
+        ("--slow d0x0", "--slow d0 is 0; it must be above 0"),
+        ("--slow x", "--slow takes WORKERxFACTOR, like p1x2.0, not 'x'"),
+        ("--trace /nowhere", "/nowhere: cannot be read"),
+        ("--trace TRACE --kind chat", "--trace and --kind exclude each other"),
+        ("--trace BROKEN", "broken.jsonl:2: input_length is -5; it must be a whole number from 1"),
+        ("--costs /nowhere", "/nowhere: cannot be read"),
+    ],
+)
+def test_wrong_questions(ask: Ask, tmp_path: Path, arguments: str, message: str) -> None:
+    trace, broken = tmp_path / "trace.jsonl", tmp_path / "broken.jsonl"
+    write_trace(KINDS["chat"](3, 2.0, 1), trace)
+    line = '{"timestamp": 0, "input_length": %d, "output_length": 1, "hash_ids": [0]}\n'
+    broken.write_text(line % 5 + line % -5)
+    given = arguments.replace("TRACE", str(trace)).replace("BROKEN", str(broken)).split()
+    code, out, err = ask("simulate", "--json", *given)
+    assert (code, out) == (2, "")
+    assert message in err
+    assert err.startswith("baton: ") and len(err.splitlines()) == 1
+
+
+def test_a_trace_all_of_whose_requests_come_at_once_has_no_rate(ask: Ask, tmp_path: Path) -> None:
+    path = tmp_path / "once.jsonl"
+    line = '{"timestamp": 0, "input_length": 5, "output_length": 1, "hash_ids": [0]}\n'
+    path.write_text(line * 2)
+    assert told(ask("simulate", "--json", "--trace", str(path)))["rate_rps"] == 0
+    code, _, err = ask("simulate", "--trace", str(path), "--rate", "2")
+    assert (code, err) == (2, "baton: once: all requests come at once, so no rate can be set\n")
+
+
+def test_figures(ask: Ask, tmp_path: Path) -> None:
+    """Without matplotlib, one line says what is missing."""
+    folder = tmp_path / "figures"
+    code, _, err = ask("simulate", *SMALL, "--plots", str(folder))
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        assert (code, err) == (2, "baton: --plots needs matplotlib: pip install 'baton[plots]'\n")
+    else:
+        assert code == 0
+        assert {path.name for path in folder.iterdir()} == {"latency.png", "load-baton.png"}
+
+
+# -- plan ----------------------------------------------------------------------------------
+
+
+def test_a_plan_for_scripts(ask: Ask) -> None:
+    plan = told(ask("plan", *SMALL, "--rate", "20", "--gpus", "4", "--json"))
+    assert plan["meets"] is True
+    assert sorted((each["prefill"], each["decode"]) for each in plan["splits"]) == [
+        (1, 3), (2, 2), (3, 1),
+    ]  # fmt: skip
+    assert plan["best"] == plan["splits"][0]
+    attainments = [each["attainment"] for each in plan["splits"]]
+    assert attainments == sorted(attainments, reverse=True)
+    assert plan["best"]["dollars_per_million_tokens"] > 0
+    speed = 1 / plan["best"]["tbt_seconds"]["p50"]
+    assert plan["best"]["tokens_per_second_per_user"] == pytest.approx(speed)
+
+
+def test_the_price_is_that_of_all_gpus_by_the_tokens_they_made(ask: Ask) -> None:
+    """Twice the GPUs for the same load cost twice as much per token."""
+    run = ("plan", *SMALL, "--rate", "2", "--json", "--gpus")
+    prices = [
+        told(ask(*run, *gpus))["best"]["dollars_per_million_tokens"]
+        for gpus in (("2",), ("4", "--gpus-per-worker", "2"))
+    ]
+    assert prices[1] == pytest.approx(2 * prices[0])
+
+
+def test_a_plan_in_a_table(ask: Ask) -> None:
+    code, out, err = ask("plan", *SMALL, "--rate", "5", "--gpus", "3")
+    assert (code, err) == (0, "")
+    assert len(out.splitlines()) == 3
+    assert "$ per million tokens" in out
+
+
+def test_no_split_will_do(ask: Ask) -> None:
+    code, out, err = ask(
+        "plan", *SMALL, "--rate", "9", "--gpus", "2", "--json", "--tbt-slo", "1e-4"
+    )
+    assert code == 1
+    plan = json.loads(out)
+    assert plan["meets"] is False
+    assert err == (
+        "baton: no split of 2 workers has 90% of the requests within their SLO; the nearest is "
+        f"1 prefill and 1 decode with {plan['best']['attainment']:.1%}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("--rate 5 --gpus 1", "--gpus 1 makes 1 workers of 1; it must be from 2 to 256"),
+        ("--rate 5 --gpus 7 --gpus-per-worker 4", "--gpus 7 makes 1 workers of 4"),
+        ("--rate 5 --gpus 4 --gpus-per-worker 0", "--gpus-per-worker is 0"),
+        ("--rate -5 --gpus 4", "--rate is -5; it must be above 0"),
+        ("--rate 5 --gpus 4 --target 1.5", "--target is 1.5; it must be above 0 and at most 1"),
+        ("--rate 5 --gpus 4 --gpu X", "there is no GPU 'X'"),
+        ("--rate 5 --gpus 4 --tbt-slo 0", "--tbt-slo is 0"),
+    ],
+)
+def test_wrong_plans(ask: Ask, arguments: str, message: str) -> None:
+    code, out, err = ask("plan", "--json", *arguments.split())
+    assert (code, out) == (2, "")
+    assert message in err
+    assert len(err.splitlines()) == 1
