@@ -110,8 +110,9 @@ class DecodeWorker:
 
     def report(self) -> DecodeReport:
         requests = len(self._announced) + len(self._waiting) + len(self._with_room)
-        context = self._held_tokens + self._coming_tokens
-        promised = max(self._promised_tokens, self._held_tokens) + self._coming_expected_tokens
+        held = self._held_tokens
+        promised = max(self._promised_tokens, held) + self._coming_expected_tokens
+        context = held + self._coming_tokens
         return DecodeReport(self._events.now_seconds, requests, context, promised)
 
     def check_integrity(self) -> None:
@@ -183,17 +184,19 @@ class DecodeWorker:
 
     def _seconds(self, steps: int) -> float:
         """Of so many steps with nobody coming or going; each context grows by one a step."""
-        growth = self._batch * steps * (steps - 1) / 2
-        context = self._cost.per_context_token_seconds * (self._context_tokens * steps + growth)
-        return (steps * self._cost.base_seconds(self._batch) + context) * self.slowness
+        cost, batch = self._cost, len(self._ends)
+        growth = batch * steps * (steps - 1) / 2
+        context = cost.per_context_token_seconds * (self._context_tokens * steps + growth)
+        return (steps * cost.base_seconds(batch) + context) * self.slowness
 
     def _steps_until(self, now: float) -> int:
         """Whole steps since ``_since_seconds`` that are over: the inverse of ``_seconds``. The one
         in which somebody finishes is not among them."""
+        cost, batch = self._cost, len(self._ends)
         elapsed = (now - self._since_seconds) / self.slowness
-        half = self._cost.per_context_token_seconds * self._batch / 2
-        linear = self._cost.base_seconds(self._batch) - half
-        linear += self._cost.per_context_token_seconds * self._context_tokens
+        half = cost.per_context_token_seconds * batch / 2
+        linear = cost.base_seconds(batch) - half
+        linear += cost.per_context_token_seconds * self._context_tokens
         if half == 0:
             steps = elapsed / linear
         else:
@@ -203,8 +206,9 @@ class DecodeWorker:
     def _count(self, steps: int) -> None:
         self._since_seconds += self._seconds(steps)
         self._step += steps
-        self._context_tokens += self._batch * steps
-        self.num_made_tokens += self._batch * steps
+        made = len(self._ends) * steps
+        self._context_tokens += made
+        self.num_made_tokens += made
         self.most_tokens = max(self.most_tokens, self._context_tokens)
 
     def _plan(self) -> None:

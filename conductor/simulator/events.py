@@ -15,7 +15,8 @@ class Events:
         self._stopped = False
 
     def at(self, seconds: float, happen: Callable[[], None]) -> None:
-        heapq.heappush(self._heap, (max(seconds, self.now_seconds), next(self._numbers), happen))
+        at = seconds if seconds > self.now_seconds else self.now_seconds
+        heapq.heappush(self._heap, (at, next(self._numbers), happen))
 
     def run(self, after_each: Callable[[], None] | None = None) -> None:
         """Until nothing is left, or :meth:`stop`."""

@@ -26,15 +26,15 @@ class Lru:
                 high = middle - 1
         return low
 
-    def use(self, keys: Sequence[Key]) -> tuple[list[Key], list[Key]]:
+    def use(self, keys: Sequence[Key]) -> tuple[Sequence[Key], list[Key]]:
         """Adds or renews them all. Returns what came and what went."""
-        blocks, came = self.blocks, []
-        for key in reversed(keys):
-            if key in blocks:
-                blocks.move_to_end(key)
-            else:
-                blocks[key] = None
-                came.append(key)
+        blocks = self.blocks
+        known = self.leading(keys)
+        came = keys[known:]
+        for key in reversed(came):
+            blocks[key] = None
+        for key in reversed(keys[:known]):
+            blocks.move_to_end(key)
         went = [blocks.popitem(last=False)[0] for _ in range(len(blocks) - self.num_blocks)]
         return came, went
 
