@@ -63,7 +63,7 @@ class PullOpen:
 
 @dataclass(frozen=True, slots=True)
 class PullScheduled:
-    """The prompt's first chunk was scheduled: the reader reserves its blocks now."""
+    """The prompt is nearly computed: the reader reserves its blocks now."""
 
     endpoint: Endpoint
     num_tokens: int

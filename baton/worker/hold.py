@@ -12,21 +12,29 @@ from baton.worker.kv_layout import KvLayout
 
 class Hold:
     """Grows while the prompt is computed, and ends when its reader has read everything,
-    leaves, or the request is cancelled. ``on_close(complete)`` is called once.
+    leaves, or the request is cancelled. ``on_close(complete)`` is called once. The reader is
+    asked to make room when ``late_tokens`` of the prompt are left: that is time enough to read
+    what was computed before, and a long prompt does not hold memory twice for seconds.
 
     At most one reader: a second one gets Unavailable, since the first holds the lease.
     """
 
     def __init__(
-        self, layout: KvLayout, num_tokens: int, block_tokens: int, on_close: Callable[[bool], None]
+        self,
+        layout: KvLayout,
+        num_tokens: int,
+        block_tokens: int,
+        late_tokens: int,
+        on_close: Callable[[bool], None],
     ) -> None:
         self._layout = layout
         self._num_tokens = num_tokens
         self._block_tokens = block_tokens
+        self._late_tokens = late_tokens
         self._on_close = on_close
         self._changed = asyncio.Event()
         self._endpoint: Endpoint | None = None
-        self._scheduled = False
+        self._nearly_done = False
         self._num_ready = 0
         self._num_acknowledged = 0
         self._block_ids: tuple[BlockId, ...] = ()
@@ -48,7 +56,7 @@ class Hold:
 
     def advance(self, progress: PrefillProgress) -> None:
         """A step computed more of the prompt."""
-        self._scheduled = True
+        self._nearly_done = progress.num_computed_tokens + self._late_tokens >= self._num_tokens
         self._block_ids = tuple(progress.block_ids)
         self._keys = tuple(progress.keys)
         if progress.num_computed_tokens >= self._num_tokens:
@@ -81,7 +89,7 @@ class Hold:
     async def events(self) -> AsyncGenerator[PullEvent]:
         """What the reader is told, in order; ends when the last acknowledgement is in."""
         assert self._endpoint is not None, "attach() comes first"
-        await self._until(lambda: self._scheduled)
+        await self._until(lambda: self._nearly_done)
         yield PullScheduled(self._endpoint, self._num_tokens, self._layout.checksum_algorithm)
         while self._done is None or len(self._refs) < len(self._block_ids):
             await self._until(lambda: self._num_ready > len(self._refs) or self._done is not None)

@@ -70,11 +70,11 @@ class Landing:
 
 @dataclass(frozen=True, slots=True)
 class IntakeConfig:
-    """Seconds. ``queue_seconds`` bounds the wait for the prompt's first chunk, ``chunk_seconds``
-    for each later event (a prompt may pause for others), ``read_seconds`` one read,
-    ``reserve_seconds`` the wait for room."""
+    """Seconds. ``queue_seconds`` bounds the wait until the prompt is nearly computed,
+    ``chunk_seconds`` for each later event (a prompt may pause for others), ``read_seconds`` one
+    read, ``reserve_seconds`` the wait for room."""
 
-    queue_seconds: float = 120.0
+    queue_seconds: float = 240.0
     chunk_seconds: float = 120.0
     read_seconds: float = 20.0
     reserve_seconds: float = 60.0

@@ -39,6 +39,10 @@ from baton.worker.worker import Worker, WorkerConfig
 
 log = structlog.get_logger(__name__)
 
+LATE_STEPS = 2
+"""Of a prompt are left when the decode worker is asked to make room: one would do if the other
+worker and the link never kept it waiting."""
+
 
 class WorkerProgram:
     """One worker process, as ``baton.runtime.serve`` runs it."""
@@ -178,7 +182,7 @@ class WorkerProgram:
         return Worker(
             self._id,
             self._generation,
-            WorkerConfig(),
+            WorkerConfig(late_tokens=LATE_STEPS * self._settings.max_step_tokens),
             self._thread,
             intake,
             self._store,

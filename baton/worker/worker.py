@@ -43,11 +43,12 @@ PULLS = "pulls"
 class WorkerConfig:
     """``max_jobs`` bounds requests in whatever phase. Seconds: ``hold_seconds`` is how long
     a computed prompt waits for its reader, ``arrival_seconds`` how long a reader waits for the
-    request that it came for (the two messages race)."""
+    request that it came for (the two messages race). ``late_tokens``: see :class:`Hold`."""
 
     max_jobs: int = 4096
     hold_seconds: float = 30.0
     arrival_seconds: float = 5.0
+    late_tokens: int = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -189,6 +190,7 @@ class Worker:
                 self._layout,
                 len(spec.token_ids),
                 self._block_tokens,
+                self._config.late_tokens,
                 lambda complete: self._hold_closed(job, complete),
             )
             self._arrived.set()
