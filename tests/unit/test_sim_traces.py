@@ -1,0 +1,224 @@
+"""Traces of all three formats, what is wrong with bad ones, and the clock of good ones."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.errors import Invalid
+from conductor.simulator.arrival import Arrival, Trace
+from conductor.simulator.traces import MOST_TOKENS, jittered, read_trace, scaled, write_trace
+
+MOONCAKE = """\
+{"timestamp": 27000, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}
+{"timestamp": 27000, "input_length": 1025, "output_length": 0, "hash_ids": [0, 1, 2]}
+{"timestamp": 30500, "input_length": 1, "output_length": 7, "hash_ids": [9]}
+"""
+
+AZURE = """\
+TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:46.6805909,513,109
+2023-11-16 18:16:00.1805900,512,0
+"""
+
+HEADER = '{"format": "baton-trace-1", "name": "tiny", "block_tokens": 64}\n'
+ENTRY = '{"at_seconds": 0.5, "prompt_tokens": 65, "answer_tokens": 3, "blocks": [4, 5]}\n'
+
+OWN = Trace(
+    "tiny",
+    64,
+    (
+        Arrival(0.0, 65, 3, (4, 5)),
+        Arrival(0.1 + 0.2, 64, 0, (4,), session="täglich\u2028", tenant="a"),
+        Arrival(1e6, 1, 1, (-7,), tenant="b"),
+    ),
+)
+
+
+def file(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "t.jsonl"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_mooncake(tmp_path: Path) -> None:
+    assert read_trace(file(tmp_path, MOONCAKE)) == Trace(
+        "t",
+        512,
+        (
+            Arrival(0.0, 1024, 5, (0, 1)),
+            Arrival(0.0, 1025, 0, (0, 1, 2)),
+            Arrival(3.5, 1, 7, (9,)),
+        ),
+    )
+
+
+def test_azure_has_no_blocks_so_each_request_gets_its_own(tmp_path: Path) -> None:
+    assert read_trace(file(tmp_path, AZURE)) == Trace(
+        "t",
+        512,
+        (
+            Arrival(0.0, 374, 44, (0,)),
+            Arrival(0.0, 513, 109, (1, 2)),
+            Arrival(13.5, 512, 0, (3,)),
+        ),
+    )
+
+
+def test_azure_of_2024_names_its_zone(tmp_path: Path) -> None:
+    text = (
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2024-05-12 00:00:00.001163+00:00,1,2\n"
+        "2024-05-12 02:00:01.001163+02:00,3,4\n"
+    )
+    times = [arrival.at_seconds for arrival in read_trace(file(tmp_path, text)).arrivals]
+    assert times == [0.0, 1.0]
+
+
+def test_columns_in_another_order_windows_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
+    text = "\ufeffContextTokens,TIMESTAMP,GeneratedTokens\r\n374,2023-11-16 18:15:46,44\r\n\r\n"
+    assert read_trace(file(tmp_path, text)).arrivals == (Arrival(0.0, 374, 44, (0,)),)
+
+
+def test_what_is_written_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    write_trace(OWN, path)
+    assert read_trace(path) == OWN
+    assert path.read_text().splitlines()[0] == HEADER.strip()
+
+
+def test_own_times_are_moved_to_zero(tmp_path: Path) -> None:
+    trace = read_trace(file(tmp_path, HEADER + ENTRY + ENTRY.replace("0.5", "2")))
+    assert [arrival.at_seconds for arrival in trace.arrivals] == [0.0, 1.5]
+
+
+def mooncake(**changed: str) -> str:
+    """A second line with some values changed; without those that are empty."""
+    values = {
+        "timestamp": "28000",
+        "input_length": "1024",
+        "output_length": "5",
+        "hash_ids": "[0, 1]",
+    } | changed
+    line = ", ".join(f'"{name}": {value}' for name, value in values.items() if value)
+    return MOONCAKE.splitlines()[0] + "\n{" + line + "}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        (mooncake(hash_ids=""), 2, "hash_ids is missing; there is timestamp, input_length, output"),
+        (mooncake(input_length='"9"'), 2, "input_length is '9'; it must be a whole number from 1 "),
+        (mooncake(input_length="true"), 2, "input_length is True; it must be a whole number"),
+        (mooncake(input_length="10.0"), 2, "input_length is 10.0; it must be a whole number"),
+        (mooncake(input_length="0"), 2, "input_length is 0; it must be a whole number from 1 to"),
+        (mooncake(input_length="-3"), 2, "input_length is -3; it must be a whole number from 1 to"),
+        (mooncake(input_length=str(MOST_TOKENS + 1)), 2, "is 16777217; it must be a whole number"),
+        (mooncake(output_length="-1"), 2, "output_length is -1; it must be a whole number from 0 "),
+        (mooncake(timestamp="26999"), 2, "timestamp is before the one of the line above; times m"),
+        (mooncake(timestamp="NaN"), 2, "timestamp is nan; it must be a finite number"),
+        (mooncake(timestamp="1" + "0" * 400), 2, "it must be a finite number"),
+        (mooncake(timestamp="null"), 2, "timestamp is None; it must be a number"),
+        (mooncake(hash_ids="[0]"), 2, "1 hash_ids for 1,024 tokens; blocks of 512 tokens make 2"),
+        (mooncake(hash_ids="[0, 1, 2]"), 2, "3 hash_ids for 1,024 tokens; blocks of 512 tokens ma"),
+        (mooncake(hash_ids="[7, 7]"), 2, "an id is twice in hash_ids; one stands for a block and"),
+        (mooncake(hash_ids="[0, 1.5]"), 2, "hash_ids is [0, 1.5]; it must be a list of whole num"),
+        (mooncake(hash_ids="3"), 2, "hash_ids is 3; it must be a list of whole numbers"),
+        (mooncake() + "{", 3, "not JSON ("),
+        (mooncake() + "[" * 100_000, 3, "not JSON ("),
+        (mooncake() + "\n7", 4, "7 is no JSON object; it must be one"),
+        ('{"timestamp": 1}', 1, "input_length is missing; there is timestamp"),
+        (AZURE + "2023-11-16 18:16:00.1805900,512", 5, "2 cells; the header has 3 columns"),
+        (AZURE + "yesterday,512,1", 5, "TIMESTAMP is 'yesterday'; it must be a time like 2023-"),
+        (AZURE + "5,512,1", 5, "TIMESTAMP is 5; it must be a string"),
+        (AZURE + "2023-11-16 18:15:59,512,1", 5, "TIMESTAMP is before the one of the line above"),
+        (AZURE + "2023-11-16 18:17:00,0,1", 5, "ContextTokens is 0; it must be a whole number f"),
+        (AZURE + "2023-11-16 18:17:00,9,-1", 5, "GeneratedTokens is -1; it must be a whole numb"),
+        (AZURE + "2023-11-16 18:17:00,many,1", 5, "ContextTokens is 'many'; it must be a whole n"),
+        ("TIMESTAMP,ContextTokens\n", 1, "no column GeneratedTokens; there must be TIMESTAMP,Con"),
+        (HEADER + ENTRY.replace("[4, 5]", "[4]"), 2, "1 blocks for 65 tokens; blocks of 64 tokens"),
+        (HEADER + ENTRY + ENTRY.replace("0.5", "0.4"), 3, "at_seconds is before the one of the li"),
+        (HEADER + ENTRY.replace("{", '{"tenant": 1, '), 2, "tenant is 1; it must be a string"),
+        (HEADER.replace("64", "0"), 1, "block_tokens is 0; it must be a whole number from 1 to"),
+        (HEADER.replace("-1", "-2"), 1, "format is 'baton-trace-2'; it must be 'baton-trace-1'"),
+        (HEADER.replace(', "block_tokens": 64', ""), 1, "block_tokens is missing; there is format"),
+        ('{"prompt": "hello"}', 1, "unknown format; a trace begins with Mooncake's fields (time"),
+        ("at,tokens\n1,2\n", 1, "unknown format; a trace begins with Mooncake's fields (timestam"),
+    ],
+)
+def test_bad_input_says_where_and_what_is_right(
+    tmp_path: Path, text: str, line: int, message: str
+) -> None:
+    path = file(tmp_path, text)
+    with pytest.raises(Invalid) as caught:
+        read_trace(path)
+    assert str(caught.value).startswith(f"{path}:{line}: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "empty; a trace has at least one request"),
+        ("\n  \n", "empty; a trace has at least one request"),
+        (HEADER, "a header and no request; a trace has at least one"),
+        (AZURE.splitlines()[0], "a header and no request; a trace has at least one"),
+    ],
+)
+def test_a_trace_has_a_request(tmp_path: Path, text: str, message: str) -> None:
+    path = file(tmp_path, text)
+    with pytest.raises(Invalid) as caught:
+        read_trace(path)
+    assert str(caught.value) == f"{path}: {message}"
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="cannot be read: No such file"):
+        read_trace(tmp_path / "nowhere")
+    with pytest.raises(Invalid, match="cannot be read: Is a directory"):
+        read_trace(tmp_path)
+    with pytest.raises(Invalid, match="cannot be written: Is a directory"):
+        write_trace(OWN, tmp_path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(Invalid, match="not UTF-8 text"):
+        read_trace(tmp_path / "binary")
+
+
+def test_scaled_changes_times_alone() -> None:
+    assert scaled(OWN, 2.0) == Trace(
+        "tiny",
+        64,
+        (
+            Arrival(0.0, 65, 3, (4, 5)),
+            Arrival((0.1 + 0.2) / 2, 64, 0, (4,), session="täglich\u2028", tenant="a"),
+            Arrival(5e5, 1, 1, (-7,), tenant="b"),
+        ),
+    )
+    for factor in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(Invalid, match="the rate factor is"):
+            scaled(OWN, factor)
+
+
+SEED = 20_251
+
+
+def test_jittered_spreads_each_tick_and_keeps_the_order() -> None:
+    ticks = 40
+    arrivals = tuple(Arrival(3.0 * (i // 100), 1, 1, (i,)) for i in range(100 * ticks))
+    trace = Trace("ticks", 64, arrivals)
+    moved = jittered(trace, SEED)
+    times = [arrival.at_seconds for arrival in moved.arrivals]
+    assert [arrival.blocks for arrival in moved.arrivals] == [a.blocks for a in arrivals]
+    assert times == sorted(times), f"seed {SEED}"
+    assert [int(at // 3.0) for at in times] == [i // 100 for i in range(100 * ticks)], f"{SEED=}"
+    thirds = [sum(third <= at % 3.0 < third + 1 for at in times) for third in range(3)]
+    assert all(abs(count - 100 * ticks / 3) < 150 for count in thirds), f"{thirds}, seed {SEED}"
+    assert moved == jittered(trace, SEED) != jittered(trace, SEED + 1)
+
+
+def test_jitter_of_nothing_and_wrong_jitter() -> None:
+    assert jittered(OWN, SEED, granularity_seconds=0.0) == OWN
+    with pytest.raises(Invalid, match=r"the granularity is -1.0 s; it must not be negative"):
+        jittered(OWN, SEED, granularity_seconds=-1.0)
+    with pytest.raises(Invalid, match="the seed is -1; it must not be negative"):
+        jittered(OWN, -1)
