@@ -56,9 +56,12 @@ class _Answer:
 
 
 class Ledger:
-    """Both pools as the policies see them."""
+    """Both pools as the policies see them. Of ``num_conductors``, each sends as much, and has the
+    same reports to judge by: until a worker reports, it is taken to get that many times the
+    prompts that it was sent from here."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_conductors: int = 1) -> None:
+        self.num_conductors = num_conductors
         self.prefills: Pool[PrefillView] = Pool()
         self.decodes: Pool[DecodeView] = Pool()
         self._prompts: dict[WorkerId, deque[_Prompt]] = {}
@@ -144,7 +147,8 @@ class Ledger:
         if reader in self.prefills:
             view = self.prefills.take(reader)
             own = view.cost.seconds(query.num_tokens)
-            due = Due(now_seconds + query.first_token_seconds + own, decision.service_seconds)
+            work = decision.service_seconds * self.num_conductors
+            due = Due(now_seconds + query.first_token_seconds + own, work)
             prompt = _Prompt(now_seconds, due, query.num_tokens)
             self._prompts[view.id].append(prompt)
             _add_prompt(view, prompt)
@@ -168,7 +172,7 @@ def _add_prompt(view: PrefillView, prompt: _Prompt) -> None:
 
 
 def _work_off(view: PrefillView, now_seconds: float) -> None:
-    """What must have been computed by now leaves the queue."""
+    """What must have been computed by now leaves the queue, and of the next one that part."""
     done = 0
     for due in view.queue:
         if view.busy_until_seconds + due.work_seconds > now_seconds:
@@ -176,6 +180,10 @@ def _work_off(view: PrefillView, now_seconds: float) -> None:
         view.busy_until_seconds += due.work_seconds
         done += 1
     del view.queue[:done]
+    if view.queue and view.busy_until_seconds < now_seconds:
+        first = view.queue[0]
+        left = first.work_seconds - (now_seconds - view.busy_until_seconds)
+        view.queue[0] = Due(first.deadline_seconds, left)
 
 
 def _add_answer(view: DecodeView, answer: _Answer) -> None:

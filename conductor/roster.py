@@ -66,6 +66,10 @@ class Roster:
         self._ready = {member.id: member for member in ready}
         self._nodes = _nodes(members)
         self._learn(ready)
+        conductors = [m for m in members if m.role is Role.CONDUCTOR]
+        self._ledger.num_conductors = max(
+            sum(member.state is WorkerState.READY for member in conductors), 1
+        )
         self._bury(workers, known)
         for member in ready:
             self._greet(member, known.get(member.id), before)

@@ -395,7 +395,7 @@ class SimulatedCluster:
         return self._prefill_by_id.get(worker) or self._decode_by_id[worker]
 
     def _ledger(self) -> Ledger:
-        ledger = Ledger()
+        ledger = Ledger(self.config.num_conductors)
         for prefill in self.prefills:
             ledger.add_prefill(self._prefill_view(prefill.id))
         for decode in self.decodes:

@@ -255,6 +255,15 @@ async def test_a_burst_is_spread() -> None:
     assert sorted(decodes.count(f"d{n}") for n in range(2)) == [20, 20]
 
 
+async def test_other_conductors_are_taken_to_send_as_much() -> None:
+    house = House()
+    others = [member(f"c{number}", Role.CONDUCTOR) for number in range(3)]
+    others.append(replace(member("c3", Role.CONDUCTOR), state=WorkerState.DRAINING))
+    await house.announce(reader("p"), writer("d"), *others)
+    house.place("one", 50)
+    assert house.reader("p").free_at_seconds == pytest.approx(100.15)
+
+
 # -- blocks --------------------------------------------------------------------------------
 
 

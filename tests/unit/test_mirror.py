@@ -34,6 +34,7 @@ def test_the_longest_prefix_wins_and_of_equals_the_first() -> None:
     assert mirror.best(KEYS[:2]) == StoreHint(A, 2)
     assert mirror.apply(B, page(7, *KEYS[2:5], tier=Tier.NONE))
     assert mirror.best(KEYS) == StoreHint(A, 4)
+    assert [mirror.held(node, KEYS) for node in (A, B, WorkerId("c"))] == [4, 2, 0]
     mirror.drop(A)
     assert mirror.best(KEYS) == StoreHint(B, 2)
     assert (mirror.num_blocks, mirror.position(A)) == (2, (0, 0))

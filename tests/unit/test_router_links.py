@@ -275,6 +275,28 @@ async def test_a_silent_conductor_is_left_alone_for_a_while(
         assert (await both.place(query())).reason == "because"
 
 
+async def test_several_conductors_share_the_requests() -> None:
+    """And a conductor that does not answer is passed over."""
+    names = [f"c{number}" for number in range(3)]
+    cluster = await cluster_of(*(member(name, Role.CONDUCTOR) for name in names))
+    asked: list[str] = []
+
+    class Refusing(ConductorPlacer):
+        async def _ask(self, address: str, query: PlaceQuery) -> Placement:
+            asked.append(address)
+            raise Unavailable("it is gone")
+
+    placer = Refusing(cluster, ManualClock(), None)
+    firsts = []
+    for number in range(60):
+        asked.clear()
+        with pytest.raises(Unavailable, match="it is gone"):
+            await placer.place(query(f"r{number}"))
+        assert sorted(asked) == [f"{name}:1" for name in names]
+        firsts.append(asked[0])
+    assert all(firsts.count(f"{name}:1") >= 12 for name in names)
+
+
 async def test_no_conductor() -> None:
     placer = ConductorPlacer(await cluster_of(), SystemClock(), None)
     with pytest.raises(Unavailable, match="no conductor is ready"):

@@ -1,0 +1,69 @@
+"""Several conductors at once: each knows what the others sent by reports of a second ago only."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from baton.core.cost import DecodeCost, PrefillCost
+from conductor.policy.fleet import Link
+from conductor.policy.policies import policy_named
+from conductor.simulator.arrival import Arrival, Trace
+from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+
+REQUESTS, WORKERS, BLOCK = 1200, 8, 512
+
+
+def trace(seed: int, rate: float) -> Trace:
+    """Conversations: every second request goes on from one of the last few."""
+    chance = np.random.default_rng(seed)
+    at, arrivals, numbers = 0.0, [], iter(range(10**9))
+    for number in range(REQUESTS):
+        at += chance.exponential(1 / rate)
+        head: tuple[int, ...] = ()
+        if number > 20 and chance.random() < 0.5:
+            head = arrivals[-int(chance.integers(1, 20))].blocks[:-1]
+        tokens = len(head) * BLOCK + int(min(chance.lognormal(8.5, 0.8), 40_000)) + 1
+        blocks = head + tuple(next(numbers) for _ in range(-(-tokens // BLOCK) - len(head)))
+        answer = int(min(chance.lognormal(5.0, 0.7), 2000)) + 2
+        arrivals.append(Arrival(at, tokens, answer, blocks))
+    return Trace("made up", BLOCK, tuple(arrivals))
+
+
+def run(made: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
+    """Goodput as a share of all requests, and who read how many prompts."""
+    config = ClusterConfig(
+        num_prefill=WORKERS,
+        num_decode=WORKERS,
+        prefill_cost=PrefillCost(0.01, 6e-5, 1.2e-9),
+        decode_cost=DecodeCost(0.012, 1e-4, 8e-8),
+        kv_bytes_per_token=131_072,
+        device_tokens=400_000,
+        node_tokens=4_000_000,
+        link=Link(12.5e9, 20e9),
+        report_seconds=1.0,
+        num_conductors=num_conductors,
+    )
+    jobs = SimulatedCluster(config, made, policy_named("baton")).run()
+    good = sum(job.meets(config.token_gap_seconds) for job in jobs)
+    return good / len(jobs), Counter(job.prefill for job in jobs if job.prefill)
+
+
+@pytest.mark.parametrize(("rate", "least_share"), [(8.0, 0.98), (10.0, 0.95)])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_three_conductors_do_nearly_as_well_as_one(
+    seed: int, rate: float, least_share: float
+) -> None:
+    """Of one's goodput they keep 98 %, and 95 % under a load that one can't serve in time either."""
+    made = trace(seed, rate)
+    alone, _ = run(made, 1)
+    together, placed = run(made, 3)
+    assert alone > 0.94
+    assert together >= least_share * alone
+    # Nobody is flocked to.
+    assert max(placed.values()) < 1.25 * REQUESTS / WORKERS
+
+
+def test_it_is_the_same_every_time() -> None:
+    made = trace(4, 8.0)
+    assert run(made, 3) == run(made, 3)

@@ -1,0 +1,72 @@
+"""What the conductor remembers of recent traffic."""
+
+import pytest
+
+from baton.core.ids import BlockKey, WorkerId
+from conductor import traffic
+from conductor.traffic import WINDOW_REQUESTS, Heads, Placed
+
+A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
+
+
+def keys(*numbers: int) -> tuple[BlockKey, ...]:
+    return tuple(BlockKey(bytes([number]) * 16) for number in numbers)
+
+
+def test_shares_of_recent_heads() -> None:
+    heads = Heads()
+    for number in range(15):
+        heads.record(keys(0, number + 1))
+    assert heads.share(keys(0)[0]) == 0.0  # too few to tell
+    heads.record(keys(0, 16))
+    assert heads.share(keys(0)[0]) == 1.0
+    assert heads.share(keys(3)[0]) == 1 / 16
+    for _ in range(WINDOW_REQUESTS):
+        heads.record(keys(99))
+    assert heads.share(keys(0)[0]) == 0.0
+    assert heads.share(keys(99)[0]) == 1.0
+
+
+def test_placed_blocks_by_worker() -> None:
+    placed = Placed()
+    placed.record(A, keys(1, 2, 3))
+    placed.record(B, keys(1, 2))
+    assert placed.cached_blocks(A, keys(1, 2, 3, 4)) == 3
+    assert placed.cached_blocks(B, keys(1, 2, 3)) == 2
+    assert placed.cached_blocks(C, keys(1)) == 0
+    placed.forget(A)
+    placed.forget(C)
+    assert placed.cached_blocks(A, keys(1, 2, 3)) == 0
+    assert placed.cached_blocks(B, keys(1, 2)) == 2
+    placed.record(A, keys(1))  # born again
+    assert placed.cached_blocks(A, keys(1, 2, 3)) == 1
+
+
+def test_holders_are_those_of_the_deepest_key() -> None:
+    placed = Placed()
+    chain = keys(1, 2, 3, 4)
+    assert placed.holders(chain, 2) == []
+    placed.record(A, chain[:1])
+    placed.record(B, chain[:3])
+    placed.record(C, chain[:3])
+    assert placed.holders(chain, 1) == [B]
+    assert placed.holders(chain, 2) == [B, C]
+    assert placed.holders(chain, 9) == [B, C, A]
+    placed.forget(B)
+    assert placed.holders(chain, 9) == [C, A]
+    assert placed.holders(keys(9, 1), 9) == []
+
+
+def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "MAX_PLACED_KEYS", 3)
+    placed = Placed()
+    placed.record(A, keys(1, 2))
+    placed.record(A, keys(3, 4))
+    # The end of the older prefix is forgotten.
+    assert placed.cached_blocks(A, keys(1, 2)) == 1
+    assert placed.cached_blocks(A, keys(2)) == 0
+    assert placed.cached_blocks(A, keys(3, 4)) == 2
+    placed.record(B, keys(1))  # used again
+    placed.record(B, keys(5))
+    assert placed.cached_blocks(A, keys(3, 4)) == 1
+    assert [placed.cached_blocks(name, keys(1)) for name in (A, B)] == [1, 1]
