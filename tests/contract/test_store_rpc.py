@@ -12,12 +12,13 @@ import grpc.aio
 import pytest
 
 from baton.clock import ManualClock
+from baton.config import load_settings
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.handoff import CHECKSUM_XXH3, BlockRef, WorkerRef
 from baton.core.ids import BlockKey, Generation, WorkerId
 from baton.core.load import Load
 from baton.core.member import Member
-from baton.core.placement import Alternative, Placement
+from baton.core.placement import MAX_ALTERNATIVES, Alternative, Placement
 from baton.core.states import Role, WorkerState
 from baton.core.store import BlockFilter, LeaseQuery, PutRequest, PutResult, Tier
 from baton.errors import (
@@ -44,6 +45,7 @@ from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.mirror import Mirror
+from conductor.program import ConductorProgram
 from tests.store_house import ALL, KEYS, SIZE, House
 
 SECRET = "a secret of the cluster"
@@ -307,6 +309,24 @@ async def test_a_placement_and_why() -> None:
     )
 
 
+async def test_a_router_reads_a_few_alternatives() -> None:
+    class Talkative:
+        def place(self, **asked: Any) -> Placement:
+            others = tuple(Alternative(WorkerId(f"p{n}"), float(n)) for n in range(20))
+            ref = WorkerRef(WorkerId("d"), "d:1", Generation(7))
+            return Placement(None, ref, "", prefill_alternatives=others)
+
+        def describe(self) -> tuple[list[str], str]:
+            return [], ""
+
+    async with (
+        served(lambda server: add_conductor_service(server, Talkative())) as address,
+        open_channel(address, SECRET) as channel,
+    ):
+        placement = await ask(channel)
+    assert [each.score for each in placement.prefill_alternatives] == list(range(MAX_ALTERNATIVES))
+
+
 async def test_placements_without_one_pool() -> None:
     async with conductor(member("p", Role.PREFILL), member("d", Role.DECODE)) as channel:
         decode = WorkerRef(WorkerId("d"), "d:1", Generation(7))
@@ -338,6 +358,14 @@ async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     async with conductor(member("d", Role.DECODE)) as channel:
         with pytest.raises(Invalid, match="block_keys are at most 15"):
             await ask(channel)
+
+
+async def test_a_conductor_does_not_start_with_a_policy_that_there_is_not() -> None:
+    settings = load_settings(redis_url="redis://127.0.0.1:1/0", placement_policy="best")
+    program = ConductorProgram(settings)
+    with pytest.raises(Invalid, match="there is no policy 'best'; there are baton, full_scan"):
+        await program.start()
+    await program.stop()
 
 
 async def test_a_conductor_describes_the_cluster() -> None:

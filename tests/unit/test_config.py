@@ -49,6 +49,20 @@ def test_flag_over_environment_over_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert (settings.port, settings.prefill, settings.decode) == (1, 20, 300)
 
 
+@pytest.mark.parametrize(
+    ("text", "value"), [("auto", "auto"), ("true", True), ("false", False), ("0", False)]
+)
+def test_admission_is_yes_no_or_auto(
+    text: str, value: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert load_settings().admission == "auto"
+    monkeypatch.setenv("BATON_ADMISSION", text)
+    settings = load_settings()
+    assert settings.admission is value or settings.admission == value == "auto"
+    monkeypatch.setenv("BATON_ADMISSION", to_environment(settings)["admission"])
+    assert load_settings().admission == settings.admission
+
+
 def test_flags_that_were_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_PORT", "9")
     assert load_settings(port=None).port == 9
@@ -70,6 +84,7 @@ def test_flags_that_were_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
         ("prefill_order", "best", "prefill_order is 'best': must be one of fcfs, cached_first"),
         ("slo_first_token_seconds", "-1", "slo_first_token_seconds is '-1'"),
         ("slo_token_gap_seconds", "0", "slo_token_gap_seconds is '0'"),
+        ("admission", "perhaps", "admission"),
         ("slo_token_gap_seconds", "inf", "slo_token_gap_seconds is 'inf'"),
     ],
 )

@@ -41,12 +41,12 @@ def test_facts_then_seconds_then_who_was_thought_of() -> None:
     assert lines[0] == ["request_id", "cmpl-7"]
     assert ["prefill.id", "p0"] in lines and ["decode.id", "d0"] in lines
     assert ["policy", "baton"] in lines
-    assert ["reason", *"3 of 8 blocks at hand".split()] in lines
+    assert ["reason", "3", "of", "8", "blocks", "at", "hand"] in lines
     assert ["first", "token", "0.7500", "s", "0.8000", "s"] in lines
     assert ["between", "tokens", "unknown", "0.0100", "s"] in lines
     assert ["*", "p0", "1.5000", "0.5000", "0.2500", "3", "2", "0.0000"] in lines
     assert ["p1", "1000.2500", "0.5000", "0.2500", "3", "2", "inf"] in lines
-    assert lines[-1] == "before, epoch 1: ring: lost worker d1".split()
+    assert lines[-1] == ["before,", "epoch", "1:", "ring:", "lost", "worker", "d1"]
 
 
 def test_what_never_was_placed() -> None:

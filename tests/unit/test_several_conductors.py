@@ -54,7 +54,7 @@ def run(made: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
 def test_three_conductors_do_nearly_as_well_as_one(
     seed: int, rate: float, least_share: float
 ) -> None:
-    """Of one's goodput they keep 98 %, and 95 % under a load that one can't serve in time either."""
+    """They keep 98 % of one's goodput, and 95 % under a load of which one loses some, too."""
     made = trace(seed, rate)
     alone, _ = run(made, 1)
     together, placed = run(made, 3)
