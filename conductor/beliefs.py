@@ -20,6 +20,8 @@ class Beliefs:
         self.heads = Heads()
         self._mirror = mirror
         self._beside: Mapping[str, Sequence[WorkerId]] = {}
+        self._asked: tuple[Sequence[Key], int] = ((), -1)
+        self._best: StoreHint | None = None
 
     def seat(self, beside: Mapping[str, Sequence[WorkerId]]) -> None:
         """Which prefill workers are on the host of which store node."""
@@ -28,7 +30,7 @@ class Beliefs:
     def hint(self, node: str, keys: Sequence[BlockKey]) -> StoreHint | None:
         """Where a worker is to look, whose own host's store is ``node``: there, unless another
         has more."""
-        own, best = self._mirror.held(WorkerId(node), keys), self._mirror.best(keys)
+        own, best = self._mirror.held(WorkerId(node), keys), self._best_node(keys)
         if own and best is not None and best.num_blocks <= own:
             return StoreHint(WorkerId(node), own)
         return best
@@ -43,18 +45,26 @@ class Beliefs:
         """Those that were sent it go before those that may read it from beside them."""
         names = self.placed.holders(keys, count)
         depths = {name: self.placed.cached_blocks(name, keys) for name in names}
-        best = self._mirror.best(_block_keys(keys))
+        best = self._best_node(keys)
         if best is not None:
             for name in islice(self._beside.get(best.node, ()), count):
                 depths[name] = max(depths.get(name, 0), best.num_blocks)
         return sorted(depths, key=lambda name: -depths[name])[:count]
 
     def stored(self, keys: Sequence[Key]) -> Stored | None:
-        best = self._mirror.best(_block_keys(keys))
+        best = self._best_node(keys)
         return None if best is None else Stored(best.node, best.num_blocks)
 
     def share(self, key: Key) -> float:
         return self.heads.share(key)
+
+    def _best_node(self, keys: Sequence[Key]) -> StoreHint | None:
+        """Looked up once for a decision, which asks for it three times."""
+        asked, num_changes = self._asked
+        if asked is not keys or num_changes != self._mirror.num_changes:
+            self._asked = keys, self._mirror.num_changes
+            self._best = self._mirror.best(_block_keys(keys))
+        return self._best
 
 
 def _block_keys(keys: Sequence[Key]) -> Sequence[BlockKey]:

@@ -40,6 +40,7 @@ class Mirror:
     def __init__(self) -> None:
         self._views: dict[WorkerId, _View] = {}
         """In the order of their names."""
+        self.num_changes = 0
 
     def position(self, node: WorkerId) -> tuple[Generation, int]:
         """Up to where the node's events are known; generation 0: not at all."""
@@ -59,6 +60,7 @@ class Mirror:
         ):
             return False
         view.number = page.number
+        self.num_changes += 1
         if page.tier is Tier.NONE:
             view.table.remove(page.keys)
         else:
@@ -68,6 +70,7 @@ class Mirror:
     def drop(self, node: WorkerId) -> None:
         """It is gone, or can't be followed: nobody is sent there."""
         self._views.pop(node, None)
+        self.num_changes += 1
 
     def best(self, keys: Sequence[BlockKey]) -> StoreHint | None:
         """The node with the longest prefix; of equals the first by name. A look per node, and a
