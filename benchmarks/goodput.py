@@ -74,6 +74,7 @@ class Setting:
             node_tokens=3_000_000,
             link=Link(self.link, 50e9),
             order="fcfs" if rival else "deadline",
+            peer_fetch=not rival or policy.startswith("min_ttft"),
         )
 
     def traffic(self, trace: Path | None, rate: float, seed: int) -> Trace:
@@ -88,11 +89,11 @@ class Setting:
 SETTINGS = {
     each.name: each
     for each in (
-        Setting("8+8", 8, 50e9, 1.0, 32.0),
-        Setting("8+8 as deployed", 8, 50e9, 1.0, 32.0, deployed=True),
-        Setting("8+8 12.5 GB/s", 8, 12.5e9, 1.0, 32.0),
-        Setting("16+16", 16, 50e9, 2.0, 64.0),
-        Setting("16+16 12.5 GB/s", 16, 12.5e9, 2.0, 64.0),
+        Setting("8+8", 8, 50e9, 2.0, 32.0),
+        Setting("8+8 as deployed", 8, 50e9, 2.0, 32.0, deployed=True),
+        Setting("8+8 12.5 GB/s", 8, 12.5e9, 2.0, 32.0),
+        Setting("16+16", 16, 50e9, 4.0, 64.0),
+        Setting("16+16 12.5 GB/s", 16, 12.5e9, 4.0, 64.0),
         Setting("chat", 8, 50e9, 60.0, 240.0, kind="chat", num_requests=8000),
         Setting("rag", 8, 50e9, 60.0, 400.0, kind="rag", num_requests=8000),
         Setting("agents", 8, 50e9, 20.0, 150.0, kind="agents", num_requests=8000),
@@ -217,7 +218,12 @@ def tables(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             if not setting.kind and options.trace is None:
                 continue
             futures = [pool.submit(searched, setting, name, options.trace) for name in policies]
-            rows = [future.result() for future in futures]
+            rows = []
+            for future in futures:
+                rows.append(future.result())
+                done = rows[-1]
+                told = f"{setting.name} {done['policy']}: {done['goodput_rps']:.2f}/s"
+                print(f"{told}, {done['search_seconds']:.0f} s", file=sys.stderr, flush=True)
             _print(setting.name, rows)
             yield from rows
 

@@ -118,6 +118,7 @@ class Ledger:
         view.num_requests = report.num_requests
         view.context_tokens = report.context_tokens
         view.promised_tokens = report.promised_tokens
+        view.as_of_seconds = report.at_seconds
         for answer in sent:
             _add_answer(view, answer)
         self.decodes.put(view)
@@ -125,13 +126,16 @@ class Ledger:
     def advance(self, now_seconds: float, answer_tokens: float) -> None:
         """Since its last report a decode worker has ended answers, evenly: all that it has within
         one answer's time. Looks at every worker, but not more often than ten times a second."""
-        passed = now_seconds - self._advanced_seconds
-        if passed < ADVANCE_SECONDS:
+        if now_seconds - self._advanced_seconds < ADVANCE_SECONDS:
             return
         self._advanced_seconds = now_seconds
         for view in list(self.decodes):
+            passed = now_seconds - view.as_of_seconds
+            if passed <= 0 or not view.promised_tokens:
+                continue
             share = min(passed / max(view.step_seconds() * answer_tokens, passed), 1.0)
             self.decodes.take(view.id)
+            view.as_of_seconds = now_seconds
             view.promised_tokens -= int(view.promised_tokens * share)
             view.context_tokens -= int(view.context_tokens * share)
             self.decodes.put(view)
@@ -158,6 +162,8 @@ class Ledger:
             grown = query.num_tokens + int(min(answer_tokens, query.max_new_tokens))
             answer = _Answer(now_seconds, query.num_tokens, grown)
             self._answers[decode.id].append(answer)
+            if not decode.promised_tokens:
+                decode.as_of_seconds = now_seconds
             _add_answer(decode, answer)
             self.decodes.put(decode)
 

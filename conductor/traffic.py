@@ -11,6 +11,10 @@ WINDOW_REQUESTS = 1024
 HEAD_BLOCKS = 64
 """Depth to which shared heads are counted; beyond, hardly any two requests agree by chance."""
 
+DENSE_BLOCKS, STRIDE = 64, 16
+"""Of a chain every key is remembered as far as this, and beyond every so many-th: a long prompt
+costs a few hundred entries, and what is believed of it is at most a stride too little."""
+
 MAX_PLACED_KEYS = 262_144
 """About 40 MB; the least recently placed are forgotten."""
 
@@ -54,7 +58,8 @@ class Placed:
     def record(self, worker: WorkerId, keys: Sequence[Key]) -> None:
         life = self._life(worker)
         # The start of a prefix is placed last, so that its end is forgotten first.
-        for key in reversed(keys):
+        for depth in reversed(_landmarks(len(keys))):
+            key = keys[depth - 1]
             lives = self._lives.pop(key, None) or {}
             lives[life] = None
             self._lives[key] = lives
@@ -70,6 +75,8 @@ class Placed:
     def cached_blocks(self, worker: WorkerId, keys: Sequence[Key]) -> int:
         """Leading blocks that were sent there, by bisection: a prefix has all its heads."""
         life = self._life_of.get(worker)
+        if life is None:
+            return 0
         return _leading(keys, lambda key: life in self._lives.get(key, ()))
 
     def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:
@@ -98,13 +105,22 @@ class Placed:
         return self._life_of[worker]
 
 
+def _landmarks(num_keys: int) -> Sequence[int]:
+    """Depths whose keys are remembered."""
+    return (
+        *range(1, min(num_keys, DENSE_BLOCKS) + 1),
+        *range(DENSE_BLOCKS + STRIDE, num_keys + 1, STRIDE),
+    )
+
+
 def _leading(keys: Sequence[Key], holds: Callable[[Key], bool]) -> int:
-    """How many of the first ``keys`` hold, if none does whose head does not."""
-    low, high = 0, len(keys)
+    """The deepest landmark that holds, if none does whose head does not."""
+    depths = _landmarks(len(keys))
+    low, high = 0, len(depths)
     while low < high:
         middle = (low + high + 1) // 2
-        if holds(keys[middle - 1]):
+        if holds(keys[depths[middle - 1] - 1]):
             low = middle
         else:
             high = middle - 1
-    return low
+    return depths[low - 1] if low else 0

@@ -57,6 +57,7 @@ class DecodeView:
     num_requests: int = 0
     context_tokens: int = 0
     promised_tokens: int = 0
+    as_of_seconds: float = 0.0
     measured: bool = True
 
     @property

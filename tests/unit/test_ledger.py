@@ -115,6 +115,23 @@ def test_between_reports_answers_end() -> None:
     assert made.decodes[D].promised_tokens == 0
 
 
+def test_what_was_reported_just_now_has_not_ended_since() -> None:
+    made = ledger()
+    made.report_decode(D, DecodeReport(10.0, 10, 500, 1000))
+    made.advance(10.5, 100.0)
+    assert made.decodes[D].promised_tokens == 750
+    made.report_decode(D, DecodeReport(10.9, 10, 500, 1000))
+    made.advance(10.9, 100.0)
+    assert made.decodes[D].promised_tokens == 1000
+
+
+def test_what_an_idle_worker_was_just_sent_has_not_ended() -> None:
+    made = ledger()
+    made.dispatched(1000.0, query(), PAIR, 100.0)
+    made.advance(1000.0, 100.0)
+    assert made.decodes[D].promised_tokens == 233
+
+
 def test_one_worker_that_does_it_all() -> None:
     made = ledger()
     made.dispatched(1.0, query(), Decision(None, P, "", service_seconds=0.5), 100.0)

@@ -1,0 +1,154 @@
+"""What a decision costs the live conductor, by the number of workers and the length of the prompt.
+
+    python -m benchmarks.placement [--blocks 1000000] [--rounds 500]
+
+Half of the workers read prompts and half write answers, eight to a host, each host with a store; a
+million blocks are known. Prompts begin with a stored prefix, or with none. Prints a table, and
+JSON as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+from typing import Any
+
+import numpy as np
+
+from baton.clock import SystemClock
+from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.load import Load, QueuedWork
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.core.store import Tier, WatchPage
+from baton.registry.membership import Membership
+from baton.registry.memory import MemoryRegistry
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from conductor.conductor import Conductor, ConductorConfig
+from conductor.mirror import Mirror
+
+WORKERS = (8, 64, 1024)
+PROMPTS = (1_000, 12_000, 128_000)
+BLOCK_TOKENS = 16
+PER_HOST = 8
+CHAIN = 8192
+CLOCK = SystemClock()
+
+
+def chain(generator: np.random.Generator, num_blocks: int) -> tuple[BlockKey, ...]:
+    raw = generator.integers(256, size=(num_blocks, 16), dtype=np.uint8).tobytes()
+    return tuple(BlockKey(raw[start : start + 16]) for start in range(0, len(raw), 16))
+
+
+def member(number: int, role: Role, host: str, generator: np.random.Generator) -> Member:
+    waiting = generator.uniform(0.05, 1.0, size=4).tolist()
+    load = Load(
+        queued_tokens=20_000,
+        num_blocks=20_000,
+        at_seconds=CLOCK.wall_nanoseconds() / 1e9,
+        queue=tuple(QueuedWork(2.0 + seconds, seconds) for seconds in waiting),
+        prefill_cost=PrefillCost(0.006, 3e-5, 1.2e-9),
+        decode_requests=20,
+        context_tokens=100_000,
+        promised_tokens=int(generator.integers(60_000, 160_000)),
+        decode_cost=DecodeCost(0.006, 3e-5, 6e-8),
+        answer_tokens=340.0,
+        short_answer_tokens=24.0,
+        link_bytes_per_second=50e9,
+    )
+    return Member(
+        WorkerId(f"{role.value}-{number}"),
+        role,
+        f"10.0.0.1:{number}",
+        Generation(1),
+        WorkerState.READY,
+        host=host,
+        block_tokens=BLOCK_TOKENS,
+        load=load,
+    )
+
+
+async def conductor_with(
+    num_workers: int, num_blocks: int
+) -> tuple[Conductor, list[tuple[BlockKey, ...]]]:
+    """And some chains that stores hold."""
+    generator = np.random.default_rng(1)
+    registry, mirror = MemoryRegistry(CLOCK), Mirror()
+    membership = Membership(registry, CLOCK)
+    hosts = max(num_workers // PER_HOST, 1)
+    for number in range(num_workers):
+        role = Role.PREFILL if number % 2 == 0 else Role.DECODE
+        host = f"host-{number % hosts}"
+        await registry.announce(member(number, role, host, generator), 1e6)
+    kept = []
+    for host_number in range(hosts):
+        store = member(host_number, Role.KVSTORE, f"host-{host_number}", generator)
+        await registry.announce(store, 1e6)
+        for page in range(max(num_blocks // hosts // CHAIN, 1)):
+            held = chain(generator, CHAIN)
+            told = WatchPage(Generation(1), page, Tier.DRAM, held, reset=page == 0)
+            assert mirror.apply(store.id, told)
+            kept.append(held)
+    await membership.refresh()
+    return Conductor(membership, mirror, CLOCK, ConductorConfig(admission=True)), kept
+
+
+async def measure(num_workers: int, num_blocks: int, rounds: int) -> list[dict[str, Any]]:
+    conductor, kept = await conductor_with(num_workers, num_blocks)
+    generator = np.random.default_rng(2)
+    rows = []
+    for num_tokens in PROMPTS:
+        num_keys = num_tokens // BLOCK_TOKENS
+        times = []
+        for number in range(rounds + 20):
+            head = kept[int(generator.integers(len(kept)))][: num_keys // 2]
+            keys = (*(head if number % 2 else ()), *chain(generator, num_keys))[:num_keys]
+            began = SYSTEM_CLOCK()
+            try:
+                conductor.place(
+                    request_id=f"{num_tokens}-{number}",
+                    epoch=2,  # nothing is refused
+                    num_tokens=num_tokens,
+                    max_new_tokens=512,
+                    keys=keys,
+                    excluded=frozenset(),
+                )
+            finally:
+                times.append(SYSTEM_CLOCK() - began)
+        times = sorted(times[20:])
+        rows.append(
+            {
+                "workers": num_workers,
+                "prompt_tokens": num_tokens,
+                "p50_seconds": statistics.median(times),
+                "p99_seconds": times[int(0.99 * (len(times) - 1))],
+                "decisions_per_second": 1 / statistics.fmean(times),
+            }
+        )
+    return rows
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--blocks", type=int, default=1_000_000)
+    parser.add_argument("--rounds", type=int, default=500)
+    options = parser.parse_args(arguments)
+    machine = describe()
+    print(machine)
+    rows = []
+    for workers in WORKERS:
+        for row in asyncio.run(measure(workers, options.blocks, options.rounds)):
+            rows.append(row)
+            print(
+                f"{row['workers']:5} workers, {row['prompt_tokens']:7,} tokens: "
+                f"p50 {row['p50_seconds'] * 1e3:6.3f} ms, p99 {row['p99_seconds'] * 1e3:6.3f} ms, "
+                f"{row['decisions_per_second']:7.0f} decisions a second",
+                flush=True,
+            )
+    print(json.dumps({"machine": machine, "rows": rows}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
