@@ -156,6 +156,9 @@ class Settings(BaseSettings):
     """Whether a request is refused (429) that can't meet what is promised, or for which no decode
     worker will have memory. ``auto``: on, unless a worker computes on a CPU: what is promised by
     default is meant for GPUs, and on a laptop a late answer is better than none."""
+    read_alone: bool | Literal["auto"] = "auto"
+    """Whether a decode worker may read a prompt itself, where that costs less than another's time
+    and the link; auto: not on a CPU."""
 
     # KV movement and storage
     transports: Transports = ()

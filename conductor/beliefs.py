@@ -17,11 +17,18 @@ class Beliefs:
 
     def __init__(self, mirror: Mirror) -> None:
         self.placed = Placed()
+        self.handed_over = Placed()
+        """What decode workers got, or read themselves."""
         self.heads = Heads()
         self._mirror = mirror
         self._beside: Mapping[str, Sequence[WorkerId]] = {}
         self._asked: tuple[Sequence[Key], int] = ((), -1)
         self._best: StoreHint | None = None
+
+    def forget(self, worker: WorkerId) -> None:
+        """It is gone, and its pool with it."""
+        self.placed.forget(worker)
+        self.handed_over.forget(worker)
 
     def seat(self, beside: Mapping[str, Sequence[WorkerId]]) -> None:
         """Which prefill workers are on the host of which store node."""
@@ -38,7 +45,8 @@ class Beliefs:
     # -- CacheView -------------------------------------------------------------------------
 
     def local_blocks(self, view: PrefillView, keys: Sequence[Key]) -> int:
-        device = self.placed.cached_blocks(view.id, keys)
+        read, got = self.placed, self.handed_over
+        device = max(read.cached_blocks(view.id, keys), got.cached_blocks(view.id, keys))
         return max(device, self._mirror.held(WorkerId(view.node), _block_keys(keys)))
 
     def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:

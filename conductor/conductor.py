@@ -26,11 +26,13 @@ STALE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class ConductorConfig:
-    """``admission`` None: on, unless a worker computes on a CPU. ``first_token_seconds`` 0: no
-    first token is promised."""
+    """``admission`` None: on, unless a worker computes on a CPU. ``read_alone``: whether a decode
+    worker may read a prompt itself; None: unless it computes on a CPU. ``first_token_seconds`` 0:
+    no first token is promised."""
 
     policy: str = DEFAULT
     admission: bool | None = None
+    read_alone: bool | None = None
     first_token_seconds: float = 2.0
     token_gap_seconds: float = 0.05
 
@@ -48,7 +50,7 @@ class Conductor:
         self._place = policy_named(config.policy)
         self._ledger = Ledger()
         self._beliefs = Beliefs(mirror)
-        self._roster = Roster(membership, self._ledger, self._beliefs, clock)
+        self._roster = Roster(membership, self._ledger, self._beliefs, clock, config.read_alone)
         self._admissions = Admissions()
         self._num_placed = 0
 
@@ -120,7 +122,9 @@ class Conductor:
     def _note(self, snapshot: Snapshot, query: Query, decision: Decision) -> None:
         self._num_placed += 1
         self._ledger.dispatched(snapshot.now_seconds, query, decision, snapshot.answer_tokens)
-        self._beliefs.placed.record(decision.prefill or decision.decode, query.keys)
+        if decision.prefill is not None:
+            self._beliefs.placed.record(decision.prefill, query.keys)
+        self._beliefs.handed_over.record(decision.decode, query.keys)
 
     def _placement(self, decision: Decision, keys: tuple[BlockKey, ...]) -> Placement:
         roster, ledger = self._roster, self._ledger

@@ -103,6 +103,7 @@ def _config(settings: Settings) -> ConductorConfig:
     return ConductorConfig(
         policy=settings.placement_policy,
         admission=None if admission == "auto" else admission,
+        read_alone=None if settings.read_alone == "auto" else settings.read_alone,
         first_token_seconds=settings.slo_first_token_seconds,
         token_gap_seconds=settings.slo_token_gap_seconds,
     )

@@ -35,7 +35,12 @@ class Roster:
     since. What is said of the cluster holds as of then."""
 
     def __init__(
-        self, membership: Membership, ledger: Ledger, beliefs: Beliefs, clock: Clock
+        self,
+        membership: Membership,
+        ledger: Ledger,
+        beliefs: Beliefs,
+        clock: Clock,
+        read_alone: bool | None = None,
     ) -> None:
         self.block_tokens = 16
         self.kv_bytes_per_token = 0
@@ -47,6 +52,7 @@ class Roster:
         self._ledger = ledger
         self._beliefs = beliefs
         self._clock = clock
+        self._read_alone = read_alone
         self._seen: list[Member] | None = None
         self._looked_at = -math.inf
         self._ready: dict[WorkerId, Member] = {}
@@ -90,7 +96,7 @@ class Roster:
         generations = {member.id: member.generation for member in workers}
         for worker, generation in self._generations.items():
             if generations.get(worker) != generation:
-                self._beliefs.placed.forget(worker)
+                self._beliefs.forget(worker)
                 self._ledger.remove(worker)
         for worker in known:
             if worker not in self._ready:
@@ -167,7 +173,16 @@ class Roster:
             load.decode_cost,
             capacity,
         )
+        view.prefill_cost = self._reads_at(member)
         self._ledger.report_decode(member.id, report)
+
+    def _reads_at(self, member: Member) -> PrefillCost | None:
+        """What reading costs a decode worker that may, as far as anybody has measured it."""
+        on_cpu = member.device.startswith("cpu")
+        if not (not on_cpu if self._read_alone is None else self._read_alone):
+            return None
+        known = self._prefill_cost if self._prefill_cost is not PRIOR_PREFILL else None
+        return member.load.prefill_cost or known
 
     def _learn(self, ready: list[Member]) -> None:
         """What the policies know of the cluster as a whole."""

@@ -14,11 +14,12 @@ reservation: Kelly, "Loss Networks", 1991).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from baton.errors import Invalid, Overloaded, Unavailable
 from baton.ring import successors
+from conductor.policy.alone import alone
 from conductor.policy.candidates import candidates
 from conductor.policy.decision import Decision, Scored
 from conductor.policy.fleet import DecodeView, Pool, PrefillView, Query, Snapshot, Stored
@@ -68,6 +69,9 @@ def place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
     if config.admission and not query.promised:
         _admit(snapshot, query, config, scores[0], decodes[0])
     best = scores[0]
+    single = alone(snapshot, query, best, decodes[0], stored)
+    if single is not None:
+        return replace(single, prefill_scores=scores, decode_scores=decodes)
     return Decision(
         best.worker,
         decodes[0].worker,

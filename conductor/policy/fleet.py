@@ -59,6 +59,8 @@ class DecodeView:
     promised_tokens: int = 0
     as_of_seconds: float = 0.0
     measured: bool = True
+    prefill_cost: PrefillCost | None = None
+    """None: it is not to read prompts while others can."""
 
     @property
     def load(self) -> float:

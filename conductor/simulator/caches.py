@@ -66,7 +66,7 @@ class Caches:
 
     def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:
         hosts = self._owners.best(keys, count + len(self._gone))
-        there = (worker for host in hosts for worker in self._prefills[host])
+        there = (worker for host in hosts for worker in self._prefills.get(host, ()))
         return [worker for worker in there if worker not in self._gone][:count]
 
     def stored(self, keys: Sequence[Key]) -> Stored | None:

@@ -1,6 +1,7 @@
 """A simulated cluster: the production policies over simulated workers, stores and links."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -32,10 +33,10 @@ RETRY_SECONDS = 1.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
     """Workers are spread over ``num_hosts``, each with a store of ``node_tokens``; 0 means that
-    every worker has a host of its own. Workers report every
-    ``report_seconds``; 0 means that the conductor knows everything at once. ``peer_fetch``:
-    whether a decision's ``reuse`` is followed. Of ``num_conductors``, each gets every so many-th
-    request, and knows of the others' only by the workers' reports."""
+    every worker has a host of its own. Workers report every ``report_seconds``; 0 means that the
+    conductor knows everything at once. ``peer_fetch``: whether a decision's ``reuse`` is followed.
+    ``decodes_read``: whether decode workers may read a prompt themselves. Of ``num_conductors``,
+    each gets every so many-th request, and knows of the others' only by the workers' reports."""
 
     num_prefill: int
     num_decode: int
@@ -54,6 +55,7 @@ class ClusterConfig:
     peer_fetch: bool = True
     num_conductors: int = 1
     num_hosts: int = 0
+    decodes_read: bool = True
 
 
 @dataclass(slots=True)
@@ -232,27 +234,34 @@ class SimulatedCluster:
             self._reject(job)
 
     def _dispatch(self, job: Job, decision: Decision) -> None:
-        assert decision.prefill is not None, "neither pool is empty"
-        if decision.prefill in self._dead or decision.decode in self._dead:
-            self._fail(job, decision.prefill, decision.decode)
+        workers = [each for each in (decision.prefill, decision.decode) if each is not None]
+        if any(worker in self._dead for worker in workers):
+            self._fail(job, workers)
             return
         job.prefill, job.decode = decision.prefill, decision.decode
         job.predicted_ttft_seconds = decision.ttft_seconds
         job.expected_tokens = job.num_prompt_tokens + int(self._answers.mean)
         self._decode_by_id[decision.decode].announce(job)
-        self._fetch(job, decision)
-        self._prefill_by_id[decision.prefill].submit(job)
+        self._fetch(job, workers[0], decision)
+        if decision.prefill is not None:
+            self._prefill_by_id[decision.prefill].submit(job)
+        else:
+            self._events.at(job.ready_seconds, partial(self._fetched, job, job.num_restarts))
 
-    def _fetch(self, job: Job, decision: Decision) -> None:
+    def _fetched(self, job: Job, epoch: int) -> None:
+        """Its decode worker reads the rest of the prompt itself."""
+        if epoch == job.num_restarts:
+            self._last_chunk(job)
+
+    def _fetch(self, job: Job, reader: WorkerId, decision: Decision) -> None:
         """What is on the device is there; what is in the host's store comes at once; a peer's
         comes over the wires, unless computing it is quicker. The last token is computed."""
-        assert job.prefill is not None
         now, block = self._events.now_seconds, self._trace.block_tokens
         most = job.num_prompt_tokens - 1
         size = self.config.kv_bytes_per_token
-        cached = min(self._caches.on_device(job.prefill, job.keys) * block, most)
+        cached = min(self._caches.on_device(reader, job.keys) * block, most)
         job.tier_tokens["device"], job.ready_seconds = cached, now
-        host = self._host_of[job.prefill]
+        host = self._host_of[reader]
         stored = min(self._caches.on_host(host, job.keys) * block, most)
         if stored > cached:
             seconds = (stored - cached) * size / self.config.link.host_bytes_per_second
@@ -289,7 +298,11 @@ class SimulatedCluster:
             self._bring_back(job)
             return
         job.has_room = True
-        if job.num_remaining == 0:
+        if job.prefill is None:
+            assert job.decode is not None
+            self._caches.keep(job.decode, job.keys)
+            self._decode_by_id[job.decode].join(job)
+        elif job.num_remaining == 0:
             self._ship(job, job.num_prompt_tokens)
 
     def _bring_back(self, job: Job) -> None:
@@ -311,8 +324,9 @@ class SimulatedCluster:
     def _shipped(self, job: Job, epoch: int) -> None:
         if epoch != job.num_restarts:
             return
-        assert job.prefill is not None and job.decode is not None
-        self._prefill_by_id[job.prefill].release(job)
+        assert job.decode is not None
+        if job.prefill is not None:
+            self._prefill_by_id[job.prefill].release(job)
         decode = self._decode_by_id[job.decode]
         if job.has_answer:
             decode.leave(job)
@@ -356,23 +370,24 @@ class SimulatedCluster:
 
     def _forget(self, job: Job, dead: WorkerId) -> None:
         """The other worker of the pair lets go of it."""
-        assert job.prefill is not None and job.decode is not None
-        if job.prefill != dead:
+        assert job.decode is not None
+        if job.prefill is not None and job.prefill != dead:
             self._prefill_by_id[job.prefill].cancel(job)
         if job.decode != dead:
             self._decode_by_id[job.decode].cancel(job)
         job.begin_anew()
         if job.num_answered > max(job.arrival.num_answer_tokens, 1):
             job.finished_seconds = self._events.now_seconds  # its only token had left already
+            job.num_answered -= 1
             self._answered(job)
         else:
             self._events.at(self._dead[dead], partial(self._arrive, job))
 
-    def _fail(self, job: Job, prefill: WorkerId, decode: WorkerId) -> None:
+    def _fail(self, job: Job, workers: Sequence[WorkerId]) -> None:
         """It was sent to somebody whose death nobody has noticed."""
         job.num_restarts += 1
-        noticed = max(self._dead.get(worker, 0.0) for worker in (prefill, decode))
-        self._reported.pop(prefill, None)  # it did not get what the ledger believes
+        noticed = max(self._dead.get(worker, 0.0) for worker in workers)
+        self._reported.pop(workers[0], None)  # it did not get what the ledger believes
         self._events.at(noticed, partial(self._arrive, job))
 
     def _notice(self, worker: WorkerId) -> None:
@@ -407,7 +422,8 @@ class SimulatedCluster:
 
     def _decode_view(self, worker: WorkerId) -> DecodeView:
         tokens, host = self.config.device_tokens, self._host_of[worker]
-        return DecodeView(worker, self.config.decode_cost, tokens, host)
+        reads = self.config.prefill_cost if self.config.decodes_read else None
+        return DecodeView(worker, self.config.decode_cost, tokens, host, prefill_cost=reads)
 
     def _prefill(self, number: int, order: Order) -> PrefillWorker:
         return PrefillWorker(
@@ -426,6 +442,7 @@ class SimulatedCluster:
             WorkerId(f"d{number}"),
             self._events,
             self.config.decode_cost,
+            self.config.prefill_cost,
             capacity_tokens=self.config.device_tokens,
             max_batch=self.config.max_batch,
             on_room=self._has_room,

@@ -5,7 +5,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 
-from baton.core.cost import DecodeCost
+from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
 from conductor.ledger import DecodeReport
 from conductor.simulator.events import Events
@@ -23,6 +23,7 @@ class DecodeWorker:
         worker_id: WorkerId,
         events: Events,
         cost: DecodeCost,
+        prefill_cost: PrefillCost,
         *,
         capacity_tokens: int,
         max_batch: int,
@@ -36,6 +37,7 @@ class DecodeWorker:
         self.num_made_tokens = 0
         self._events = events
         self._cost = cost
+        self._prefill_cost = prefill_cost
         self._capacity_tokens = capacity_tokens
         self._max_batch = max_batch
         self._on_room = on_room
@@ -100,6 +102,8 @@ class DecodeWorker:
             self._count(self._steps_until(self._events.now_seconds))
         for _, _, job in self._ends:
             self._count_out(job)
+            if job.first_token_seconds > self._events.now_seconds:
+                job.first_token_seconds, job.num_computed = -1.0, 0  # it was just being read
         lost = [*self._announced, *self._waiting, *self._with_room]
         for had in (self._announced, self._waiting, self._with_room, self._joining, self._ends):
             had.clear()
@@ -193,7 +197,7 @@ class DecodeWorker:
         """Whole steps since ``_since_seconds`` that are over: the inverse of ``_seconds``. The one
         in which somebody finishes is not among them."""
         cost, batch = self._cost, len(self._ends)
-        elapsed = (now - self._since_seconds) / self.slowness
+        elapsed = max(now - self._since_seconds, 0.0) / self.slowness
         half = cost.per_context_token_seconds * batch / 2
         linear = cost.base_seconds(batch) - half
         linear += cost.per_context_token_seconds * self._context_tokens
@@ -201,7 +205,7 @@ class DecodeWorker:
             steps = elapsed / linear
         else:
             steps = (math.sqrt(linear * linear + 4 * half * elapsed) - linear) / (2 * half)
-        return min(int(steps + 1e-6), self._ends[0][0] - self._step - 1)
+        return max(min(int(steps + 1e-6), self._ends[0][0] - self._step - 1), 0)
 
     def _count(self, steps: int) -> None:
         self._since_seconds += self._seconds(steps)
@@ -269,11 +273,20 @@ class DecodeWorker:
         self._context_tokens -= job.context_tokens
 
     def _take_in(self) -> None:
-        """The first token was made with the prompt."""
+        """The first token was made with the prompt; who has a prompt to read holds up all."""
         for job in self._joining:
+            if job.num_remaining:
+                self._read(job)
             left = job.arrival.num_answer_tokens - job.num_answered
             heapq.heappush(self._ends, (self._step + left, job.number, job))
             job.joined_step = self._step
             self._arriving_tokens -= job.context_tokens
             self._context_tokens += job.context_tokens
         self._joining.clear()
+
+    def _read(self, job: Job) -> None:
+        seconds = self._prefill_cost.seconds(job.num_remaining, job.num_computed)
+        self._since_seconds += seconds * self.slowness
+        job.num_computed = job.num_prompt_tokens
+        if job.first_token_seconds < 0:
+            job.first_token_seconds = self._since_seconds

@@ -54,14 +54,13 @@ class Clock(ManualClock):
 
 
 class House:
-    def __init__(self, **config: object) -> None:
+    def __init__(self, read_alone: bool = False, **config: object) -> None:
         self.clock = Clock(100.0)
         self.registry = MemoryRegistry(self.clock)
         self.membership = Membership(self.registry, self.clock)
         self.mirror = Mirror()
-        self.conductor = Conductor(
-            self.membership, self.mirror, self.clock, ConductorConfig(**config)  # type: ignore[arg-type]
-        )  # fmt: skip
+        settings = ConductorConfig(read_alone=read_alone, **config)  # type: ignore[arg-type]
+        self.conductor = Conductor(self.membership, self.mirror, self.clock, settings)
 
     async def announce(self, *members: Member) -> None:
         """As reports of now, unless one says when it was made."""
@@ -429,3 +428,26 @@ async def test_alternatives_are_bounded() -> None:
     assert len(placement.prefill_alternatives) == MAX_ALTERNATIVES
     assert placement.prefill is not None
     assert placement.prefill_alternatives[0].worker == placement.prefill.id
+
+
+# -- conditional disaggregation ------------------------------------------------------------
+
+
+async def test_a_decode_worker_may_read_a_short_prompt_itself() -> None:
+    house = House(read_alone=True)
+    await house.announce(reader("p"), writer("d"))
+    placement = house.place("r", 40, keys(1, 2))
+    assert (placement.prefill, placement.decode.id) == (None, "d")
+    # It has the blocks now, and is not asked to compute more than a gap between tokens.
+    again = house.place("r2", 300, keys(*range(1, 19)))
+    assert again.prefill is not None
+    assert house.conductor.snapshot().cache.local_blocks(PrefillView("d", READS), keys(1, 2)) == 2  # type: ignore[arg-type]
+
+
+async def test_not_on_a_cpu_unless_told_to() -> None:
+    for device, read_alone, alone in (
+        ("cpu", None, False), ("cpu", True, True), ("cuda:0", None, True), ("cuda:0", False, False),
+    ):  # fmt: skip
+        house = House(read_alone=read_alone)  # type: ignore[arg-type]
+        await house.announce(reader("p"), replace(writer("d"), device=device))
+        assert (house.place("r", 40).prefill is None) is alone, (device, read_alone)

@@ -14,7 +14,7 @@ from conductor.policy.decision import Scored
 from conductor.policy.fleet import Admitted, Due, Stored
 from conductor.policy.outlook import Outlook, outlook
 from conductor.policy.reuse import Service, service
-from tests.fleet import CHAIN, NOW, FakeCache, decode, prefill, query, snapshot
+from tests.fleet import CHAIN, NOW, PREFILL, FakeCache, decode, prefill, query, snapshot
 
 CONFIG = BatonConfig()
 W = CONFIG.service_weight
@@ -307,3 +307,38 @@ def test_what_is_done_or_lost_holds_nobody_up() -> None:
     assert outlook(view, later, later, NOW + 9.0, 0.5) == Outlook(NOW + 2.0, 0)
     view.queue = [Due(NOW + 0.4, 0.5), Due(NOW + 3.0, 1.0)]
     assert outlook(view, NOW, NOW, NOW + 9.0, 0.5) == Outlook(NOW + 1.5, 0)
+
+
+# -- conditional disaggregation ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "cached", "batch", "queued", "reads_itself"),
+    [
+        # 4 tokens take 40 ms and travel in 4 ms: itself, if nobody has to wait for that.
+        (4, 0, 0, 0.0, True),
+        (4, 0, 1, 0.0, False),
+        # Others wait twice 40 ms, the request itself more than that at the prefill worker.
+        (4, 0, 1, 0.1, True),
+        # 6 tokens take longer than the gap between two tokens may be.
+        (6, 0, 0, 0.9, False),
+        (133, 8, 0, 0.0, True),
+        (133, 7, 0, 0.0, False),
+    ],
+)
+def test_a_decode_worker_reads_what_is_cheaper_there(
+    num_tokens: int, cached: int, batch: int, queued: float, reads_itself: bool
+) -> None:
+    busy = ((1.0, queued),) if queued else ()
+    writer = decode("d", num_requests=batch, prefill_cost=PREFILL)
+    cache = FakeCache({"d": cached, "p": cached})
+    seen = snapshot([prefill("p", *busy)], [writer], cache)
+    asked = query(num_tokens=num_tokens, token_gap_seconds=0.055, promised=True)
+    decision = place(seen, asked, CONFIG)
+    assert (decision.prefill is None, decision.decode) == (reads_itself, "d")
+    assert len(decision.prefill_scores) == len(decision.decode_scores) == 1
+
+
+def test_who_may_not_read_does_not() -> None:
+    seen = snapshot([prefill("p")], [decode("d")])
+    assert place(seen, query(num_tokens=1), CONFIG).prefill == "p"

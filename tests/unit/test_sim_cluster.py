@@ -266,3 +266,37 @@ def test_nothing_is_lost(policy: str) -> None:
         if not job.rejected:
             assert job.num_answered == max(job.arrival.num_answer_tokens, 1)
     assert sum(job.num_restarts for job in cluster.jobs) > 0
+
+
+# -- conditional disaggregation ------------------------------------------------------------
+
+
+def alone(snapshot: Snapshot, query: Query) -> Decision:
+    return Decision(None, WorkerId("d0"), "by itself")
+
+
+def test_who_reads_for_itself_holds_up_the_batch() -> None:
+    """The first is read in 0.2 s and writes; the second takes 0.15 s of the worker's time in the
+    middle of that, from the end of a step on."""
+    trace = Trace("by-hand", BLOCK, (arrival(0.0, 100, 11), arrival(0.2505, 50, 2, head=1)))
+    cluster = SimulatedCluster(CONFIG, trace, alone)
+    first, second = cluster.run(check_always=True)
+    assert first.first_token_seconds == pytest.approx(0.2)
+    # Five steps of 11 ms have begun by then; the second is read after the fifth.
+    assert second.first_token_seconds == pytest.approx(0.2 + 5 * 0.011 + 0.15)
+    assert second.finished_seconds == pytest.approx(0.405 + 0.012)
+    assert first.finished_seconds == pytest.approx(0.405 + 0.012 + 4 * 0.011)
+    assert (first.prefill, second.tier_tokens) == (None, {"device": 0})
+    assert cluster.decodes[0].num_made_tokens == 11
+
+
+def test_a_reader_that_dies_begins_anew_elsewhere() -> None:
+    def either(snapshot: Snapshot, query: Query) -> Decision:
+        return Decision(None, WorkerId(snapshot.decodes.ids[0]), "whoever is there")
+
+    trace = Trace("by-hand", BLOCK, (arrival(0.0, 100, 11),))
+    config = replace(CONFIG, num_decode=2)
+    cluster = SimulatedCluster(config, trace, either, death("d0", 0.1, 9.0))
+    (job,) = cluster.run(check_always=True)
+    assert (job.decode, job.num_restarts) == ("d1", 1)
+    assert job.finished_seconds == pytest.approx(1.1 + 0.2 + 10 * 0.011)

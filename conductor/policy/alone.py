@@ -1,0 +1,35 @@
+"""Conditional disaggregation: when a decode worker had better read a prompt itself."""
+
+from conductor.policy.decision import Decision, Scored
+from conductor.policy.fleet import PrefillView, Query, Snapshot, Stored
+from conductor.policy.reuse import service
+
+
+def alone(
+    snapshot: Snapshot, query: Query, best: Scored, writer: Scored, stored: Stored | None
+) -> Decision | None:
+    """The decode worker for all of it, if that costs less than to compute elsewhere and ship. To
+    compute there holds up everybody in its batch, so that time counts once for each of them, and
+    must not be longer than the gap between two tokens may be."""
+    view = snapshot.decodes[writer.worker]
+    if view.prefill_cost is None:
+        return None
+    work = service(snapshot, query, PrefillView(view.id, view.prefill_cost, view.node), stored)
+    if work.compute_seconds > query.token_gap_seconds:
+        return None
+    missing = query.num_tokens - work.local_blocks * snapshot.block_tokens
+    shipping = snapshot.link.seconds(max(missing, 0) * snapshot.kv_bytes_per_token)
+    elsewhere = best.queue_seconds + best.service_seconds + shipping
+    here = work.fetch_seconds + work.compute_seconds * (1 + view.num_requests)
+    if here >= elsewhere:
+        return None
+    return Decision(
+        None,
+        view.id,
+        f"computes {work.compute_seconds:.3f} s itself, among {view.num_requests} others, rather "
+        f"than wait {elsewhere:.3f} s for another and the link",
+        stored if work.fetched_blocks else None,
+        work.compute_seconds,
+        work.fetch_seconds + work.compute_seconds,
+        writer.service_seconds,
+    )
