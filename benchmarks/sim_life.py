@@ -33,7 +33,7 @@ from tools.cost_table import REQUEST_SECONDS, table, timed
 from tools.local_cluster import local_cluster
 
 SHRINK = 32
-ANSWER_SHRINK = 8
+ANSWER_SHRINK = 32
 BLOCK_TOKENS = 16
 POOL = 2
 SEED = 7
@@ -101,6 +101,7 @@ def simulate(trace: Trace, costs_path: Path) -> list[dict[str, Any]]:
         max_batch=64,
         report_seconds=1.0,
         num_hosts=1,
+        decodes_read=False,
     )
     jobs = SimulatedCluster(config, trace, policy_named("baton")).run()
     return [
@@ -128,8 +129,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--trace", type=Path, required=True)
-    parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--rate", type=float, default=3.0)
+    parser.add_argument("--requests", type=int, default=150)
+    parser.add_argument("--rate", type=float, default=1.5)
     options = parser.parse_args(arguments)
     machine = describe()
     print(machine)

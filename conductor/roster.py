@@ -26,6 +26,13 @@ is refused for them."""
 UNKNOWN_TOKENS = 1 << 40
 """Capacity of a worker that has not told it: never full."""
 
+ALIKE = 0.8
+"""Workers of one pool whose speeds are at least so near are taken for equal: what is measured is
+never exact, and else an idle pool would send everything to whoever measured the least."""
+
+TYPICAL_TOKENS = 1024
+"""Of a prompt, to compare speeds by."""
+
 OLDEST_SECONDS = 10.0
 """A report can hardly be older: then its worker would have lost its lease."""
 
@@ -147,9 +154,16 @@ class Roster:
             view.cost = self._prefill_cost
         requests = load.running + load.waiting
         report = PrefillReport(
-            at, 0.0, self._queue(load, at), requests, load.queued_tokens, load.prefill_cost
+            at, 0.0, self._queue(load, at), requests, load.queued_tokens, self._typical(load)
         )
         self._ledger.report_prefill(member.id, report)
+
+    def _typical(self, load: Load) -> PrefillCost | None:
+        """Its own cost where it stands out, else the pool's."""
+        if load.prefill_cost is None:
+            return None
+        pool, own = _typical_seconds(self._prefill_cost), _typical_seconds(load.prefill_cost)
+        return self._prefill_cost if ALIKE * own <= pool <= own / ALIKE else load.prefill_cost
 
     def _queue(self, load: Load, at: float) -> tuple[Due, ...]:
         if load.prefill_cost is None and load.queued_tokens:
@@ -190,9 +204,12 @@ class Roster:
         for member in ready:
             self.block_tokens = member.block_tokens or self.block_tokens
             self.kv_bytes_per_token = member.kv_bytes_per_token or self.kv_bytes_per_token
-            if member.role is Role.PREFILL:
-                self._prefill_cost = member.load.prefill_cost or self._prefill_cost
-            else:
+        readers = [member.load.prefill_cost for member in ready if member.role is Role.PREFILL]
+        known = sorted((cost for cost in readers if cost is not None), key=_typical_seconds)
+        if known:
+            self._prefill_cost = known[len(known) // 2]
+        for member in ready:
+            if member.role is Role.DECODE:
                 self._decode_cost = member.load.decode_cost or self._decode_cost
         loads = [member.load for member in ready]
         answers = [load.answer_tokens for load in loads if load.answer_tokens]
@@ -214,3 +231,7 @@ def _nodes(members: Iterable[Member]) -> dict[str, WorkerId]:
         if member.role is Role.KVSTORE and member.state is WorkerState.READY and member.host:
             nodes.setdefault(member.host, member.id)
     return nodes
+
+
+def _typical_seconds(cost: PrefillCost) -> float:
+    return cost.seconds(TYPICAL_TOKENS)

@@ -451,3 +451,12 @@ async def test_not_on_a_cpu_unless_told_to() -> None:
         house = House(read_alone=read_alone)  # type: ignore[arg-type]
         await house.announce(reader("p"), replace(writer("d"), device=device))
         assert (house.place("r", 40).prefill is None) is alone, (device, read_alone)
+
+
+async def test_speeds_that_hardly_differ_are_one() -> None:
+    house = House()
+    costs = {"p0": 0.001, "p1": 0.00105, "p2": 0.0009, "p3": 0.01}
+    members = [reader(n, prefill_cost=PrefillCost(0.0, c, 0.0)) for n, c in costs.items()]
+    await house.announce(*members, writer("d"))
+    views = {name: house.reader(name).cost.per_token_seconds for name in costs}
+    assert views == {"p0": 0.00105, "p1": 0.00105, "p2": 0.00105, "p3": 0.01}
