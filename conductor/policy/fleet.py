@@ -48,7 +48,8 @@ class PrefillView:
 @dataclass(slots=True)
 class DecodeView:
     """Of all requests that it has or will get: ``context_tokens`` are held once all are there,
-    ``promised_tokens`` is what they will have grown to. ``measured`` as of prefill workers."""
+    ``promised_tokens`` is what they will have grown to, both as of ``as_of_seconds``. ``measured``
+    as of prefill workers."""
 
     id: WorkerId
     cost: DecodeCost
