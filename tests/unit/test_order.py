@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.order import ORDERS, PATIENCE_SECONDS, Rank, Waiting, shares
+from baton.core.order import LATE_STRETCH, ORDERS, PATIENCE_SECONDS, Rank, Waiting, shares
 
 
 def ranked(order: str, now_seconds: float, **waiting: Waiting) -> list[str]:
@@ -46,9 +46,11 @@ def test_the_least_slack_goes_first() -> None:
 @pytest.mark.parametrize("order", ["deadline", "slack"])
 def test_who_is_late_goes_behind_who_is_not_until_it_has_waited_long(order: str) -> None:
     late = Waiting(0.0, deadline_seconds=2.0, remaining_seconds=1.0)
-    assert ORDERS[order].rank(late, 1.0) < (1.0, PATIENCE_SECONDS)  # it just makes it
-    assert ORDERS[order].rank(late, 1.1) == (1.0, PATIENCE_SECONDS)
-    for arrival, expected in ((2.0, ["fresh", "late"]), (PATIENCE_SECONDS, ["late", "fresh"])):
+    assert ORDERS[order].rank(late, 1.0) <= (1.0, 2.0)  # it just makes it
+    assert ORDERS[order].rank(late, 1.1) == (1.0, 2.0 * LATE_STRETCH)
+    patient = Waiting(0.0, deadline_seconds=20.0, remaining_seconds=20.0)
+    assert ORDERS[order].rank(patient, 0.1) == (1.0, PATIENCE_SECONDS)
+    for arrival, expected in ((2.0, ["fresh", "late"]), (2.0 * LATE_STRETCH, ["late", "fresh"])):
         fresh = Waiting(arrival, deadline_seconds=arrival + 2.0, remaining_seconds=1.0)
         assert ranked(order, arrival, late=late, fresh=fresh) == expected
 
