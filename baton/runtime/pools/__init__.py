@@ -1,0 +1,1 @@
+"""Where the workers of the pools run: local processes, Ray, Kubernetes."""
