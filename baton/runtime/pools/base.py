@@ -1,8 +1,8 @@
-"""The pools of workers, wherever they run, as ``baton scale``, ``drain`` and the autoscaler see them.
+"""The pools of workers, wherever they run, as ``baton scale`` and the autoscaler see them.
 
 Growing and shrinking begin at once and take their time: what has become of it is in
-:meth:`Pools.workers`. Whoever leaves is drained first, in every backend: it takes nothing new, what it
-has moves or ends, and then it goes.
+:meth:`Pools.workers`. Whoever leaves is drained first, in every backend: it takes nothing new,
+what it has moves or ends, and then it goes.
 """
 
 from collections.abc import Mapping
@@ -52,8 +52,8 @@ class Pools(Protocol):
         ...
 
     async def remove(self, worker_id: WorkerId) -> None:
-        """Begins to drain this one; its pool is one smaller from now on. Idempotent. Raises NotFound;
-        Invalid for the last of its pool."""
+        """Begins to drain this one; its pool is one smaller from now on. Idempotent. Raises
+        NotFound; Invalid for the last of its pool."""
         ...
 
 
@@ -62,6 +62,7 @@ def checked(wanted: Mapping[str, int]) -> dict[Role, int]:
     for name, count in wanted.items():
         if name not in [role.value for role in POOLS] or not 0 < count <= MAX_POOL:
             raise Invalid(
-                f"scale takes prefill=N and decode=N with N from 1 to {MAX_POOL}, not {name}={count}"
+                f"scale takes prefill=N and decode=N with N from 1 to {MAX_POOL}, "
+                f"not {name}={count}"
             )
     return {Role(name): count for name, count in wanted.items()}
