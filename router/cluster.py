@@ -1,64 +1,39 @@
 """The router's picture of the cluster, refreshed from the registry."""
 
 from collections.abc import Sequence
-from typing import Protocol
-
-import structlog
 
 from baton.clock import Clock
 from baton.core.block_key import KeyRoot
 from baton.core.member import Member
-from baton.core.states import Role, WorkerState
-from baton.errors import BatonError
+from baton.core.states import Role
+from baton.registry.membership import Membership, Registered
 from router.key_chain import KeyChain
-
-log = structlog.get_logger(__name__)
-
-REFRESH_SECONDS = 0.5
 
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
 
-class Members(Protocol):
-    """The part of a registry that the router reads."""
-
-    async def members(self) -> list[Member]: ...
-
-
 class Cluster:
-    """The members as of the last refresh. While the registry is away, the last ones known."""
+    """The members as of the last refresh, as far as the registry is believed."""
 
-    def __init__(self, registry: Members, clock: Clock, max_model_tokens: int) -> None:
-        self._registry = registry
-        self._clock = clock
+    def __init__(self, registry: Registered, clock: Clock, max_model_tokens: int) -> None:
+        self._membership = Membership(registry, clock)
         self._max_model_tokens = max_model_tokens
-        self._members: tuple[Member, ...] = ()
 
     async def run(self) -> None:
         """Refreshes until cancelled."""
-        while True:
-            await self.refresh()
-            await self._clock.sleep(REFRESH_SECONDS)
+        await self._membership.run()
 
     async def refresh(self) -> None:
-        try:
-            found = await self._registry.members()
-        except BatonError as error:
-            log.warning("registry_unreachable", error=str(error))
-            return
-        self._members = tuple(sorted(found, key=lambda member: member.id))
+        await self._membership.refresh()
 
     @property
     def members(self) -> Sequence[Member]:
-        return self._members
+        """In the order of their ids."""
+        return self._membership.members
 
     def ready(self, role: Role) -> list[Member]:
         """In the order of their ids."""
-        return [
-            member
-            for member in self._members
-            if member.role is role and member.state is WorkerState.READY
-        ]
+        return self._membership.ready(role)
 
     @property
     def is_ready(self) -> bool:

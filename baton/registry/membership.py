@@ -1,23 +1,35 @@
 """A mirror of the registry that outlives its outages."""
 
+from typing import Protocol
+
 import structlog
 
 from baton.clock import Clock
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError
-from baton.registry.base import Registry
+
+DOUBT_SECONDS = 6.0
+"""What members may take to announce themselves to a registry that forgot them."""
 
 log = structlog.get_logger(__name__)
 
 
+class Registered(Protocol):
+    """The part of a registry that is read."""
+
+    async def members(self) -> list[Member]: ...
+
+
 class Membership:
-    """Polls the registry. While it can't be reached, or has come back empty-handed, the last
-    known members stay for ``grace_seconds``: losing Redis costs freshness, not service."""
+    """Polls the registry. While it can't be reached, the last known members stay for
+    ``grace_seconds``; when it has lost most of them at once, it is its memory that went (a
+    restart, or leases that ended while it stood still), and they stay for ``DOUBT_SECONDS``, to
+    announce themselves again. Losing Redis costs freshness, not service."""
 
     def __init__(
         self,
-        registry: Registry,
+        registry: Registered,
         clock: Clock,
         interval_seconds: float = 0.5,
         grace_seconds: float = 3600.0,
@@ -27,7 +39,9 @@ class Membership:
         self._interval_seconds = interval_seconds
         self._grace_seconds = grace_seconds
         self._members: list[Member] = []
+        self._found: list[Member] = []
         self._fresh_at = float("-inf")
+        self._doubt_until = float("-inf")
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -38,13 +52,26 @@ class Membership:
     async def refresh(self) -> None:
         now = self._clock.monotonic()
         try:
-            self._members = await self._registry.members()
+            found = sorted(await self._registry.members(), key=lambda member: member.id)
         except BatonError as error:
             log.warning("membership_stale", error=str(error))
             if now - self._fresh_at > self._grace_seconds:
                 self._members = []
             return
         self._fresh_at = now
+        self._members = self._believed(found, now)
+
+    def _believed(self, found: list[Member], now: float) -> list[Member]:
+        present = {member.id for member in found}
+        before, self._found = self._found, found
+        staying = [member for member in before if member.state is not WorkerState.DRAINING]
+        if 2 * sum(member.id not in present for member in staying) > len(staying):
+            self._doubt_until = now + DOUBT_SECONDS
+            log.warning("registry_forgot", members=sorted({m.id for m in before} - present))
+        if now >= self._doubt_until:
+            return found
+        missing = [member for member in self._members if member.id not in present]
+        return sorted([*found, *missing], key=lambda member: member.id)
 
     @property
     def fresh_at(self) -> float:
@@ -53,6 +80,7 @@ class Membership:
 
     @property
     def members(self) -> list[Member]:
+        """In the order of their ids."""
         return self._members
 
     def ready(self, role: Role) -> list[Member]:

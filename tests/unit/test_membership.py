@@ -11,7 +11,7 @@ from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Unavailable
 from baton.registry.heartbeat import TTL_BEATS, Heartbeat
-from baton.registry.membership import Membership
+from baton.registry.membership import DOUBT_SECONDS, Membership
 from baton.registry.memory import MemoryRegistry
 
 LONG = 60.0
@@ -62,6 +62,40 @@ async def test_membership_keeps_what_it_knew_during_an_outage() -> None:
     assert mirror.members == []
 
 
+async def test_a_registry_that_forgot_everybody_is_not_believed_at_once() -> None:
+    """As after a restart: those that come back do so within a beat or two."""
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    mirror = Membership(registry, clock)
+    for name in "abc":
+        await registry.announce(member(name), LONG)
+    await mirror.refresh()
+    for name in "abc":
+        await registry.withdraw(WorkerId(name), Generation(1))
+    await mirror.refresh()
+    assert mirror.members == [member("a"), member("b"), member("c")]
+    await registry.announce(member("b", 2), LONG)
+    clock.advance(DOUBT_SECONDS - 0.1)
+    await mirror.refresh()
+    assert mirror.members == [member("a"), member("b", 2), member("c")]
+    clock.advance(0.1)
+    await mirror.refresh()
+    assert mirror.members == [member("b", 2)]
+
+
+async def test_a_pool_that_was_drained_is_believed_to_be_gone() -> None:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    mirror = Membership(registry, clock)
+    for name in "abc":
+        await registry.announce(replace(member(name), state=WorkerState.DRAINING), LONG)
+    await mirror.refresh()
+    for name in "abc":
+        await registry.withdraw(WorkerId(name), Generation(1))
+    await mirror.refresh()
+    assert mirror.members == []
+
+
 async def test_a_mirror_polls_by_the_clock() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)
@@ -70,16 +104,17 @@ async def test_a_mirror_polls_by_the_clock() -> None:
         polling = tasks.create_task(mirror.run())
         await settled()
         await registry.announce(member("a"), LONG)
+        await registry.announce(member("b"), LONG)
         clock.advance(0.49)
         await settled()
         assert mirror.members == []
         clock.advance(0.01)
         await settled()
-        assert mirror.members == [member("a")]
+        assert mirror.members == [member("a"), member("b")]
         await registry.withdraw(WorkerId("a"), Generation(1))
         clock.advance(0.5)
         await settled()
-        assert mirror.members == []
+        assert mirror.members == [member("b")]
         polling.cancel()
 
 
