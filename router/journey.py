@@ -126,20 +126,32 @@ class Journey:
     async def _place(self) -> Placement:
         clock = self._guide.clock
         if self._spec.epoch == 1:
-            placement = await self._ask(frozenset())
+            placement = await self._place_first()
         else:
             placement = await self._place_again()
         self.record.note_placement(self._spec.epoch, placement, clock.monotonic())
         return placement
 
+    async def _place_first(self) -> Placement:
+        """Without those that failed others just now, if anybody else is there."""
+        shunned = self._guide.links.shunned()
+        if shunned:
+            try:
+                return await self._ask(shunned)
+            except Unavailable:
+                pass
+        return await self._ask(frozenset())
+
     async def _place_again(self) -> Placement:
-        """Without those that failed; if nobody else is there, with those that only may have;
-        and with any new life of the dead ones as soon as there is one."""
+        """Without those that failed this request or others; if nobody else is there, with those
+        that only may have; and with any new life of the dead ones as soon as there is one."""
         clock = self._guide.clock
         give_up_at = clock.monotonic() + self._config.replacement_seconds
         dead = frozenset(worker.id for worker in self._dead)
+        failed = frozenset(self._excluded)
         while True:
-            for excluded in dict.fromkeys((frozenset(self._excluded), dead, frozenset[WorkerId]())):
+            shunned = failed | self._guide.links.shunned()
+            for excluded in dict.fromkeys((shunned, failed, dead, frozenset[WorkerId]())):
                 try:
                     placement = await self._ask(excluded)
                 except Unavailable as error:

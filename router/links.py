@@ -9,7 +9,7 @@ import grpc.aio
 import structlog
 
 from baton.core.handoff import WorkerRef
-from baton.core.ids import Epoch, RequestId
+from baton.core.ids import Epoch, RequestId, WorkerId
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import BatonError, Unavailable
@@ -19,7 +19,11 @@ from router.inbox import Inbox
 
 log = structlog.get_logger(__name__)
 
-CONNECT_SECONDS = 5.0
+CONNECT_SECONDS = 2.0
+
+SHUN_SECONDS = 5.0
+"""A worker whose link broke gets nothing new for so long, if others can do it: whoever is gone has
+left the registry by then, and whoever stood still has shown that it is back."""
 
 MAX_UNSENT = 16_384
 """Messages. A worker that reads nothing for so long is as good as gone."""
@@ -50,6 +54,10 @@ class Links(Protocol):
 
     def is_alive(self, worker: WorkerRef) -> bool:
         """Whether there is a link to it that has not broken."""
+        ...
+
+    def shunned(self) -> frozenset[WorkerId]:
+        """Whose links broke just now."""
         ...
 
 
@@ -126,6 +134,7 @@ class GrpcLinks:
     def __init__(self, secret: str | None = None) -> None:
         self._secret = secret
         self._links: dict[tuple[str, int], GrpcWorkerLink] = {}
+        self._broke_at: dict[WorkerId, float] = {}
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -142,14 +151,23 @@ class GrpcLinks:
             return known
         link = self._links[key] = GrpcWorkerLink(worker, self._secret)
         link.task = self._tasks.create_task(link.run())
-        link.task.add_done_callback(lambda _: self._drop(key, link))
+        link.task.add_done_callback(lambda _: self._drop(worker, link))
         return link
 
     def is_alive(self, worker: WorkerRef) -> bool:
         known = self._links.get((worker.address, int(worker.generation)))
         return known is not None and known.alive
 
-    def _drop(self, key: tuple[str, int], link: GrpcWorkerLink) -> None:
+    def shunned(self) -> frozenset[WorkerId]:
+        now = asyncio.get_running_loop().time()
+        self._broke_at = {
+            worker: at for worker, at in self._broke_at.items() if now < at + SHUN_SECONDS
+        }
+        return frozenset(self._broke_at)
+
+    def _drop(self, worker: WorkerRef, link: GrpcWorkerLink) -> None:
+        self._broke_at[worker.id] = asyncio.get_running_loop().time()
+        key = (worker.address, int(worker.generation))
         if self._links.get(key) is link:
             del self._links[key]
 

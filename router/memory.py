@@ -145,6 +145,7 @@ class MemoryLinks:
 
     def __init__(self, *workers: TwinWorker) -> None:
         self.workers = {worker.ref.id: worker for worker in workers}
+        self.shuns: frozenset[WorkerId] = frozenset()
 
     def link(self, worker: WorkerRef) -> TwinWorker:
         return self.workers[worker.id]
@@ -152,6 +153,9 @@ class MemoryLinks:
     def is_alive(self, worker: WorkerRef) -> bool:
         known = self.workers[worker.id]
         return known.alive and known.ref == worker
+
+    def shunned(self) -> frozenset[WorkerId]:
+        return self.shuns
 
 
 class MemoryPlacer:

@@ -18,9 +18,10 @@ RETRY_AFTER_KEY = "retry-after-seconds"
 CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-    # A peer that vanished without a word is noticed within seconds.
-    ("grpc.keepalive_time_ms", 5_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
+    # A peer that vanished without a word, or stands still, is noticed within two seconds. Its
+    # network threads answer, so one that is only busy is not taken for gone.
+    ("grpc.keepalive_time_ms", 600),
+    ("grpc.keepalive_timeout_ms", 1_200),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

@@ -27,6 +27,10 @@ class PullReader(Protocol):
 
     async def acknowledge(self, num_blocks: int) -> None: ...
 
+    async def ended(self) -> None:
+        """Returns once the source's stream is over, whatever is left to be read of it."""
+        ...
+
 
 class PullPeers(Protocol):
     """Where readers come from: gRPC, or a twin in memory."""
@@ -50,6 +54,9 @@ class GrpcPullReader:
     async def acknowledge(self, num_blocks: int) -> None:
         with translated():
             await self._call.write(pb.PullRequest(ack=pb.PullAck(num_blocks=num_blocks)))
+
+    async def ended(self) -> None:
+        await self._call.code()
 
 
 class GrpcPullPeers:

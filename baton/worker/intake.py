@@ -1,10 +1,11 @@
 """The reader's side of a hand-off: reserve, read, verify, acknowledge, start."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from baton.clock import Clock
 from baton.core.handoff import (
@@ -19,7 +20,7 @@ from baton.core.handoff import (
 from baton.core.ids import BlockId, TokenId
 from baton.core.request import RequestSpec
 from baton.engine.engine import Reservation
-from baton.errors import Corrupt, DeadlineExceeded, Invalid, Unavailable
+from baton.errors import BatonError, Corrupt, DeadlineExceeded, Invalid, Unavailable
 from baton.rpc.worker_client import PullPeers, PullReader
 from baton.threads import in_thread
 from baton.transport.base import Peer, Transfer, Transport
@@ -183,7 +184,8 @@ class Intake:
             raise Invalid(f"blocks [{chunk.first_block}, {end}) do not follow {landing.num_read}")
         if end > landing.num_read:
             blocks = chunk.blocks[landing.num_read - chunk.first_block :]
-            await self._read(blocks, landing.reservation.block_ids[landing.num_read : end], landing)
+            block_ids = landing.reservation.block_ids[landing.num_read : end]
+            await _while_held(reader, self._read(blocks, block_ids, landing))
             landing.num_read = end
         await reader.acknowledge(end)
 
@@ -219,6 +221,26 @@ class Intake:
         landing.shipment.size_bytes += result.size_bytes
         landing.shipment.reading_seconds += result.seconds
         return result.num_good == len(blocks)
+
+
+async def _while_held(reader: PullReader, reading: Coroutine[Any, Any, None]) -> None:
+    """Ends the read with the stream: a source that stands still may never end it. Raises
+    Unavailable then."""
+
+    async def watch() -> None:
+        await reader.ended()
+        raise Unavailable("the prefill worker ended the hand-off early")
+
+    failure: BatonError | None = None
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(watch())
+            await reading
+            watching.cancel()
+    except* BatonError as group:
+        failure = group.exceptions[0]  # type: ignore[assignment]
+    if failure is not None:
+        raise failure
 
 
 @asynccontextmanager

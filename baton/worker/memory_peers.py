@@ -1,5 +1,6 @@
 """The in-memory twin of pulls over gRPC: readers call the source's worker directly."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
@@ -22,6 +23,10 @@ class MemoryReader:
 
     async def acknowledge(self, num_blocks: int) -> None:
         self._lease.acknowledge(num_blocks)
+
+    async def ended(self) -> None:
+        """Never by itself: whoever is taken out of :class:`MemoryPeers` ends its leases."""
+        await asyncio.get_running_loop().create_future()
 
 
 class MemoryPeers:
