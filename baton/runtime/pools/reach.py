@@ -1,0 +1,43 @@
+"""How a backend that does not own its workers' processes reaches them: by the registry."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from baton.core.ids import WorkerId
+from baton.core.member import Member
+from baton.core.states import Role
+from baton.errors import NotFound
+from baton.registry.base import Registry
+from baton.rpc.worker_client import drain_worker
+
+
+class Reach(Protocol):
+    async def loads(self) -> Mapping[WorkerId, float]:
+        """How much each has to do; to be compared within one pool. Raises Unavailable."""
+        ...
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        """Tells it to take nothing new. Raises NotFound when nobody knows it, Unavailable when it
+        does not answer."""
+        ...
+
+
+class RegistryReach:
+    def __init__(self, registry: Registry, secret: str | None = None) -> None:
+        self._registry = registry
+        self._secret = secret
+
+    async def loads(self) -> Mapping[WorkerId, float]:
+        return {member.id: load_of(member) for member in await self._registry.members()}
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        for member in await self._registry.members():
+            if member.id == worker_id:
+                return await drain_worker(member.address, self._secret)
+        raise NotFound(f"the registry does not know {worker_id}")
+
+
+def load_of(member: Member) -> float:
+    """Tokens that wait to be read, or tokens of KV that were promised."""
+    load = member.load
+    return load.queued_tokens if member.role is Role.PREFILL else load.promised_tokens

@@ -1,0 +1,371 @@
+"""Pools in Kubernetes, against a small API server: who goes, what goes wrong, and what is said."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator, Mapping
+
+import pytest
+
+pytest.importorskip("kubernetes")
+
+from kubernetes import client
+
+from baton.clock import ManualClock
+from baton.core.ids import WorkerId
+from baton.core.states import Role
+from baton.errors import Invalid, NotFound, Overloaded, Unauthorized, Unavailable
+from baton.runtime.pools.base import PoolWorker
+from baton.runtime.pools.kubernetes import KubernetesPools
+from baton.runtime.pools.kubernetes_api import KubernetesApi
+from tests.contract.fake_kubernetes import COST, FakeKubernetes, FakePod, fake_kubernetes
+
+PREFILL, DECODE = Role.PREFILL, Role.DECODE
+
+
+class QuickClock(ManualClock):
+    """Whoever sleeps is late at once."""
+
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+
+
+class FakeReach:
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.load: dict[WorkerId, float] = {}
+        self.silent: set[str] = set()
+
+    async def loads(self) -> Mapping[WorkerId, float]:
+        if "registry" in self.silent:
+            raise Unavailable("no registry")
+        return self.load
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        if worker_id in self.silent:
+            raise Unavailable("it is dead")
+        self.told.append(worker_id)
+
+
+class Rig:
+    def __init__(self, fake: FakeKubernetes) -> None:
+        self.fake = fake
+        self.reach = FakeReach()
+        self.notes: list[str] = []
+        self.api = api_of(fake.url)
+        self.pools = KubernetesPools(self.api, self.reach, QuickClock(), self.notes.append)
+
+
+def api_of(url: str) -> KubernetesApi:
+    return KubernetesApi(client.Configuration(host=url), "models", "test", call_seconds=0.5)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeKubernetes]:
+    with fake_kubernetes() as made:
+        made.add_pool("prefill", 3)
+        made.add_pool("decode", 2)
+        yield made
+
+
+@pytest.fixture
+async def rig(fake: FakeKubernetes) -> AsyncIterator[Rig]:
+    made = Rig(fake)
+    yield made
+    made.api.close()
+
+
+async def test_sizes_are_what_was_wanted(rig: Rig) -> None:
+    assert await rig.pools.sizes() == {PREFILL: 3, DECODE: 2}
+
+
+async def test_pools_of_other_clusters_are_not_ours(rig: Rig) -> None:
+    rig.fake.pools["baton-prefill"].cluster = "other"
+    assert await rig.pools.sizes() == {DECODE: 2}
+
+
+async def test_workers_and_why_they_wait(rig: Rig) -> None:
+    pods = rig.fake.pods
+    pods["baton-prefill-1"].ready, pods["baton-prefill-1"].waiting = False, "ContainerCreating"
+    pods["baton-prefill-1"].phase = "Pending"
+    crashing = pods["baton-prefill-2"]
+    crashing.ready, crashing.restarts, crashing.waiting = False, 3, "CrashLoopBackOff"
+    pods["baton-decode-3"].leaving = True
+    pods["x"] = FakePod("x", "decode", 59, ready=False, phase="Pending", node="")
+    pods["y"] = FakePod("y", "decode", 58, ready=False, phase="Failed")
+    assert await rig.pools.workers() == [
+        PoolWorker(WorkerId("baton-prefill-0"), PREFILL, "serving", "n1"),
+        PoolWorker(WorkerId("baton-prefill-1"), PREFILL, "starting", "n1", "ContainerCreating"),
+        PoolWorker(WorkerId("baton-prefill-2"), PREFILL, "restarting", "n1", "CrashLoopBackOff"),
+        PoolWorker(WorkerId("baton-decode-3"), DECODE, "draining", "n1"),
+        PoolWorker(WorkerId("baton-decode-4"), DECODE, "serving", "n1"),
+        PoolWorker(WorkerId("x"), DECODE, "pending", "", "0/3 nodes have a GPU"),
+        PoolWorker(WorkerId("y"), DECODE, "failed", "n1"),
+    ]
+
+
+# -- growing and shrinking -----------------------------------------------------------------
+
+
+async def test_growing_writes_the_scale_only(rig: Rig) -> None:
+    await rig.pools.scale({PREFILL: 5, DECODE: 2})
+    assert await rig.pools.sizes() == {PREFILL: 5, DECODE: 2}
+    assert [call for call in rig.fake.calls if call[0] not in ("list", "get")] == [
+        ("update", "deployments/scale")
+    ]
+    assert len(rig.fake.names("prefill")) == 5
+    assert rig.reach.told == rig.notes == []
+
+
+async def test_the_least_loaded_goes_and_is_drained_first(rig: Rig) -> None:
+    rig.reach.load = {
+        WorkerId(f"baton-prefill-{i}"): load for i, load in enumerate((9.0, 1.0, 5.0))
+    }
+    await rig.pools.scale({PREFILL: 2})
+    assert rig.reach.told == ["baton-prefill-1"]
+    assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-1"]
+    assert [call for call in rig.fake.calls if call[0] not in ("list", "get")] == [
+        ("patch", "pods"), ("update", "deployments/scale"),
+    ]  # fmt: skip
+    assert rig.fake.pods["baton-prefill-1"].annotations[COST] == "-2147483648"
+    assert rig.notes == []
+
+
+async def test_several_go_at_once_those_that_are_not_ready_first(rig: Rig) -> None:
+    rig.reach.load = {WorkerId("baton-prefill-2"): 1.0, WorkerId("baton-prefill-1"): 7.0}
+    rig.fake.pods["baton-prefill-1"].ready = False
+    await rig.pools.scale({PREFILL: 1})
+    assert rig.fake.names("prefill") == ["baton-prefill-2"]
+    assert sorted(rig.reach.told) == ["baton-prefill-0", "baton-prefill-1"]
+
+
+async def test_without_loads_the_newest_goes(rig: Rig) -> None:
+    rig.reach.silent = {"registry"}
+    await rig.pools.scale({PREFILL: 2})
+    assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-2"]
+    assert rig.notes == ["loads are unknown: no registry"]
+
+
+async def test_who_is_removed_goes_although_it_is_the_oldest_and_busiest(rig: Rig) -> None:
+    rig.reach.load = {WorkerId("baton-prefill-0"): 100.0}
+    await rig.pools.remove(WorkerId("baton-prefill-0"))
+    assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-0"]
+    assert rig.fake.pools["baton-prefill"].replicas == 2
+    assert rig.reach.told == ["baton-prefill-0"]
+
+
+async def test_who_leaves_already_is_not_removed_again(rig: Rig) -> None:
+    await rig.pools.remove(WorkerId("baton-prefill-0"))
+    rig.fake.calls.clear()
+    await rig.pools.remove(WorkerId("baton-prefill-0"))
+    assert rig.fake.calls == [("list", "pods")]
+    assert rig.fake.pools["baton-prefill"].replicas == 2
+
+
+async def test_one_stays_in_each_pool(rig: Rig) -> None:
+    await rig.pools.remove(WorkerId("baton-decode-3"))
+    with pytest.raises(Invalid, match="baton-decode-4 is the last decode worker"):
+        await rig.pools.remove(WorkerId("baton-decode-4"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        ({PREFILL: 0}, "prefill=0: a pool has 1 to 256 workers"),
+        ({PREFILL: 257}, "prefill=257"),
+        ({Role.ROUTER: 2}, "no Deployment or StatefulSet with the labels .*role=router"),
+    ],
+)
+async def test_sizes_out_of_bounds(rig: Rig, wanted: dict[Role, int], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        await rig.pools.scale(wanted)
+
+
+async def test_who_is_not_there(rig: Rig) -> None:
+    with pytest.raises(NotFound, match="there is no worker 'nobody'"):
+        await rig.pools.remove(WorkerId("nobody"))
+
+
+# -- another one goes ----------------------------------------------------------------------
+
+
+async def test_another_one_goes_and_the_drained_one_is_replaced(rig: Rig) -> None:
+    """The pool has two in the end: one of the old ones, and the successor of the drained one."""
+    rig.fake.wrong_pod = True
+    await rig.pools.remove(WorkerId("baton-prefill-2"))
+    assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-0", "baton-prefill-2"]
+    assert rig.fake.names("prefill") == ["baton-prefill-1", "baton-prefill-5"]
+    assert rig.notes == [
+        "baton-prefill-0 went instead of baton-prefill-2",
+        "baton-prefill-2 was drained and stayed: it is deleted",
+    ]
+
+
+async def test_who_was_not_drained_may_stay(rig: Rig) -> None:
+    """It was only the least missed, it is dead to us, and another one went."""
+    rig.fake.wrong_pod = True
+    rig.reach.silent = {"baton-prefill-2"}
+    await rig.pools.scale({PREFILL: 2})
+    assert rig.fake.names("prefill") == ["baton-prefill-1", "baton-prefill-2"]
+    assert rig.fake.pods["baton-prefill-2"].annotations == {}
+    assert rig.notes == [
+        "baton-prefill-2 could not be told to drain: it is dead",
+        "baton-prefill-0 went instead of baton-prefill-2",
+    ]
+
+
+async def test_a_controller_that_sleeps_is_not_waited_for(rig: Rig) -> None:
+    rig.fake.asleep = True
+    await rig.pools.remove(WorkerId("baton-prefill-1"))
+    assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-1"]
+    rig.fake.asleep = False
+    rig.fake.reconcile(rig.fake.pools["baton-prefill"])
+    assert rig.fake.names("prefill") == ["baton-prefill-0", "baton-prefill-2"]
+
+
+async def test_who_could_not_be_deleted_is_by_the_next_call_and_the_pool_stays(rig: Rig) -> None:
+    rig.fake.wrong_pod = True
+    rig.fake.forbidden = {("delete", "pods")}
+    await rig.pools.remove(WorkerId("baton-prefill-2"))
+    assert rig.notes[1].startswith("baton-prefill-2 may be left drained: not allowed to delete")
+    assert {w.id: w.state for w in await rig.pools.workers()}["baton-prefill-2"] == "draining"
+    rig.fake.forbidden.clear()
+    await rig.pools.remove(WorkerId("baton-prefill-2"))
+    assert rig.fake.pools["baton-prefill"].replicas == 2
+    assert rig.fake.names("prefill") == ["baton-prefill-1", "baton-prefill-5"]
+
+
+async def test_the_same_size_again_replaces_who_was_left_drained(rig: Rig) -> None:
+    rig.fake.pods["baton-prefill-1"].annotations = {COST: "-2147483648"}
+    await rig.pools.scale({PREFILL: 3})
+    assert rig.fake.names("prefill") == ["baton-prefill-0", "baton-prefill-2", "baton-prefill-5"]
+
+
+# -- somebody else ------------------------------------------------------------------------
+
+
+async def test_a_deployment_that_changed_is_read_again(rig: Rig) -> None:
+    rig.fake.touch_after_read = 3
+    await rig.pools.scale({DECODE: 1})
+    assert rig.fake.pools["baton-decode"].replicas == 1
+    assert rig.fake.calls.count(("update", "deployments/scale")) == 4
+    assert rig.fake.names("decode", leaving=True) == ["baton-decode-4"]
+
+
+async def test_one_that_never_stops_changing_is_given_up(rig: Rig) -> None:
+    rig.fake.touch_after_read = 100
+    with pytest.raises(Overloaded, match="somebody else is changing Deployment baton-prefill"):
+        await rig.pools.scale({PREFILL: 4})
+    assert rig.fake.pools["baton-prefill"].replicas == 3
+    assert rig.fake.calls.count(("update", "deployments/scale")) == 5
+
+
+async def test_who_was_drained_for_nothing_is_replaced(rig: Rig) -> None:
+    rig.fake.resize_after_read = {"baton-prefill": 4}
+    with pytest.raises(Overloaded):
+        await rig.pools.remove(WorkerId("baton-prefill-1"))
+    assert rig.fake.pools["baton-prefill"].replicas == 4
+    assert rig.fake.names("prefill", leaving=True) == ["baton-prefill-1"]
+    assert len(rig.fake.names("prefill")) == 4
+
+
+async def test_a_pool_that_shrinks_is_not_shrunk_on_top(rig: Rig) -> None:
+    rig.fake.pools["baton-prefill"].replicas = 2
+    with pytest.raises(Overloaded, match="shrinking at this moment"):
+        await rig.pools.remove(WorkerId("baton-prefill-1"))
+    assert rig.reach.told == []
+
+
+async def test_a_write_whose_answer_was_lost_is_not_written_twice(rig: Rig) -> None:
+    rig.fake.lose_answers = 1
+    await rig.pools.remove(WorkerId("baton-prefill-1"))
+    assert rig.fake.pools["baton-prefill"].replicas == 2
+    assert rig.fake.names("prefill") == ["baton-prefill-0", "baton-prefill-2"]
+
+
+# -- StatefulSets --------------------------------------------------------------------------
+
+
+async def test_a_stateful_set_loses_its_last_pod(fake: FakeKubernetes) -> None:
+    fake.pools.clear()
+    fake.pods.clear()
+    fake.add_pool("prefill", 3, kind="StatefulSet")
+    rig = Rig(fake)
+    first, *_, last = sorted(fake.pods)
+    rig.reach.load = {WorkerId(last): 9.0}
+    assert await rig.pools.sizes() == {PREFILL: 3}
+    with pytest.raises(Invalid, match="lets only its last pod go"):
+        await rig.pools.remove(WorkerId(first))
+    await rig.pools.scale({PREFILL: 2})
+    assert rig.reach.told == fake.names("prefill", leaving=True) == [last]
+    rig.api.close()
+
+
+async def test_two_pools_of_one_role(rig: Rig) -> None:
+    twin = rig.fake.add_pool("prefill", 3, kind="StatefulSet")
+    rig.fake.pools["twin"] = twin
+    twin.name = "twin"
+    rig.fake.pools["baton-prefill"] = type(twin)("Deployment", "baton-prefill", "prefill", 3)
+    with pytest.raises(Invalid, match=r"two pools .*role=prefill: baton-prefill and twin"):
+        await rig.pools.sizes()
+
+
+# -- errors --------------------------------------------------------------------------------
+
+
+async def test_a_missing_right_is_named(rig: Rig) -> None:
+    rig.fake.forbidden = {("update", "deployments/scale")}
+    message = "not allowed to update deployments/scale in namespace models: .* verb 'update'"
+    with pytest.raises(Unauthorized, match=message):
+        await rig.pools.scale({PREFILL: 4})
+
+
+async def test_a_right_that_is_missing_at_the_end_leaves_nobody_drained(rig: Rig) -> None:
+    rig.fake.forbidden = {("update", "deployments/scale")}
+    with pytest.raises(Unauthorized):
+        await rig.pools.scale({PREFILL: 2})
+    assert rig.fake.names("prefill") == ["baton-prefill-0", "baton-prefill-1", "baton-prefill-5"]
+
+
+async def test_a_right_that_is_missing_at_the_start_drains_nobody(rig: Rig) -> None:
+    rig.fake.forbidden = {("patch", "pods")}
+    with pytest.raises(Unauthorized, match="patch pods"):
+        await rig.pools.remove(WorkerId("baton-prefill-1"))
+    assert rig.reach.told == []
+    assert rig.fake.pools["baton-prefill"].replicas == 3
+
+
+async def test_an_answer_that_never_comes(rig: Rig) -> None:
+    rig.fake.slow = {("list", "pods")}
+    with pytest.raises(Unavailable, match=r"did not answer in time or at all .*list pods"):
+        await rig.pools.workers()
+
+
+async def test_an_api_server_that_is_not_there() -> None:
+    api = api_of("http://127.0.0.1:1")
+    pools = KubernetesPools(api, FakeReach(), QuickClock())
+    with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1 did not answer"):
+        await pools.sizes()
+    api.close()
+
+
+async def test_cancelled_between_a_drain_and_the_scale(rig: Rig) -> None:
+    """Whether the worker was told, nobody knows: it is replaced."""
+    told = asyncio.Event()
+
+    async def drain(worker_id: WorkerId) -> None:
+        told.set()
+        await asyncio.Event().wait()
+
+    rig.reach.drain = drain  # type: ignore[method-assign]
+    removing = asyncio.ensure_future(rig.pools.remove(WorkerId("baton-prefill-1")))
+    await told.wait()
+    removing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await removing
+    assert rig.fake.names("prefill") == ["baton-prefill-0", "baton-prefill-2", "baton-prefill-5"]
+
+
+async def test_two_changes_of_one_pool_at_once(rig: Rig) -> None:
+    with rig.pools._alone(PREFILL):
+        with pytest.raises(Overloaded, match="prefill pool is being changed"):
+            await rig.pools.scale({PREFILL: 4})
+    await rig.pools.scale({PREFILL: 4})
