@@ -118,8 +118,20 @@ class Settings(BaseSettings):
     advertise_address: str | None = None
 
     # Pools of `baton up`
+    on: Literal["local", "ray"] = "local"
+    """Where workers run: as processes of this machine, or as actors of a Ray cluster."""
     prefill: Count = 1
     decode: Count = 1
+    hung_seconds: Annotated[float, Field(ge=0)] = 20.0
+    """Without a sign of life (one a second) until a process that has served is killed and started
+    again; 0: never."""
+    ray_address: str | None = None
+    """``auto`` or HOST:PORT of a running Ray; None: one of its own, on this machine."""
+    ray_worker_cpus: Annotated[float, Field(gt=0)] = 0.25
+    """What a worker takes of its node's CPUs, as Ray counts them. It bounds how many workers a
+    node gets, not how many cores they use."""
+    ray_worker_gpus: Annotated[float, Field(ge=0)] | None = None
+    """None: one where workers compute on CUDA, else none."""
 
     # The model
     model: str = str(DEMO_MODEL)
@@ -178,6 +190,8 @@ class Settings(BaseSettings):
     # The router
     api_keys: Pairs = Field(default_factory=dict)
     admin_key: str | None = None
+    control_socket: str | None = None
+    """Where its supervisor listens, for ``/admin/scale``; set by ``baton up``."""
     tenant_secret: str = "baton"
     allow_open_http: bool = False
     max_body_bytes: Size = 8 * 2**20

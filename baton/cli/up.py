@@ -12,7 +12,8 @@ from baton.config import Settings, child_environment, home, to_environment
 from baton.errors import BatonError, Invalid, NotFound, Unavailable
 from baton.obs.logs import set_up_logs
 from baton.runtime.child import baton_command
-from baton.runtime.control import ask, open_control
+from baton.runtime.control import open_control
+from baton.runtime.control_client import ask
 from baton.runtime.preflight import check_port
 from baton.runtime.serve import only_error
 from baton.runtime.state import SUPERVISOR_LOG, ClusterFolder
@@ -52,7 +53,7 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
     try:
         with StartView() as view:
             supervisor = Supervisor(settings, folder, SystemClock(), view.show)
-            control = await open_control(folder.socket, supervisor)
+            control = await open_control(folder.socket, supervisor.pools)
             try:
                 await supervisor.run(stop, stop_now)
             finally:

@@ -14,7 +14,7 @@ import structlog
 from baton.clock import Clock
 from baton.runtime.serve import die_with_parent
 from baton.runtime.state import ProcessState
-from baton.runtime.status import MAX_LINE_BYTES, Report, parse_report
+from baton.runtime.status import BEAT_SECONDS, MAX_LINE_BYTES, Report, parse_report
 
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Before the first restart, the second, …; the last one stays."""
@@ -33,6 +33,8 @@ STOP_SECONDS = 15.0
 
 LAST_LINES_SECONDS = 1.0
 PROBE_SECONDS = 0.02
+MIN_BEATS = 3
+"""A process is never killed for fewer signs of life that did not come."""
 
 log = structlog.get_logger(__name__)
 
@@ -52,7 +54,8 @@ class ChildSpec:
 
 
 class Child:
-    """Keeps one process alive until told to stop."""
+    """Keeps one process alive until told to stop. One that has served and then gives no sign of
+    life for ``hung_seconds`` is killed, and started again; 0: it may be silent."""
 
     def __init__(
         self,
@@ -60,14 +63,18 @@ class Child:
         clock: Clock,
         on_change: Callable[["Child"], None],
         drain_seconds: float,
+        hung_seconds: float = 0.0,
     ) -> None:
         self.spec = spec
         self.state = ProcessState(spec.id, spec.role, 0, "starting")
         self._clock = clock
         self._on_change = on_change
         self._drain_seconds = drain_seconds
+        self._hung_seconds = hung_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._has_served = False
+        self._beats_now = False
+        self._heard = False
         self._num_attempts = 0
         self._stop_asked = asyncio.Event()
         self._ended = asyncio.Event()
@@ -98,11 +105,15 @@ class Child:
                 await self._back_off(code)
         finally:
             self._ended.set()
+            if self.failed_to_start and not self.state.message:
+                self.state.message = last_line(self.spec.log)
             self._move("stopped" if self.stopping else "failed")
 
     async def stop(self) -> None:
         """Asks it to drain; kills it when that takes too long. Returns when it has ended."""
         self._stop_asked.set()
+        if not self._ended.is_set():
+            self._move("draining")
         self._signal(signal.SIGTERM)
         try:
             async with asyncio.timeout(self._drain_seconds + STOP_SECONDS):
@@ -148,12 +159,14 @@ class Child:
             finally:
                 os.close(write_end)
             self.state.pid = self._process.pid
+            self._beats_now = False
             self._move("starting")
             if self.stopping:
                 self._signal(signal.SIGTERM)
             listening = asyncio.ensure_future(
-                self._take_reports(reports) if self.spec.probe is None else self._take_probe()
+                self._take_reports(reports) if self.spec.probe is None else self._take_probes()
             )
+            watching = asyncio.ensure_future(self._watch())
             try:
                 return await self._process.wait()
             except asyncio.CancelledError:
@@ -161,10 +174,11 @@ class Child:
                 await self._process.wait()
                 raise
             finally:
+                watching.cancel()
                 patience = LAST_LINES_SECONDS if self.spec.probe is None else 0.0
                 await asyncio.wait([listening], timeout=patience)
                 listening.cancel()
-                await asyncio.wait([listening])
+                await asyncio.wait([listening, watching])
 
     async def _spawn(self, write_end: int) -> asyncio.subprocess.Process:
         with self.spec.log.open("ab") as log_file:
@@ -188,33 +202,62 @@ class Child:
         )
         try:
             async for line in reader:
+                self._heard = True
                 report = parse_report(line.decode("utf-8", "replace"))
                 if report is not None:
                     self._take(report)
         finally:
             transport.close()
 
-    async def _take_probe(self) -> None:
+    async def _take_probes(self) -> None:
         assert self.spec.probe is not None
         while not await asyncio.to_thread(self.spec.probe):
             await self._clock.sleep(PROBE_SECONDS)
         self._take(Report("serving", address=self.spec.address))
+        while self._hung_seconds:
+            self._heard = await asyncio.to_thread(self.spec.probe) or self._heard
+            await self._clock.sleep(BEAT_SECONDS)
+
+    async def _watch(self) -> None:
+        """Counts looks without a sign, not time: while this process itself did not run, nobody
+        was silent. A start takes as long as it takes."""
+        num_silent = 0
+        bound = max(self._hung_seconds / BEAT_SECONDS, MIN_BEATS)
+        while self._hung_seconds and num_silent < bound:
+            self._heard = False
+            await self._clock.sleep(BEAT_SECONDS)
+            num_silent = 0 if self._heard or not self._beats_now else num_silent + 1
+        if self._hung_seconds:
+            log.warning("killed", id=self.spec.id, reason="it gives no sign of life")
+            self.kill()
 
     def _take(self, report: Report) -> None:
         self.state.loaded_bytes, self.state.total_bytes = report.done, report.total
         self.state.address = report.address or self.state.address
         self.state.message = report.message
-        self._has_served = self._has_served or report.state == "serving"
-        self._move(report.state)
+        if report.state == "serving":
+            self._has_served = self._beats_now = True
+        if report.state not in ("stopped", "failed"):  # until it has exited it has not ended
+            self._move(report.state)
 
     def _move(self, state: str) -> None:
-        self.state.state = state
+        leaves = self.stopping and state in ("starting", "serving")
+        self.state.state = "draining" if leaves else state
         self._on_change(self)
 
     def _signal(self, number: signal.Signals) -> None:
         if self._process is not None and self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
+
+
+def last_line(log_file: Path) -> str:
+    """What a process said last."""
+    try:
+        lines = log_file.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        lines = []
+    return lines[-1].removeprefix("baton: ") if lines else f"it said nothing; see {log_file}"
 
 
 def baton_command(*arguments: str) -> tuple[str, ...]:

@@ -1,30 +1,29 @@
-"""How ``baton scale`` and ``baton drain`` reach a running supervisor: a socket in its folder.
+"""How a supervisor is reached: a socket in its cluster's folder.
 
-One JSON object a line each way. The socket is the user's own (mode 600).
+One JSON object a line each way. The socket is the user's own (mode 600). Its clients
+(:mod:`baton.runtime.control_client`) know nothing of supervisors.
 """
 
 import asyncio
 import json
 import os
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from baton.errors import BatonError, Invalid, Unavailable
-from baton.runtime.supervisor import Supervisor
+from baton.core.ids import WorkerId
+from baton.errors import BatonError, Invalid, mapping_of
+from baton.runtime.control_client import MAX_LINE_BYTES, TIMEOUT_SECONDS, short_name
+from baton.runtime.pools.base import Pools, checked
 
-MAX_LINE_BYTES = 64 * 1024
-TIMEOUT_SECONDS = 10.0
 
-
-async def open_control(path: Path, supervisor: Supervisor) -> asyncio.Server:
+async def open_control(path: Path, pools: Pools) -> asyncio.Server:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 line = await reader.readline()
-            writer.write(json.dumps(await _handle(supervisor, line)).encode() + b"\n")
+            writer.write(json.dumps(await _handle(pools, line)).encode() + b"\n")
             await writer.drain()
         except (TimeoutError, ConnectionError, ValueError):
             pass
@@ -34,49 +33,35 @@ async def open_control(path: Path, supervisor: Supervisor) -> asyncio.Server:
     listener = socket.socket(socket.AF_UNIX)
     mask = os.umask(0o177)
     try:
-        with _short(path) as name:
+        with short_name(path) as name:
             listener.bind(name)
     finally:
         os.umask(mask)
     return await asyncio.start_unix_server(answer, sock=listener, limit=MAX_LINE_BYTES)
 
 
-@contextmanager
-def _short(path: Path) -> Iterator[str]:
-    """Another name for ``path``: that of a socket has at most 107 bytes, and homes are long."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+async def _handle(pools: Pools, line: bytes) -> dict[str, Any]:
     try:
-        yield f"/proc/self/fd/{folder}/{path.name}"
-    finally:
-        os.close(folder)
-
-
-async def _handle(supervisor: Supervisor, line: bytes) -> dict[str, Any]:
-    try:
-        request = json.loads(line)
-        if request["command"] == "scale":
-            await supervisor.scale({str(k): int(v) for k, v in request["pools"].items()})
-        elif request["command"] == "drain":
-            await supervisor.drain(str(request["worker"]))
-        else:
-            raise Invalid(f"unknown command {request['command']!r}")
+        return {"answer": await _obey(pools, json.loads(line))}
     except BatonError as error:
-        return {"error": str(error), "invalid": isinstance(error, Invalid)}
+        return {"error": str(error), "status": mapping_of(error).grpc_status}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return {"error": f"malformed request: {error}", "invalid": True}
-    return {"error": ""}
+        return {
+            "error": f"malformed request: {error}",
+            "status": mapping_of(Invalid("")).grpc_status,
+        }
 
 
-def ask(path: Path, request: dict[str, Any]) -> None:
-    """Sends one command. Raises what the supervisor says, Unavailable when it doesn't."""
-    try:
-        with socket.socket(socket.AF_UNIX) as client:
-            client.settimeout(TIMEOUT_SECONDS)
-            with _short(path) as name:
-                client.connect(name)
-            client.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(client.makefile().readline(MAX_LINE_BYTES))
-    except (OSError, ValueError) as error:
-        raise Unavailable(f"the supervisor does not answer: {error}") from error
-    if answer["error"]:
-        raise (Invalid if answer.get("invalid") else BatonError)(answer["error"])
+async def _obey(pools: Pools, request: dict[str, Any]) -> dict[str, Any]:
+    """Every command is answered with the pools as they are after it."""
+    if request["command"] == "scale":
+        await pools.scale(checked({str(k): int(v) for k, v in request["pools"].items()}))
+    elif request["command"] == "drain":
+        await pools.remove(WorkerId(str(request["worker"])))
+    elif request["command"] != "pools":
+        raise Invalid(f"unknown command {request['command']!r}")
+    sizes = await pools.sizes()
+    return {
+        "sizes": {role.value: count for role, count in sizes.items()},
+        "workers": [asdict(worker) for worker in await pools.workers()],
+    }

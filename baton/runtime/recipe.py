@@ -3,6 +3,8 @@
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from baton.config import (
     LOOPBACK,
@@ -13,16 +15,15 @@ from baton.config import (
 )
 from baton.core.states import Role
 from baton.runtime.child import ChildSpec, baton_command
+from baton.runtime.pools.base import POOLS
 from baton.runtime.preflight import free_port, redis_answers
 from baton.runtime.state import ClusterFolder
 
 LIGHT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
 """Of the roles that do no arithmetic."""
 
-POOLS = (Role.PREFILL, Role.DECODE)
-
 REDIS_CONFIG = """\
-bind 127.0.0.1
+bind {host}
 port {port}
 protected-mode yes
 requirepass {password}
@@ -40,21 +41,40 @@ def serve_command(role: Role) -> tuple[str, ...]:
     return baton_command("serve", role.value)
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A worker that is to run on some other machine, in plain values. ``command`` is what follows
+    that machine's Python; ``settings`` are all but those of the machine itself; ``log`` is a file
+    below the home that Baton has there."""
+
+    id: str
+    role: str
+    command: list[str]
+    settings: dict[str, str]
+    threads: int
+    log: str
+    drain_seconds: float
+    hung_seconds: float
+
+
 class Recipe:
-    """Specs of one cluster's processes. ``command`` says how a role is run."""
+    """Specs of one cluster's processes. ``command`` says how a role is run, and ``redis_host``
+    is where an embedded Redis listens."""
 
     def __init__(
         self,
         settings: Settings,
         folder: ClusterFolder,
         command: Callable[[Role], tuple[str, ...]] = serve_command,
+        redis_host: str = LOOPBACK[0],
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._command = command
-        self._embedded_port = 0 if settings.redis_url else free_port()
+        self._redis_host = redis_host
+        self._embedded_port = 0 if settings.redis_url else free_port(redis_host)
         self._password = secrets.token_urlsafe(24)
-        embedded = f"redis://:{self._password}@127.0.0.1:{self._embedded_port}/0"
+        embedded = f"redis://:{self._password}@{redis_host}:{self._embedded_port}/0"
         self.redis_url = settings.redis_url or embedded
         self.port = settings.port or free_port(settings.host)
         self._numbers = dict.fromkeys(POOLS, 0)
@@ -71,7 +91,10 @@ class Recipe:
         config.touch(mode=0o600)
         config.write_text(
             REDIS_CONFIG.format(
-                port=self._embedded_port, password=self._password, folder=self._quoted_folder()
+                host=self._redis_host,
+                port=self._embedded_port,
+                password=self._password,
+                folder=self._quoted_folder(),
             )
         )
         return ChildSpec(
@@ -80,7 +103,7 @@ class Recipe:
             (str(get_binary_path()), str(config)),
             dict(os.environ),
             self._folder.logs / "redis.log",
-            address=f"127.0.0.1:{self._embedded_port}",
+            address=f"{self._redis_host}:{self._embedded_port}",
             probe=lambda: redis_answers(self.redis_url),
         )
 
@@ -91,15 +114,36 @@ class Recipe:
         return self._program(Role.CONDUCTOR, "conductor", LIGHT_ENVIRONMENT)
 
     def router(self) -> ChildSpec:
-        listening = {"host": self._settings.host, "port": str(self.port)}
+        listening = {
+            "host": self._settings.host,
+            "port": str(self.port),
+            "control_socket": str(self._folder.socket.absolute()),
+        }
         return self._program(Role.ROUTER, "router", LIGHT_ENVIRONMENT, listening)
 
     def worker(self, role: Role) -> ChildSpec:
         """Each with a number that none of its pool had before."""
+        threads = thread_environment(self._settings.threads)
+        return self._program(role, self._next_id(role), threads)
+
+    def order(self, role: Role) -> Order:
+        """The same for a worker elsewhere."""
+        worker_id = self._next_id(role)
+        return Order(
+            worker_id,
+            role.value,
+            list(self._command(role)[1:]),
+            self._named(worker_id),
+            self._settings.threads,
+            str(self._log(worker_id).relative_to(self._folder.home)),
+            self._settings.drain_seconds,
+            self._settings.hung_seconds,
+        )
+
+    def _next_id(self, role: Role) -> str:
         number = self._numbers[role]
         self._numbers[role] += 1
-        threads = thread_environment(self._settings.threads)
-        return self._program(role, f"{role.value}-{number}", threads)
+        return f"{role.value}-{number}"
 
     def _program(
         self,
@@ -108,22 +152,29 @@ class Recipe:
         extra: dict[str, str],
         listening: dict[str, str] | None = None,
     ) -> ChildSpec:
-        named = {
-            **to_environment(self._settings),
-            "id": child_id,
-            "redis_url": self.redis_url,
-            # One address can't serve them all.
-            "grpc_port": "0",
-            # The router alone listens for HTTP; what is open there is not the others' concern.
-            **(listening or {"host": LOOPBACK[0], "port": "0"}),
-        }
+        named = self._named(child_id) | (listening or {})
         return ChildSpec(
             child_id,
             role.value,
             self._command(role),
             child_environment(named, extra),
-            self._folder.logs / f"{child_id}.log",
+            self._log(child_id),
         )
+
+    def _named(self, child_id: str) -> dict[str, str]:
+        """Its settings. The router alone listens for HTTP; what is open there is not the others'
+        concern. One gRPC port can't serve them all."""
+        return {
+            **to_environment(self._settings),
+            "id": child_id,
+            "redis_url": self.redis_url,
+            "grpc_port": "0",
+            "host": LOOPBACK[0],
+            "port": "0",
+        }
+
+    def _log(self, child_id: str) -> Path:
+        return self._folder.logs / f"{child_id}.log"
 
     def _quoted_folder(self) -> str:
         text = str(self._folder.path.absolute()).replace("\\", "\\\\").replace('"', '\\"')

@@ -12,7 +12,7 @@ from typing import Protocol
 import structlog
 
 from baton.errors import BatonError
-from baton.runtime.status import STATUS, Report
+from baton.runtime.status import BEAT_SECONDS, STATUS, Report
 
 log = structlog.get_logger(__name__)
 
@@ -121,6 +121,7 @@ class Lifecycle:
     async def _serve(self) -> None:
         running: asyncio.Future[object] = asyncio.ensure_future(self._program.run())
         asked: asyncio.Future[object] = asyncio.ensure_future(self._asked.wait())
+        beating: asyncio.Future[object] = asyncio.ensure_future(_beat())
         try:
             self.has_served = True
             self._move(ProgramState.SERVING, address=self._program.address)
@@ -130,9 +131,9 @@ class Lifecycle:
             if running.done():
                 running.result()
         finally:
-            for task in (running, asked):
+            for task in (running, asked, beating):
                 task.cancel()
-            await asyncio.wait([running, asked])
+            await asyncio.wait([running, asked, beating])
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
         """For ``drain_seconds`` at most, or until asked again, or the program crashes."""
@@ -153,6 +154,13 @@ class Lifecycle:
         self.state = state
         STATUS.send(Report(state.value, address=address, message=message))
         log.info("program", state=state.value, address=address, message=message)
+
+
+async def _beat() -> None:
+    """From the event loop: who can't take its turn there can't serve either."""
+    while True:
+        STATUS.beat()
+        await asyncio.sleep(BEAT_SECONDS)
 
 
 def serve(program: Program, drain_seconds: float) -> None:

@@ -16,8 +16,9 @@ _WHOLE_FILE = "hhqqi4x"
 
 @dataclass(slots=True)
 class ProcessState:
-    """``state`` is a program's (starting, serving, draining, stopped, failed) or restarting.
-    While starting, ``loaded_bytes`` of ``total_bytes`` of weights are there."""
+    """``state`` is a program's (starting, serving, draining, stopped, failed), restarting,
+    or pending, while no machine has room for it. While starting, ``loaded_bytes`` of
+    ``total_bytes`` of weights are there. ``node`` is the machine, empty for this one."""
 
     id: str
     role: str
@@ -28,6 +29,7 @@ class ProcessState:
     message: str = ""
     loaded_bytes: int = 0
     total_bytes: int = 0
+    node: str = ""
 
 
 @dataclass(slots=True)
@@ -54,6 +56,7 @@ class ClusterFolder:
     """One cluster's folder below ``home``; its owner is whoever holds the lock."""
 
     def __init__(self, home: Path, name: str) -> None:
+        self.home = home
         self.path = home / "clusters" / name
         self.logs = self.path / "logs"
         self.socket = self.path / "control.sock"

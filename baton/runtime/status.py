@@ -9,6 +9,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 MAX_LINE_BYTES = 16 * 1024
+BEAT_SECONDS = 1.0
+"""Between two signs of life of a program that serves."""
+
 MAX_MESSAGE_LENGTH = 1024
 """In characters; escaped for JSON, one of them takes 12 bytes at most."""
 
@@ -34,14 +37,12 @@ class StatusPipe:
         self._last_percent = -1
 
     def send(self, report: Report) -> None:
-        if self._file_descriptor < 0:
-            return
         short = replace(report, message=report.message[:MAX_MESSAGE_LENGTH])
-        line = json.dumps(asdict(short)) + "\n"
-        try:
-            os.write(self._file_descriptor, line.encode())
-        except OSError:
-            self._file_descriptor = -1
+        self._write(json.dumps(asdict(short)) + "\n")
+
+    def beat(self) -> None:
+        """An empty line: the program lives. Small enough for the pipe to take hours of them."""
+        self._write("\n")
 
     def progress(self, what: str, done: int, total: int) -> None:
         """At most one line per percent."""
@@ -49,6 +50,14 @@ class StatusPipe:
         if percent != self._last_percent:
             self._last_percent = percent
             self.send(Report("starting", what, done, total))
+
+    def _write(self, line: str) -> None:
+        if self._file_descriptor < 0:
+            return
+        try:
+            os.write(self._file_descriptor, line.encode())
+        except OSError:
+            self._file_descriptor = -1
 
 
 STATUS = StatusPipe()

@@ -3,13 +3,15 @@
 import asyncio
 import os
 from collections.abc import Callable
-from pathlib import Path
 
 from baton.clock import Clock
 from baton.config import Settings
 from baton.core.states import Role
-from baton.errors import Invalid, NotFound, Unavailable
+from baton.errors import Unavailable
 from baton.runtime.child import Child, ChildSpec
+from baton.runtime.pools.base import POOLS, Pools
+from baton.runtime.pools.kept import Keeper, KeptPools
+from baton.runtime.pools.local import LocalPools
 from baton.runtime.preflight import (
     check_port,
     check_redis,
@@ -17,17 +19,17 @@ from baton.runtime.preflight import (
     reachable_host,
     router_answers,
 )
-from baton.runtime.recipe import POOLS, Recipe
+from baton.runtime.recipe import Recipe
 from baton.runtime.state import ClusterFolder, ClusterState
 
-MAX_POOL = 256
 READY_POLL_SECONDS = 0.05
-STOP_ORDER = ((Role.ROUTER,), POOLS, (Role.CONDUCTOR,), (Role.KVSTORE,), (Role.REDIS,))
-"""So that whoever drains finds those that it needs alive."""
+OUTLIVE_POOLS = (Role.CONDUCTOR, Role.KVSTORE, Role.REDIS)
+"""In this order: whoever drains finds those that it needs alive."""
 
 
 class Supervisor:
-    """Owns the children of one cluster. ``on_change`` gets every new state.
+    """Owns the processes of one cluster; of its workers, ``pools`` do. ``on_change`` gets every
+    new state.
 
     Before it starts anything it checks what can be checked: the port, the Redis that was given.
     """
@@ -39,18 +41,25 @@ class Supervisor:
         clock: Clock,
         on_change: Callable[[ClusterState], None] = lambda state: None,
         recipe: Recipe | None = None,
+        pools: KeptPools | None = None,
     ) -> None:
         self._settings = settings
         self._folder = folder
         self._clock = clock
         self._on_change = on_change
         self._recipe = recipe or Recipe(settings, folder)
-        self._children: dict[str, Child] = {}
+        self._pools = pools or LocalPools(
+            self._recipe, clock, settings.drain_seconds, settings.hung_seconds
+        )
+        self._children: dict[Role, Child] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
         self._router_answered = False
-        self._stopping = False
         self._failure = ""
+
+    @property
+    def pools(self) -> Pools:
+        return self._pools
 
     @property
     def ready(self) -> bool:
@@ -63,6 +72,7 @@ class Supervisor:
         check_port(self._settings.host, self._settings.port)
         if not self._recipe.has_embedded_redis:
             await asyncio.to_thread(check_redis, self._recipe.redis_url)
+        await self._pools.check({role: getattr(self._settings, role.value) for role in POOLS})
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
@@ -76,63 +86,6 @@ class Supervisor:
         if self._failure:
             raise Unavailable(self._failure)
 
-    # -- pools ------------------------------------------------------------------------------
-
-    async def scale(self, wanted: dict[str, int]) -> None:
-        """Adds workers, or drains and removes those that came last. Raises Invalid."""
-        for name, count in wanted.items():
-            if name not in [role.value for role in POOLS] or not 0 < count <= MAX_POOL:
-                raise Invalid(
-                    f"scale takes prefill=N and decode=N with N from 1 to {MAX_POOL}, "
-                    f"not {name}={count}"
-                )
-        self._check_open()
-        for name, count in wanted.items():
-            self._forget_failed(name)
-            present = self._workers(name)
-            for _ in range(count - len(present)):
-                self._start(self._recipe.worker(Role(name)))
-            for child in present[count:]:
-                self._retire(child)
-
-    async def drain(self, worker_id: str) -> None:
-        """Drains and removes one worker. Raises NotFound; Invalid for the last of its pool."""
-        self._check_open()
-        child = self._children.get(worker_id)
-        if child is None or Role(child.spec.role) not in POOLS:
-            raise NotFound(f"there is no worker {worker_id!r}")
-        if child.stopping:
-            return
-        if self._workers(child.spec.role) == [child]:
-            raise Invalid(f"{worker_id} is the last {child.spec.role} worker")
-        self._retire(child)
-
-    def _check_open(self) -> None:
-        if self._stopping or self._tasks is None:
-            raise Unavailable("the cluster is starting or stopping")
-
-    def _retire(self, child: Child) -> None:
-        assert self._tasks is not None
-        self._tasks.create_task(self._remove(child))
-
-    async def _remove(self, child: Child) -> None:
-        await child.stop()
-        self._children.pop(child.spec.id, None)
-        self._notice(child)
-
-    def _forget_failed(self, role: str) -> None:
-        for child in list(self._children.values()):
-            if child.spec.role == role and child.failed_to_start:
-                del self._children[child.spec.id]
-
-    def _workers(self, role: str) -> list[Child]:
-        """Those that stay."""
-        return [
-            child
-            for child in self._children.values()
-            if child.spec.role == role and not child.stopping and not child.failed_to_start
-        ]
-
     # -- life -------------------------------------------------------------------------------
 
     async def _start_all(self, stop: asyncio.Event) -> None:
@@ -144,9 +97,9 @@ class Supervisor:
             return
         self._start(self._recipe.store())
         self._start(self._recipe.conductor())
-        for role in POOLS:
-            for _ in range(getattr(self._settings, role.value)):
-                self._start(self._recipe.worker(role))
+        assert self._tasks is not None
+        self._pools.open(self._tasks, self._notice)
+        await self._pools.scale({role: getattr(self._settings, role.value) for role in POOLS})
         self._start(self._recipe.router())
         await self._until(self._all_serve, stop)
         await self._await_router(stop)
@@ -162,19 +115,24 @@ class Supervisor:
             await self._clock.sleep(READY_POLL_SECONDS)
 
     async def _stop_all(self, stop_now: asyncio.Event) -> None:
-        self._stopping = True
         hurrying = asyncio.ensure_future(self._hurry(stop_now))
+        self._pools.close()
         try:
-            for roles in STOP_ORDER:
-                leaving = [c for c in self._children.values() if Role(c.spec.role) in roles]
-                await asyncio.gather(*(child.stop() for child in leaving))
+            await self._stop_child(Role.ROUTER)
+            await self._pools.stop()
+            for role in OUTLIVE_POOLS:
+                await self._stop_child(role)
         finally:
             hurrying.cancel()
 
+    async def _stop_child(self, role: Role) -> None:
+        if role in self._children:
+            await self._children[role].stop()
+
     async def _hurry(self, stop_now: asyncio.Event) -> None:
         await stop_now.wait()
-        for child in self._children.values():
-            child.kill()
+        for keeper in self._keepers():
+            keeper.kill()
 
     async def _until(self, condition: Callable[[], bool], stop: asyncio.Event) -> None:
         """Returns early when asked to stop, or when the cluster can't start."""
@@ -189,22 +147,31 @@ class Supervisor:
 
     def _start(self, spec: ChildSpec) -> None:
         assert self._tasks is not None
-        child = Child(spec, self._clock, self._notice, self._settings.drain_seconds)
-        self._children[spec.id] = child
+        settings = self._settings
+        child = Child(
+            spec, self._clock, self._notice, settings.drain_seconds, settings.hung_seconds
+        )
+        self._children[Role(spec.role)] = child
         self._tasks.create_task(child.run())
+
+    def _keepers(self) -> list[Keeper]:
+        """In the order in which they start."""
+        children = list(self._children.values())
+        first = [child for child in children if child.spec.role != Role.ROUTER]
+        last = [child for child in children if child.spec.role == Role.ROUTER]
+        return [*first, *self._pools.keepers, *last]
 
     def _all_serve(self) -> bool:
         staying = [
-            child
-            for child in self._children.values()
-            if not child.stopping and not (self._router_answered and child.failed_to_start)
+            keeper
+            for keeper in self._keepers()
+            if not keeper.stopping and not (self._router_answered and keeper.failed_to_start)
         ]
-        return bool(staying) and all(child.serving for child in staying)
+        return bool(staying) and all(keeper.serving for keeper in staying)
 
-    def _notice(self, child: Child) -> None:
-        if child.failed_to_start and not self._router_answered:
-            reason = child.state.message or last_line(child.spec.log)
-            self._failure = f"{child.spec.id} failed to start: {reason}"
+    def _notice(self, keeper: Keeper) -> None:
+        if keeper.failed_to_start and not self._router_answered:
+            self._failure = f"{keeper.state.id} failed to start: {keeper.state.message}"
         self._changed.set()
         self._tell()
 
@@ -219,16 +186,7 @@ class Supervisor:
             tenant_secret=self._settings.tenant_secret,
             ready=self.ready,
             failure=self._failure,
-            processes=[child.state for child in self._children.values()],
+            processes=[keeper.state for keeper in self._keepers()],
         )
         self._folder.write(state)
         self._on_change(state)
-
-
-def last_line(log_file: Path) -> str:
-    """What a process said last."""
-    try:
-        lines = log_file.read_text(errors="replace").strip().splitlines()
-    except OSError:
-        lines = []
-    return lines[-1].removeprefix("baton: ") if lines else f"it said nothing; see {log_file}"

@@ -3,8 +3,8 @@
     python -m tests.unit.fake_program FOLDER ROLE [--status-fd N]
 
 Serves until SIGTERM, and writes its id to FOLDER/stopped as it ends. FOLDER/misbehave, a JSON
-object, tells an id to ``fail`` (exit 1), to be asked ``wrongly`` (exit 2), or to be ``deaf`` to
-SIGTERM.
+object, tells an id to ``fail`` (exit 1), to be asked ``wrongly`` (exit 2), to be ``slow`` (it never
+serves), or to be ``deaf`` to SIGTERM. It gives a sign of life twenty times a second.
 """
 
 import json
@@ -14,6 +14,8 @@ import sys
 from pathlib import Path
 
 from baton.runtime.status import STATUS, Report, open_status
+
+BEAT_SECONDS = 0.05
 
 
 def main(folder: Path, role: str, status_fd: int) -> int:
@@ -25,12 +27,12 @@ def main(folder: Path, role: str, status_fd: int) -> int:
     if rule in ("fail", "wrongly"):
         print(f"baton: {me} can't start", file=sys.stderr)
         return 2 if rule == "wrongly" else 1
+    if rule == "slow":
+        signal.pause()
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     STATUS.send(Report("serving", address=f"127.0.0.1:{1000 + len(role)}"))
-    if rule == "deaf":
-        while True:
-            signal.sigwait({signal.SIGTERM})
-    signal.sigwait({signal.SIGTERM})
+    while not signal.sigtimedwait({signal.SIGTERM}, BEAT_SECONDS) or rule == "deaf":
+        STATUS.beat()
     STATUS.send(Report("draining"))
     with (folder / "stopped").open("a") as file:
         file.write(f"{me}\n")

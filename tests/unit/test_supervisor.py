@@ -145,21 +145,64 @@ async def test_stopped_while_starting(house: House) -> None:
 
 async def test_scaled_up_and_down(house: House) -> None:
     async with house.running():
-        await house.supervisor.scale({"prefill": 1, "decode": 3})
+        await house.supervisor.pools.scale({"prefill": 1, "decode": 3})
         wanted = {"kvstore", "conductor", "prefill-0", "decode-0", "decode-1", "decode-2", "router"}
         await house.until(lambda: set(house.ids()) == wanted and house.state.ready)
         assert house.stopped() == ["prefill-1"]
-        await house.supervisor.scale({"prefill": 2})
+        await house.supervisor.pools.scale({"prefill": 2})
         # A number is never used twice.
         await house.until(lambda: "prefill-2" in house.ids() and house.state.ready)
 
 
 async def test_drained(house: House) -> None:
     async with house.running():
-        await house.supervisor.drain("prefill-0")
-        await house.supervisor.drain("prefill-0")
+        await house.supervisor.pools.remove("prefill-0")
+        await house.supervisor.pools.remove("prefill-0")
         await house.until(lambda: "prefill-0" not in house.ids())
         assert house.stopped() == ["prefill-0"]
+
+
+async def test_who_does_not_serve_yet_goes_first_then_the_newest(house: House) -> None:
+    async with house.running():
+        house.misbehave(prefill_2="slow")
+        await house.supervisor.pools.scale({Role.PREFILL: 4})
+        await house.until(
+            lambda: "prefill-3" in house.ids() and house.process("prefill-3").state == "serving"
+        )
+        await house.supervisor.pools.scale({Role.PREFILL: 3})
+        await house.until(lambda: "prefill-2" not in house.ids())
+        await house.supervisor.pools.scale({Role.PREFILL: 2})
+        await house.until(lambda: "prefill-3" not in house.ids())
+        assert {"prefill-0", "prefill-1"} <= set(house.ids())
+        assert house.stopped() == ["prefill-3"]
+
+
+async def test_the_frozen_are_killed_and_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "BEAT_SECONDS", 0.3)
+    house = House(tmp_path, monkeypatch, hung_seconds=1)
+    async with house.running():
+        before = house.process("decode-0").pid
+        os.kill(before, signal.SIGSTOP)
+        await house.until(lambda: house.process("decode-0").pid != before and house.state.ready)
+        assert not psutil.pid_exists(before)
+
+
+async def test_a_worker_that_fails_to_start_later_says_why(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", (0.0,))
+    house.misbehave(decode_1="fail")
+    async with house.running():
+        await house.supervisor.pools.scale({Role.DECODE: 2})
+        await house.until(lambda: house.process("decode-1").state == "failed")
+        assert house.process("decode-1").message == "decode-1 can't start"
+        assert house.supervisor.ready
+        # Its successor has a number of its own.
+        await house.supervisor.pools.scale({Role.DECODE: 2})
+        await house.until(lambda: "decode-2" in house.ids() and house.state.ready)
+        assert "decode-1" not in house.ids()
 
 
 @pytest.mark.parametrize(
@@ -173,25 +216,25 @@ async def test_drained(house: House) -> None:
 async def test_wrong_sizes(house: House, wrong: dict[str, int], message: str) -> None:
     async with house.running():
         with pytest.raises(Invalid, match=message):
-            await house.supervisor.scale(wrong)
+            await house.supervisor.pools.scale(wrong)
 
 
 async def test_wrong_drains(house: House) -> None:
     async with house.running():
         for name in ("nobody", "router"):
             with pytest.raises(NotFound, match=f"no worker '{name}'"):
-                await house.supervisor.drain(name)
+                await house.supervisor.pools.remove(name)
         with pytest.raises(Invalid, match="decode-0 is the last decode worker"):
-            await house.supervisor.drain("decode-0")
+            await house.supervisor.pools.remove("decode-0")
 
 
 async def test_before_and_after_nothing_can_be_scaled(house: House) -> None:
     with pytest.raises(Unavailable, match="starting or stopping"):
-        await house.supervisor.scale({"prefill": 1})
+        await house.supervisor.pools.scale({"prefill": 1})
     async with house.running():
         pass
     with pytest.raises(Unavailable, match="starting or stopping"):
-        await house.supervisor.drain("prefill-0")
+        await house.supervisor.pools.remove("prefill-0")
 
 
 async def test_the_impatient_do_not_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ class Pools(Protocol):
         ...
 
 
-def checked(wanted: Mapping[str, int]) -> dict[Role, int]:
+def checked(wanted: Mapping[str, int] | Mapping[Role, int]) -> dict[Role, int]:
     """Sizes by role from sizes by name. Raises Invalid."""
     for name, count in wanted.items():
         if name not in [role.value for role in POOLS] or not 0 < count <= MAX_POOL:
