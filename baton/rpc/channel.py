@@ -20,8 +20,9 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # A peer that vanished without a word, or stands still, is noticed within two seconds. Its
     # network threads answer, so one that is only busy is not taken for gone.
-    ("grpc.keepalive_time_ms", 600),
-    ("grpc.keepalive_timeout_ms", 1_200),
+    ("grpc.keepalive_time_ms", 500),  # it is at least a second between two pings
+    ("grpc.keepalive_timeout_ms", 900),
+    ("grpc.http2.ping_timeout_ms", 900),  # without it the above waits for a minute
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),

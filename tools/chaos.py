@@ -1,0 +1,127 @@
+"""Processes that die or stand still under running streams: nothing is lost, repeated or changed.
+
+    python -m tools.chaos [--seconds 600] [--prefill 2] [--decode 3] [--streams 20] [--every 5]
+
+Every few seconds one process (prefill, decode, conductor, store, Redis) gets SIGKILL, or SIGSTOP
+and some seconds later SIGCONT. Answers are compared with those of the undisturbed cluster. Prints
+what happened, the gaps within streams, every worker's books at the end, and JSON as the last line;
+exits with 1 when an accepted request was not answered in full and rightly, or a block is held.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from tools.cancellation import idle_workers, is_free
+from tools.local_cluster import LocalCluster, local_cluster
+from tools.streams import Answer, answered, make_questions, traffic
+
+QUESTIONS = 60
+SHORTEST, LONGEST = 60, 160
+ROLES = ("prefill", "decode", "conductor", "kvstore", "redis")
+LONGEST_FREEZE = 8.0
+WARMUP = 8
+
+
+class Villain:
+    """Kills or freezes one random process at a time."""
+
+    def __init__(self, cluster: LocalCluster, seed: int, every: float) -> None:
+        self._cluster = cluster
+        self._chance = np.random.default_rng(seed)
+        self._every = every
+        self._over = threading.Event()
+        self.deeds: Counter[str] = Counter()
+
+    def rage(self, seconds: float) -> None:
+        until = SYSTEM_CLOCK() + seconds
+        while SYSTEM_CLOCK() < until:
+            self._over.wait(self._every)
+            self._strike()
+
+    def _strike(self) -> None:
+        role = str(self._chance.choice(ROLES))
+        frozen = bool(self._chance.random() < 0.5)
+        freeze = float(self._chance.uniform(1.0, LONGEST_FREEZE))
+        pick = int(self._chance.integers(1 << 30))
+        serving = [p for p in self._cluster.processes(role) if p["state"] == "serving"]
+        if not serving:
+            self.deeds[f"{role} was not there"] += 1
+            return
+        victim = serving[pick % len(serving)]
+        self.deeds[f"{role} {'frozen' if frozen else 'killed'}"] += 1
+        told = f"frozen for {freeze:.1f} s" if frozen else "killed"
+        print(f"{victim['id']} {told}", flush=True)
+        if not frozen:
+            _signal(victim["pid"], signal.SIGKILL)
+        elif _signal(victim["pid"], signal.SIGSTOP):
+            self._over.wait(freeze)
+            _signal(victim["pid"], signal.SIGCONT)
+
+
+def _signal(pid: int, number: signal.Signals) -> bool:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def report(answers: Sequence[Answer]) -> dict[str, object]:
+    accepted = [answer for answer in answers if not answer.refused]
+    gaps = np.array([answer.longest_gap for answer in accepted if answer.moments] or [0.0])
+    first = np.array([a.moments[0] - a.began for a in accepted if a.moments] or [0.0])
+    return {
+        "accepted": len(accepted),
+        "right": sum(answer.right for answer in accepted),
+        "failed": sum(bool(answer.error) for answer in accepted),
+        "changed": sum(not answer.error and not answer.right for answer in accepted),
+        "refused": len(answers) - len(accepted),
+        "longest_gap_seconds": _percentiles(gaps),
+        "first_token_seconds": _percentiles(first),
+        "errors": sorted({answer.error[:300] for answer in answers if answer.error})[:20],
+    }
+
+
+def _percentiles(values: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> dict[str, float]:
+    p50, p99 = (round(float(value), 3) for value in np.percentile(values, [50, 99]))
+    return {"p50": p50, "p99": p99, "max": round(float(values.max()), 3)}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=600.0)
+    parser.add_argument("--prefill", type=int, default=2)
+    parser.add_argument("--decode", type=int, default=3)
+    parser.add_argument("--streams", type=int, default=20)
+    parser.add_argument("--every", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    print(describe(), f"seed {options.seed}")
+    bodies = make_questions(QUESTIONS, options.seed, SHORTEST, LONGEST)
+    with local_cluster(None, options.prefill, options.decode, {"threads": 1}) as cluster:
+        questions = answered(cluster.url, bodies, WARMUP)
+        villain = Villain(cluster, options.seed, options.every)
+        with traffic(cluster.url, questions, options.streams) as answers:
+            villain.rage(options.seconds)
+        workers = idle_workers(cluster)
+    told = report(answers) | {"deeds": dict(villain.deeds), "seed": options.seed}
+    free = all(is_free(worker) for worker in workers)
+    for name, value in told.items():
+        print(f"{name}: {value}")
+    print(f"{len(workers)} workers, {'all free' if free else 'NOT all free'}")
+    ok = free and told["right"] == told["accepted"]
+    print(json.dumps({"ok": ok, **told, "workers": workers}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
