@@ -65,6 +65,11 @@ def _transports(value: Any) -> Any:
     return names
 
 
+def _switch(value: Any) -> Any:
+    """YAML reads on and off as true and false."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
 def _order(value: str) -> str:
     if value not in ORDERS:
         raise ValueError(f"must be one of {', '.join(ORDERS)}")
@@ -132,6 +137,39 @@ class Settings(BaseSettings):
     node gets, not how many cores they use."""
     ray_worker_gpus: Annotated[float, Field(ge=0)] | None = None
     """None: one where workers compute on CUDA, else none."""
+
+    # Their size
+    autoscale: Annotated[Literal["off", "dry_run", "on"], BeforeValidator(_switch)] = "off"
+    """Whether the pools follow the load; ``dry_run`` only says what it would do."""
+    autoscale_pools: Literal["supervisor", "kubernetes"] = "supervisor"
+    """Whose pools: the supervisor of ``baton up`` resizes its own; ``kubernetes``: a conductor
+    resizes the Deployments of its cluster."""
+    min_prefill: Count = 1
+    max_prefill: Count = 64
+    min_decode: Count = 1
+    max_decode: Count = 64
+    max_workers: Count = 128
+    """Of both pools together: how many there are GPUs for."""
+    autoscale_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """Aimed at when a pool grows."""
+    autoscale_shrink_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.6
+    """At most, of a pool that has shrunk."""
+    autoscale_shrink_seconds: Seconds = 300.0
+    """Fewer workers must have done for so long."""
+    autoscale_start_seconds: Seconds = 60.0
+    """What a worker takes to start: the load is forecast so far ahead."""
+    autoscale_seconds: Seconds = 5.0
+    """Between two looks."""
+    autoscale_stable_seconds: Annotated[float, Field(ge=0)] = 10.0
+    """The plan must have asked for a change for so long."""
+    autoscale_cooldown_seconds: Annotated[float, Field(ge=0)] = 30.0
+    """After a change, until the next one."""
+    autoscale_step: Count = 1
+    """Workers of one pool, at most, in one change."""
+    autoscale_pending_seconds: Seconds = 900.0
+    """A worker that does not serve after so long is given up, and its pool is as before."""
+    kubernetes_namespace: str | None = None
+    """Of the pools' Deployments; None: the pod's own, or the kubeconfig's."""
 
     # The model
     model: str = str(DEMO_MODEL)

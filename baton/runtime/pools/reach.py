@@ -6,7 +6,7 @@ from typing import Protocol
 from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
-from baton.errors import NotFound
+from baton.errors import NotFound, Unavailable
 from baton.registry.base import Registry
 from baton.rpc.worker_client import drain_worker
 
@@ -41,3 +41,13 @@ def load_of(member: Member) -> float:
     """Tokens that wait to be read, or tokens of KV that were promised."""
     load = member.load
     return load.queued_tokens if member.role is Role.PREFILL else load.promised_tokens
+
+
+class NoReach:
+    """Nobody knows where the registry is: workers drain when their process is told to end."""
+
+    async def loads(self) -> Mapping[WorkerId, float]:
+        raise Unavailable("redis_url is not set")
+
+    async def drain(self, worker_id: WorkerId) -> None:
+        raise Unavailable("redis_url is not set")
