@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.clock import Clock
 from baton.core.ids import BlockKey, WorkerId
 from baton.core.placement import MAX_ALTERNATIVES, Alternative, Placement
+from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
 from baton.errors import Overloaded
 from baton.registry.codec import member_to_json
@@ -15,6 +16,7 @@ from conductor.admissions import Admissions
 from conductor.beliefs import Beliefs
 from conductor.ledger import Ledger
 from conductor.mirror import Mirror
+from conductor.planner import Planner, PlannerConfig
 from conductor.policy.decision import Decision, Scored
 from conductor.policy.fleet import Query, Snapshot
 from conductor.policy.policies import DEFAULT, policy_named
@@ -35,6 +37,7 @@ class ConductorConfig:
     read_alone: bool | None = None
     first_token_seconds: float = 2.0
     token_gap_seconds: float = 0.05
+    planner: PlannerConfig = field(default_factory=PlannerConfig)
 
 
 class Conductor:
@@ -52,6 +55,7 @@ class Conductor:
         self._beliefs = Beliefs(mirror)
         self._roster = Roster(membership, self._ledger, self._beliefs, clock, config.read_alone)
         self._admissions = Admissions()
+        self._planner = Planner(config.planner, clock.monotonic())
         self._num_placed = 0
 
     def place(
@@ -80,11 +84,13 @@ class Conductor:
             decision = self._place(snapshot, query)
         except Overloaded:
             self._admissions.record(num_tokens, admitted=False)
+            self._planner.refused(num_tokens)
             raise
         finally:
             self._beliefs.heads.record(keys)
         if epoch <= 1:
             self._admissions.record(num_tokens, admitted=True)
+            self._planner.placed(snapshot, num_tokens, decision)
         self._note(snapshot, query, decision)
         return self._placement(decision, keys)
 
@@ -106,6 +112,13 @@ class Conductor:
             roster.short_answer_tokens,
             self._admissions.view,
         )
+
+    def plan_pools(self) -> PoolPlan | None:
+        """Anew, from what came since the last time."""
+        return self._planner.plan(self.snapshot(), self._ledger.num_conductors)
+
+    def pool_plan(self) -> PoolPlan | None:
+        return self._planner.last
 
     def describe(self) -> tuple[Sequence[str], str]:
         members = self._membership.members

@@ -21,7 +21,9 @@ from baton.rpc.server import build_server, listen
 from baton.runtime.serve import Program
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.mirror import Mirror, Watchers
+from conductor.planner import PLAN_SECONDS, PlannerConfig
 from conductor.policy.policies import policy_named
+from conductor.policy.sizing import SizingConfig
 
 
 class ConductorProgram:
@@ -47,10 +49,10 @@ class ConductorProgram:
         await self._registry.ping()
         await self._membership.refresh()
         mirror = Mirror()
-        conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
+        self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
         self._watchers = Watchers(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.cluster_secret)
-        add_conductor_service(self._server, conductor)
+        add_conductor_service(self._server, self._conductor)
         port = await listen(self._server, settings.grpc_host, settings.grpc_port)
         self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
         self._heartbeat = Heartbeat(
@@ -62,6 +64,7 @@ class ConductorProgram:
             tasks.create_task(self._membership.run())
             tasks.create_task(self._heartbeat.run())
             tasks.create_task(self._watchers.run())
+            tasks.create_task(self._plan())
 
     async def drain(self) -> None:
         """A placement takes microseconds; routers learn that they should ask another."""
@@ -72,6 +75,11 @@ class ConductorProgram:
         if self._server is not None:
             await self._server.stop(grace=1.0)
         await self._registry.close()
+
+    async def _plan(self) -> None:
+        while True:
+            await self._clock.sleep(PLAN_SECONDS)
+            self._conductor.plan_pools()
 
     async def _watch(
         self, node: Member, generation: Generation, number: int
@@ -106,4 +114,26 @@ def _config(settings: Settings) -> ConductorConfig:
         read_alone=None if settings.read_alone == "auto" else settings.read_alone,
         first_token_seconds=settings.slo_first_token_seconds,
         token_gap_seconds=settings.slo_token_gap_seconds,
+        planner=_planner_config(settings),
+    )
+
+
+def _planner_config(settings: Settings) -> PlannerConfig:
+    """Without a promise, a queue may be as long as by default."""
+    default = SizingConfig()
+    sizing = SizingConfig(
+        min_prefill=settings.min_prefill,
+        max_prefill=settings.max_prefill,
+        min_decode=settings.min_decode,
+        max_decode=settings.max_decode,
+        utilisation=settings.autoscale_utilisation,
+        shrink_utilisation=settings.autoscale_shrink_utilisation,
+        shrink_seconds=settings.autoscale_shrink_seconds,
+        first_token_seconds=settings.slo_first_token_seconds or default.first_token_seconds,
+        token_gap_seconds=settings.slo_token_gap_seconds,
+    )
+    return PlannerConfig(
+        sizing=sizing,
+        start_seconds=settings.autoscale_start_seconds,
+        max_batch=settings.max_running,
     )

@@ -6,8 +6,10 @@ import grpc.aio
 
 from baton.core.ids import BlockKey
 from baton.core.placement import Placement
-from baton.rpc.channel import translated
+from baton.core.pool_plan import PoolPlan
+from baton.rpc.channel import open_channel, translated
 from baton.rpc.placement_convert import placement_from_proto
+from baton.rpc.pool_plan_convert import pool_plan_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
@@ -39,3 +41,14 @@ async def ask_placement(
     with translated():
         answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
     return placement_from_proto(answer)
+
+
+async def ask_pool_plan(
+    address: str, secret: str | None = None, timeout_seconds: float = 5.0
+) -> PoolPlan | None:
+    """None: it has seen no request yet. Raises Unavailable."""
+    async with open_channel(address, secret) as channel:
+        with translated():
+            stub = pb_grpc.ConductorStub(channel)
+            answer = await stub.Describe(pb.DescribeRequest(), timeout=timeout_seconds)
+    return pool_plan_from_proto(answer)

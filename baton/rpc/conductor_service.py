@@ -8,8 +8,10 @@ import grpc.aio
 from baton.core.block_key import KEY_BYTES
 from baton.core.ids import BlockKey
 from baton.core.placement import Placement
+from baton.core.pool_plan import PoolPlan
 from baton.errors import Invalid
 from baton.rpc.placement_convert import placement_to_proto
+from baton.rpc.pool_plan_convert import pool_plan_to_proto
 from baton.rpc.server import answer
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
@@ -36,6 +38,10 @@ class ConductorCore(Protocol):
         """Members as JSON, and the ring as text."""
         ...
 
+    def pool_plan(self) -> PoolPlan | None:
+        """The last one; None before there was a request."""
+        ...
+
 
 class ConductorService(pb_grpc.ConductorServicer):
     def __init__(self, core: ConductorCore) -> None:
@@ -57,7 +63,8 @@ class ConductorService(pb_grpc.ConductorServicer):
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         members, ring = self._core.describe()
-        return pb.DescribeResponse(members_json=members, ring=ring)
+        plan = pool_plan_to_proto(self._core.pool_plan())
+        return pb.DescribeResponse(members_json=members, ring=ring, plan=plan)
 
 
 def add_conductor_service(server: grpc.aio.Server, core: ConductorCore) -> None:

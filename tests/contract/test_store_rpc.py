@@ -19,6 +19,7 @@ from baton.core.ids import BlockKey, Generation, WorkerId
 from baton.core.load import Load
 from baton.core.member import Member
 from baton.core.placement import MAX_ALTERNATIVES, Alternative, Placement
+from baton.core.pool_plan import MAX_POOL_ALTERNATIVES, PoolAlternative, PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.core.store import BlockFilter, LeaseQuery, PutRequest, PutResult, Tier
 from baton.errors import (
@@ -34,7 +35,7 @@ from baton.registry.codec import member_from_json
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.rpc.channel import open_channel
-from baton.rpc.conductor_client import ask_placement
+from baton.rpc.conductor_client import ask_placement, ask_pool_plan
 from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.door import DoorServer, door_path
 from baton.rpc.kvstore_calls import StoreCalls
@@ -366,6 +367,29 @@ async def test_a_conductor_does_not_start_with_a_policy_that_there_is_not() -> N
     with pytest.raises(Invalid, match="there is no policy 'best'; there are baton, full_scan"):
         await program.start()
     await program.stop()
+
+
+async def test_a_conductor_tells_how_many_workers_there_should_be() -> None:
+    plan = PoolPlan(
+        2, 3, "why", 1, 2, 4.5, 1000.0, 100.0, 0.25,
+        tuple(PoolAlternative("prefill", count, 1.5 / count) for count in range(1, 20)),
+    )  # fmt: skip
+
+    class Planning:
+        told: PoolPlan | None = None
+
+        def describe(self) -> tuple[list[str], str]:
+            return [], ""
+
+        def pool_plan(self) -> PoolPlan | None:
+            return self.told
+
+    core = Planning()
+    async with served(lambda server: add_conductor_service(server, core)) as address:
+        assert await ask_pool_plan(address, SECRET, 30.0) is None
+        core.told = plan
+        told = await ask_pool_plan(address, SECRET, 30.0)
+    assert told == replace(plan, alternatives=plan.alternatives[:MAX_POOL_ALTERNATIVES])
 
 
 async def test_a_conductor_describes_the_cluster() -> None:

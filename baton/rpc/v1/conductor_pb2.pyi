@@ -72,9 +72,45 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("members_json", "ring")
+    __slots__ = ("members_json", "ring", "plan")
     MEMBERS_JSON_FIELD_NUMBER: _ClassVar[int]
     RING_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     members_json: _containers.RepeatedScalarFieldContainer[str]
     ring: str
-    def __init__(self, members_json: _Optional[_Iterable[str]] = ..., ring: _Optional[str] = ...) -> None: ...
+    plan: PoolPlan
+    def __init__(self, members_json: _Optional[_Iterable[str]] = ..., ring: _Optional[str] = ..., plan: _Optional[_Union[PoolPlan, _Mapping]] = ...) -> None: ...
+
+class PoolPlan(_message.Message):
+    __slots__ = ("prefill", "decode", "reason", "serving_prefill", "serving_decode", "requests_per_second", "prompt_tokens", "answer_tokens", "cached_share", "alternatives")
+    PREFILL_FIELD_NUMBER: _ClassVar[int]
+    DECODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SERVING_PREFILL_FIELD_NUMBER: _ClassVar[int]
+    SERVING_DECODE_FIELD_NUMBER: _ClassVar[int]
+    REQUESTS_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_SHARE_FIELD_NUMBER: _ClassVar[int]
+    ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
+    prefill: int
+    decode: int
+    reason: str
+    serving_prefill: int
+    serving_decode: int
+    requests_per_second: float
+    prompt_tokens: float
+    answer_tokens: float
+    cached_share: float
+    alternatives: _containers.RepeatedCompositeFieldContainer[PoolAlternative]
+    def __init__(self, prefill: _Optional[int] = ..., decode: _Optional[int] = ..., reason: _Optional[str] = ..., serving_prefill: _Optional[int] = ..., serving_decode: _Optional[int] = ..., requests_per_second: _Optional[float] = ..., prompt_tokens: _Optional[float] = ..., answer_tokens: _Optional[float] = ..., cached_share: _Optional[float] = ..., alternatives: _Optional[_Iterable[_Union[PoolAlternative, _Mapping]]] = ...) -> None: ...
+
+class PoolAlternative(_message.Message):
+    __slots__ = ("pool", "num_workers", "utilisation")
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    NUM_WORKERS_FIELD_NUMBER: _ClassVar[int]
+    UTILISATION_FIELD_NUMBER: _ClassVar[int]
+    pool: str
+    num_workers: int
+    utilisation: float
+    def __init__(self, pool: _Optional[str] = ..., num_workers: _Optional[int] = ..., utilisation: _Optional[float] = ...) -> None: ...

@@ -1,0 +1,208 @@
+"""The planner: from requests and reports to sizes, exactly, without a clock."""
+
+from dataclasses import replace
+
+import pytest
+
+from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.ids import WorkerId
+from baton.core.pool_plan import PoolAlternative
+from conductor.planner import KNOWN_TOKENS, Planner, PlannerConfig, tokens_per_second
+from conductor.policy.decision import Decision, Scored
+from conductor.policy.fleet import DecodeView, Link, Pool, PrefillView, Snapshot
+from conductor.policy.sizing import SizingConfig
+from tests.unit.test_conductor import House, reader, writer
+
+READS = PrefillCost(0.0, 0.0001, 0.0)
+WRITES = DecodeCost(0.01, 0.001, 0.0)
+CONFIG = PlannerConfig(sizing=SizingConfig(), start_seconds=60.0, max_batch=64)
+
+
+class NoCache:
+    def local_blocks(self, view: object, keys: object) -> int:
+        return 0
+
+    def holders(self, keys: object, count: int) -> list[WorkerId]:
+        return []
+
+    def stored(self, keys: object) -> None:
+        return None
+
+    def share(self, key: object) -> float:
+        return 0.0
+
+
+def snapshot(
+    now: float, num_prefill: int = 2, num_decode: int = 2, measured: bool = True, **loads: int
+) -> Snapshot:
+    prefills = [
+        PrefillView(WorkerId(f"p{n}"), READS, measured=measured, **loads)
+        for n in range(num_prefill)
+    ]
+    decodes = [
+        DecodeView(WorkerId(f"d{n}"), WRITES, 100_000, measured=measured) for n in range(num_decode)
+    ]
+    return Snapshot(
+        now, 0, Pool(prefills), Pool(decodes), NoCache(), 16, 1000, Link(1e9, 1e9),
+        answer_tokens=200.0,
+    )  # fmt: skip
+
+
+def decision(seconds: float, blocks: int = 0) -> Decision:
+    scores = (Scored(WorkerId("p0"), 1.0, local_blocks=blocks), Scored(WorkerId("p1"), 2.0))
+    return Decision(
+        WorkerId("p0"), WorkerId("d0"), "", service_seconds=seconds, prefill_scores=scores
+    )
+
+
+def test_nothing_came_and_nothing_is_planned() -> None:
+    planner = Planner(CONFIG, 0.0)
+    assert planner.plan(snapshot(5.0)) is None
+    assert planner.last is None
+
+
+def test_what_came_is_planned_for() -> None:
+    """100 prompts of 1,000 tokens in 5 s, half of each at hand, 0.05 s each: 20 a second keep one
+    reader busy. 4,000 tokens of answers a second; a batch of 40 takes 50 ms, which makes 800 a
+    second: 5 writers. Their KV: 200 answers at a time, 1,100 tokens each, are 2.2 writers."""
+    planner = Planner(CONFIG, 0.0)
+    for _ in range(100):
+        planner.placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
+    plan = planner.plan(snapshot(5.0))
+    assert plan is not None and plan is planner.last
+    assert (plan.prefill, plan.decode) == (2, 7)
+    assert plan.reason == (
+        "prefill 2 stay: 1.00 would be busy; decode 2 to 7: 5.00 would be busy, at 80% at most"
+    )
+    assert (plan.serving_prefill, plan.serving_decode) == (2, 2)
+    assert plan.requests_per_second == 20.0
+    assert (plan.prompt_tokens, plan.answer_tokens) == (1000.0, 200.0)
+    assert plan.cached_share == pytest.approx(0.496)
+    assert plan.alternatives[:3] == tuple(
+        PoolAlternative("prefill", count, pytest.approx(1.0 / count)) for count in (1, 2, 3)
+    )
+
+
+def test_of_several_conductors_each_sees_its_share() -> None:
+    planner = Planner(CONFIG, 0.0)
+    for _ in range(100):
+        planner.placed(snapshot(1.0), 1000, decision(0.05))
+    plan = planner.plan(snapshot(5.0), num_conductors=3)
+    assert plan is not None
+    assert plan.requests_per_second == 60.0
+    assert plan.prefill == 4  # 3 would be busy
+
+
+def test_who_is_refused_would_have_been_load() -> None:
+    """As much of its prompt would have been at hand as of the others'."""
+    planner = Planner(CONFIG, 0.0)
+    for _ in range(50):
+        planner.placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
+        planner.refused(3000)
+    plan = planner.plan(snapshot(5.0))
+    assert plan is not None
+    assert (plan.requests_per_second, plan.prompt_tokens) == (20.0, 2000.0)
+    assert plan.cached_share == pytest.approx(0.496)
+    assert plan.prefill == 3  # 2 would be busy
+
+
+def test_long_prompts_count_by_what_they_take() -> None:
+    """Nine short ones and one that takes as long as all of them: 2 s of work in 5 s."""
+    planner = Planner(CONFIG, 0.0)
+    for _ in range(9):
+        planner.placed(snapshot(1.0), 1000, decision(1 / 9))
+    planner.placed(snapshot(1.0), 9000, decision(1.0))
+    plan = planner.plan(snapshot(5.0))
+    assert plan is not None
+    assert plan.alternatives[0] == PoolAlternative("prefill", 1, pytest.approx(0.4))
+
+
+def test_what_was_not_measured_changes_nothing() -> None:
+    planner = Planner(CONFIG, 0.0)
+    for _ in range(1000):
+        planner.placed(snapshot(1.0), 1000, decision(0.05))
+    plan = planner.plan(snapshot(5.0, 3, 4, measured=False))
+    assert plan is not None
+    assert (plan.prefill, plan.decode) == (3, 4)
+
+
+def test_a_capacity_that_nobody_told_is_none() -> None:
+    planner = Planner(CONFIG, 0.0)
+    planner.placed(snapshot(1.0), 1000, decision(0.05))
+    view = snapshot(5.0)
+    for decode in view.decodes:
+        decode.capacity_tokens = 2 * KNOWN_TOKENS
+        decode.promised_tokens = 10_000_000
+    plan = planner.plan(view)
+    assert plan is not None
+    assert plan.decode == 2
+
+
+def test_when_no_more_comes_the_rate_falls_and_a_prompt_stays_what_it_was() -> None:
+    planner = Planner(CONFIG, 0.0)
+    for _ in range(100):
+        planner.placed(snapshot(1.0), 1000, decision(0.05, blocks=31))
+    plans = [planner.plan(snapshot(5.0 * turn)) for turn in range(1, 40)]
+    rates = [plan.requests_per_second for plan in plans if plan is not None]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 2.0
+    last = plans[-1]
+    assert last is not None
+    assert (last.prompt_tokens, last.cached_share) == (1000.0, pytest.approx(0.496))
+
+
+def test_a_pool_shrinks_after_a_while_only() -> None:
+    config = replace(CONFIG, sizing=SizingConfig(shrink_seconds=300.0))
+    planner = Planner(config, 0.0)
+    planner.placed(snapshot(1.0), 100, decision(0.01))
+    sizes = []
+    for turn in range(1, 63):
+        plan = planner.plan(snapshot(5.0 * turn, 4, 4))
+        assert plan is not None
+        sizes.append((plan.prefill, plan.decode))
+    # Low since the first plan, at 5 s; 300 s later, at 305 s.
+    assert sizes == [(4, 4)] * 60 + [(1, 1)] + [(4, 4)]
+
+
+def test_the_same_moment_twice() -> None:
+    planner = Planner(CONFIG, 0.0)
+    planner.placed(snapshot(1.0), 1000, decision(0.05))
+    first = planner.plan(snapshot(5.0))
+    planner.placed(snapshot(5.0), 1000, decision(0.05))
+    assert planner.plan(snapshot(5.0)) == first
+
+
+@pytest.mark.parametrize(
+    ("cost", "context", "most", "rate"),
+    [
+        (DecodeCost(0.01, 0.001, 0.0), 0.0, 64, 40 / 0.05),
+        (DecodeCost(0.01, 0.001, 0.0), 0.0, 8, 8 / 0.018),
+        (DecodeCost(0.01, 0.0, 1e-6), 1000.0, 64, 40 / 0.05),
+        (DecodeCost(0.1, 0.0, 0.0), 0.0, 64, 1 / 0.1),  # too slow, whatever it does
+        (DecodeCost(0.0, 0.0, 0.0), 0.0, 64, 0.0),
+    ],
+)
+def test_tokens_per_second_within_the_slo(
+    cost: DecodeCost, context: float, most: int, rate: float
+) -> None:
+    assert tokens_per_second(cost, context, 0.05, most) == pytest.approx(rate)
+
+
+# -- the live conductor --------------------------------------------------------------------
+
+
+async def test_the_conductor_counts_what_it_places() -> None:
+    house = House(admission=False)
+    await house.announce(reader("p"), writer("d"))
+    assert house.conductor.plan_pools() is None
+    for number in range(10):
+        house.place(f"r{number}", tokens=1000)
+    house.place("r0", tokens=1000, epoch=2)  # it was there before
+    house.clock.advance(5.0)
+    plan = house.conductor.plan_pools()
+    assert plan is not None and plan is house.conductor.pool_plan()
+    assert (plan.requests_per_second, plan.prompt_tokens) == (2.0, 1000.0)
+    assert (plan.serving_prefill, plan.serving_decode) == (1, 1)
+    # 10,000 tokens of a millisecond each in 5 s keep two busy; at 80 %, three do it. What is
+    # queued (11 s of work) may take 2 s.
+    assert plan.prefill == 6
