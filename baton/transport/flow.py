@@ -193,8 +193,16 @@ async def _arrival(transport: Transport, batch: Transfer, clock: Clock) -> None:
 async def _let_go(
     transport: Transport, batch: Transfer, clock: Clock, settle_seconds: float
 ) -> None:
+    """Raises TransferFailed if it can't be ended. Whoever is cancelled here (once more, maybe)
+    still waits: nobody else would learn that the local blocks are unsafe."""
     began = clock.monotonic()
+    cancelled: asyncio.CancelledError | None = None
     while not transport.release(batch):
         if clock.monotonic() - began >= settle_seconds:
             raise TransferFailed(f"{transport.name} can't end a read", [batch])
-        await clock.sleep(LONGEST_POLL_SECONDS)
+        try:
+            await clock.sleep(LONGEST_POLL_SECONDS)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

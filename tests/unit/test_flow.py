@@ -1,0 +1,56 @@
+"""A batch of reads that can't be ended, and a caller who is cancelled more than once."""
+
+import asyncio
+
+import pytest
+
+from baton.core.handoff import Endpoint
+from baton.transport.base import Region, Span, TransferState
+from baton.transport.flow import TransferFailed, transfer
+from baton.transport.memory import MemoryFabric, MemoryTransport
+from tests.sim.virtual_time import LoopClock, simulate
+
+CLOCK = LoopClock()
+
+
+class Stubborn(MemoryTransport):
+    """Reads last until ``ends_at``, whoever wants to end them."""
+
+    ends_at = 0.0
+
+    def post(self, transfer: object) -> None:
+        """Never done by itself."""
+
+    def poll(self, transfer: object) -> TransferState:
+        return TransferState.PENDING
+
+    def release(self, transfer: object) -> bool:
+        return CLOCK.monotonic() >= self.ends_at
+
+
+async def read_and_cancel_twice(ends_at: float) -> float:
+    """When the read came back; raises what it raised."""
+    memory = bytearray(64)
+    transport = Stubborn(MemoryFabric(), "reader", 1, CLOCK)
+    transport.register(Region(0, len(memory)))
+    transport.ends_at = ends_at
+    peer = transport.connect(Endpoint("memory", "reader", 1, "here", len(memory), b""))
+    reading = asyncio.create_task(transfer(transport, peer, [Span(0, 0, 8)], 5.0, CLOCK))
+    for _ in range(2):
+        await CLOCK.sleep(0.1)
+        reading.cancel()
+    try:
+        await reading
+    except asyncio.CancelledError:
+        return CLOCK.monotonic()
+    raise AssertionError("a cancelled read does not end well")
+
+
+def test_who_is_cancelled_again_still_waits_until_nothing_writes() -> None:
+    assert simulate(read_and_cancel_twice(0.7)) == pytest.approx(0.7, abs=0.01)
+
+
+def test_who_is_cancelled_again_still_tells_of_a_stray() -> None:
+    with pytest.raises(TransferFailed, match="can't end a read") as failure:
+        simulate(read_and_cancel_twice(100.0))
+    assert len(failure.value.strays) == 1
