@@ -1,0 +1,1 @@
+"""A whole cluster in one process: production code over a network that can do its worst."""

@@ -1,0 +1,32 @@
+"""All that is left to chance, from one seed."""
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+
+class Chance:
+    """Every draw costs one number, so that a run is cheap and a seed replays it."""
+
+    def __init__(self, seed: int) -> None:
+        self.number = np.random.Generator(np.random.PCG64(seed)).random
+        """Of [0, 1)."""
+
+    def below(self, count: int) -> int:
+        return int(self.number() * count)
+
+    def between(self, least: int, most: int) -> int:
+        """Both included."""
+        return least + int(self.number() * (most - least + 1))
+
+    def uniform(self, least: float, most: float) -> float:
+        return least + self.number() * (most - least)
+
+    def happens(self, probability: float) -> bool:
+        return self.number() < probability
+
+    def pick(self, options: Sequence[T]) -> T:
+        return options[int(self.number() * len(options))]

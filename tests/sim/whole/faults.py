@@ -1,0 +1,225 @@
+"""The storm of one run: what goes wrong, when, and to whom."""
+
+from dataclasses import dataclass
+
+from baton.core.states import Role
+from tests.sim.whole.chance import Chance
+from tests.sim.whole.cluster import Cluster
+
+GRAVE = ("kill", "kill", "freeze", "freeze", "replace", "reset", "reset", "part", "drain")
+"""Each may cost requests a placement."""
+
+LIGHT = ("conductor", "registry", "reborn", "cut_off", "slow", "grow", "store", "index", "reads")
+"""None may cost anything but time; but for ``reads``."""
+
+MAX_GRAVE = 3
+"""A journey bears as many failures (``JourneyConfig.max_retries``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    at_seconds: float
+    kind: str
+    seconds: float
+    luck: float
+    """Of [0, 1): whom it strikes."""
+
+
+def draw_faults(chance: Chance) -> list[Fault]:
+    kinds = [chance.pick(GRAVE) for _ in range(chance.between(0, MAX_GRAVE))]
+    kinds += [chance.pick(LIGHT) for _ in range(chance.between(0, 3))]
+    faults = [
+        Fault(0.3 + 2.0 * chance.number(), kind, _draw_seconds(chance), chance.number())
+        for kind in kinds
+    ]
+    return sorted(faults, key=lambda fault: fault.at_seconds)
+
+
+def _draw_seconds(chance: Chance) -> float:
+    """Mostly short; some longer than every patience."""
+    return 0.1 + 4.0 * chance.number() ** 2 + (10.0 if chance.happens(0.1) else 0.0)
+
+
+class Storm:
+    """``allows_errors``: somebody may have failed more often than a journey bears, or nobody was
+    there to serve."""
+
+    def __init__(self, cluster: Cluster, faults: list[Fault]) -> None:
+        self._cluster = cluster
+        self._faults = faults
+        self._num_new = 0
+        self.allows_errors = any(fault.kind == "reads" for fault in faults)
+        self.told: list[str] = []
+
+    async def run(self) -> None:
+        clock = self._cluster.clock
+        for fault in self._faults:
+            await clock.sleep(fault.at_seconds - clock.monotonic())
+            struck = getattr(self, f"_{fault.kind}")(fault)
+            self.tell(f"{fault.kind} {struck or 'nobody'} for {fault.seconds:.2f} s")
+            self._cluster.check_books()
+
+    def tell(self, event: str) -> None:
+        self.told.append(f"{self._cluster.clock.monotonic():8.4f} {event}")
+
+    # -- grave -----------------------------------------------------------------------------
+
+    def _victim(self, fault: Fault) -> str | None:
+        """Somebody who serves while another one does, too."""
+        serving = self._cluster.serving()
+        if len(serving) < 2:
+            return None
+        return serving[int(fault.luck * len(serving))]
+
+    def _kill(self, fault: Fault) -> str | None:
+        name = self._victim(fault)
+        if name is not None:
+            self._cluster.workers[name].process.kill()
+            self._later(fault.seconds, self._bear_again, name)
+        return name
+
+    def _freeze(self, fault: Fault) -> str | None:
+        name = self._victim(fault)
+        if name is not None:
+            process = self._cluster.workers[name].process
+            self._cluster.network.freeze(process, fault.seconds)
+        return name
+
+    def _replace(self, fault: Fault) -> str | None:
+        """It is taken for dead and born again, and the old one comes back beside the new."""
+        name = self._freeze(fault)
+        if name is not None:
+            self._later(fault.seconds * 0.5, self._bear_again, name)
+        return name
+
+    def _reset(self, fault: Fault) -> str | None:
+        cluster = self._cluster
+        ends = [end for process in cluster.processes() for end in process.ends if end.peer]
+        if not ends:
+            return None
+        end = ends[int(fault.luck * len(ends))]
+        cluster.network.reset(end)
+        return f"{end.process.name}-{end.peer.process.name}" if end.peer else None
+
+    def _part(self, fault: Fault) -> str | None:
+        cluster = self._cluster
+        name = self._victim(fault)
+        if name is None:
+            return None
+        others = [cluster.router.process, *(life.process for life in cluster.workers.values())]
+        other = others[int(fault.luck * 7 * len(others)) % len(others)]
+        if other.name == name:
+            other = cluster.router.process
+        cluster.network.part(cluster.workers[name].process, other, fault.seconds)
+        return f"{name}-{other.name}"
+
+    def _drain(self, fault: Fault) -> str | None:
+        name = self._victim(fault)
+        if name is not None:
+            life = self._cluster.workers[name]
+            self._cluster.leaving.add(name)
+            leaving = life.process.spawn(life.leave())
+            leaving.add_done_callback(lambda _: self._left(name))
+        return name
+
+    def _left(self, name: str) -> None:
+        self.tell(f"{name} has left")
+        self._cluster.workers[name].process.kill()
+
+    # -- light -----------------------------------------------------------------------------
+
+    def _conductor(self, fault: Fault) -> str | None:
+        conductors = self._cluster.conductors
+        names = [name for name, life in conductors.items() if life.process.alive]
+        if not names:
+            return None
+        name = names[int(fault.luck * len(names))]
+        if fault.luck < 0.4:
+            self._cluster.network.freeze(conductors[name].process, fault.seconds)
+        else:
+            conductors[name].process.kill()
+            self._later(fault.seconds, self._restart_conductor, name)
+        return name
+
+    def _restart_conductor(self, name: str) -> None:
+        if not self._cluster.conductors[name].process.alive:
+            self._cluster.start_conductor(name)
+
+    def _registry(self, fault: Fault) -> str:
+        house = self._cluster.house
+        house.registry.registry.reachable = house.index.reachable = False
+        self._later(fault.seconds, self._registry_back, None)
+        return "registry"
+
+    def _registry_back(self, _: object) -> None:
+        house = self._cluster.house
+        house.registry.registry.reachable = house.index.reachable = True
+
+    def _reborn(self, fault: Fault) -> str:
+        """Gone, and back with nothing in it."""
+        self._registry(fault)
+        self._later(fault.seconds * 0.99, lambda _: self._cluster.house.registry.restart(), None)
+        return "registry"
+
+    def _cut_off(self, fault: Fault) -> str | None:
+        name = self._victim(fault)
+        if name is not None:
+            until = self._cluster.clock.monotonic() + fault.seconds
+            self._cluster.house.registry.cut_off[name] = until
+        return name
+
+    def _slow(self, fault: Fault) -> str:
+        self._cluster.network.slowness = 20.0
+        self._later(fault.seconds / 4, self._fast, None)
+        return "network"
+
+    def _fast(self, _: object) -> None:
+        self._cluster.network.slowness = 1.0
+
+    def _grow(self, fault: Fault) -> str:
+        self._num_new += 1
+        name = f"n{self._num_new}"
+        self._cluster.add_worker(name, Role.PREFILL if fault.luck < 0.5 else Role.DECODE)
+        return name
+
+    def _store(self, fault: Fault) -> str | None:
+        stores = self._cluster.stores
+        names = [name for name, life in stores.items() if life.process.alive]
+        if not names:
+            return None
+        name = names[int(fault.luck * len(names))]
+        if fault.luck * 7 % 1 < 0.4:
+            self._cluster.network.freeze(stores[name].process, fault.seconds)
+        else:
+            stores[name].process.kill()
+            self._later(fault.seconds, self._restart_store, name)
+        return name
+
+    def _restart_store(self, name: str) -> None:
+        store = self._cluster.stores[name]
+        if not store.process.alive:
+            self._cluster.start_store(store.name, store.host, store.room)
+
+    def _index(self, fault: Fault) -> str:
+        self._cluster.house.index.reachable = not self._cluster.house.index.reachable
+        return "index"
+
+    def _reads(self, fault: Fault) -> str:
+        fabric = self._cluster.house.fabric
+        fabric.damage, fabric.loss = (0.3, 0.0) if fault.luck < 0.6 else (0.0, 0.3)
+        self._later(fault.seconds / 2, self._reads_well, None)
+        return "reads"
+
+    def _reads_well(self, _: object) -> None:
+        fabric = self._cluster.house.fabric
+        fabric.damage = fabric.loss = 0.0
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _bear_again(self, name: str) -> None:
+        self.tell(f"{name} is born again")
+        self._cluster.bear_again(name)
+
+    def _later(self, seconds: float, what, item) -> None:  # type: ignore[no-untyped-def]
+        cluster = self._cluster
+        cluster.loop.call_later(seconds, what, item, context=cluster.network.context)

@@ -1,0 +1,159 @@
+"""Streams between routers, readers and workers: what gRPC does for them, over the network."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from baton.core.handoff import PullEvent, PullOpen
+from baton.core.request import RequestOutput
+from baton.errors import BatonError
+from baton.rpc.router_stream import RouterMessage
+from baton.rpc.worker_client import PullReader
+from baton.rpc.worker_service import _take
+from baton.worker.stream import OutputStream
+from baton.worker.worker import Worker
+from tests.sim.whole.network import End
+from tests.sim.whole.process import PROCESS, Process
+
+# -- a worker's side ---------------------------------------------------------------------------
+
+
+class WorkerServer:
+    """What ``baton.rpc.worker_service`` is."""
+
+    def __init__(self, process: Process, worker: Worker) -> None:
+        self._process = process
+        self._worker = worker
+
+    def accept(self, kind: str, opening: Any, end: End) -> None:
+        if kind == "run":
+            stream = self._worker.open_stream()
+            end.on_message = lambda message: _take(stream, message)
+            task = self._process.spawn(self._run(end, stream))
+        else:
+            task = self._process.spawn(self._pull(end, opening))
+        end.on_break = task.cancel
+
+    async def _run(self, end: End, stream: OutputStream) -> None:
+        failure: BatonError | None = None
+        try:
+            while True:
+                end.send(await stream.outputs())
+        except BatonError as error:
+            failure = error
+        finally:
+            stream.close()
+            end.on_break = None
+            end.close(failure)
+
+    async def _pull(self, end: End, opening: PullOpen) -> None:
+        failure: BatonError | None = None
+        try:
+            lease = await self._worker.open_pull(opening)
+        except BatonError as error:
+            end.on_break = None
+            end.close(error)
+            return
+        end.on_message = lease.acknowledge
+        try:
+            async for event in lease.events():
+                end.send(event)
+        except BatonError as error:
+            failure = error
+        finally:
+            lease.close()
+            end.on_break = None
+            end.close(failure)
+
+
+# -- a reader's side ---------------------------------------------------------------------------
+
+
+class SimReader:
+    def __init__(self, end: End) -> None:
+        self._end = end
+
+    async def next_event(self) -> PullEvent:
+        event: PullEvent = await self._end.get()
+        return event
+
+    async def acknowledge(self, num_blocks: int) -> None:
+        if self._end.failure is not None:
+            raise self._end.failure
+        self._end.send(num_blocks)
+        if self._end.network.chance.happens(0.05):
+            self._end.send(num_blocks)
+
+    async def ended(self) -> None:
+        await self._end.over()
+
+
+class SimPeers:
+    """Implements :class:`baton.rpc.worker_client.PullPeers`."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @asynccontextmanager
+    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[PullReader]:
+        end = self._process.network.open(self._process, address, "pull", opening)
+        try:
+            yield SimReader(end)
+        finally:
+            end.close()
+
+
+# -- a router's side ---------------------------------------------------------------------------
+
+
+class SimChannel:
+    """Stands for a channel in ``router.links`` and ``router.conductors``."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.end: End | None = None
+
+    async def close(self) -> None:
+        if self.end is not None:
+            self.end.close()
+
+
+@asynccontextmanager
+async def open_channel(address: str, secret: str | None = None) -> AsyncIterator[SimChannel]:
+    channel = SimChannel(address)
+    try:
+        yield channel
+    finally:
+        await channel.close()
+
+
+async def connected(channel: SimChannel) -> None:
+    process = PROCESS.get()
+    channel.end = process.network.open(process, channel.address, "run")
+    assert channel.end.connected is not None
+    await channel.end.connected
+
+
+async def converse(
+    channel: SimChannel,
+    messages: AsyncIterator[RouterMessage],
+    deliver: Callable[[RequestOutput], None],
+) -> None:
+    """As ``baton.rpc.router_stream.converse``."""
+    end = channel.end
+    assert end is not None
+
+    async def send() -> None:
+        async for message in messages:
+            end.send(message)
+            if message.HasField("cancel") and end.network.chance.happens(0.1):
+                end.send(message)
+
+    sending = asyncio.get_running_loop().create_task(send())
+    try:
+        while True:
+            for output in await end.get():
+                deliver(output)
+    finally:
+        sending.cancel()

@@ -1,0 +1,60 @@
+"""The registry as each process reaches it: over the network, if it is there."""
+
+import asyncio
+
+from baton.core.ids import Generation, WorkerId
+from baton.core.member import Member
+from baton.errors import Unavailable
+from baton.registry.memory import MemoryRegistry
+from tests.sim.whole.loop import SimClock
+from tests.sim.whole.process import Process
+
+TIMEOUT_SECONDS = 1.0
+
+
+class RegistryHouse:
+    """Where the registry lives. Reborn, it knows nobody."""
+
+    def __init__(self, clock: SimClock) -> None:
+        self._clock = clock
+        self.registry = MemoryRegistry(clock)
+        self.cut_off: dict[str, float] = {}
+        """Until when who can't reach it."""
+
+    def restart(self) -> None:
+        self.registry = MemoryRegistry(self._clock)
+
+    def is_cut_off(self, process: Process) -> bool:
+        return self.cut_off.get(process.name, 0.0) > self._clock.monotonic()
+
+
+class RegistryLink:
+    """Implements :class:`baton.registry.base.Registry`."""
+
+    def __init__(self, house: RegistryHouse, process: Process) -> None:
+        self._house = house
+        self._process = process
+
+    async def announce(self, member: Member, ttl_seconds: float) -> bool:
+        return await (await self._reach()).announce(member, ttl_seconds)
+
+    async def withdraw(self, member_id: WorkerId, generation: Generation) -> None:
+        await (await self._reach()).withdraw(member_id, generation)
+
+    async def members(self) -> list[Member]:
+        return await (await self._reach()).members()
+
+    async def ping(self) -> None:
+        await (await self._reach()).ping()
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+    async def _reach(self) -> MemoryRegistry:
+        if not self._process.alive:
+            raise Unavailable("nothing leaves a dead process")
+        await asyncio.sleep(0.0005)
+        if self._house.is_cut_off(self._process):
+            await asyncio.sleep(TIMEOUT_SECONDS)
+            raise Unavailable("the registry is silent")
+        return self._house.registry
