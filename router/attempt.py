@@ -44,15 +44,35 @@ class AttemptFailed(Exception):
         self.suspects = tuple(suspects)
 
 
+class AttemptLeft(Exception):
+    """Its worker drains. With ``source``, the KV of all tokens but the last waits there."""
+
+    def __init__(self, worker: WorkerRef, source: WorkerRef | None) -> None:
+        super().__init__(f"worker {worker.id} drains")
+        self.worker = worker
+        self.source = source
+
+
 class Attempt:
     """:meth:`open`, then :meth:`next_outputs` until one has a finish reason or it raises, then
-    :meth:`close`, always."""
+    :meth:`close`, always.
+
+    With ``goes_on``, the prefill worker of ``placement`` is one that had begun the answer: it holds
+    the KV of the tokens of ``spec``, and the client has the token after them already.
+    """
 
     def __init__(
-        self, spec: RequestSpec, placement: Placement, links: Links, deadlines: Deadlines
+        self,
+        spec: RequestSpec,
+        placement: Placement,
+        links: Links,
+        deadlines: Deadlines,
+        *,
+        goes_on: bool = False,
     ) -> None:
         two = placement.prefill is not None and placement.prefill.id != placement.decode.id
-        alone = not two or spec.max_new_tokens == 1
+        alone = not two or (spec.max_new_tokens == 1 and not goes_on)
+        self._goes_on = goes_on
         self._spec = replace(spec, store_hint=placement.store_hint)
         self._prefill = None if alone else placement.prefill
         self._decode = placement.decode
@@ -62,24 +82,27 @@ class Attempt:
             if worker is not None
         }
         self._inbox = Inbox()
-        self._merge = Merge(spec.epoch, spec.num_emitted_tokens, handed_over=not alone)
+        known = spec.num_emitted_tokens + (1 if goes_on else 0)
+        self._merge = Merge(spec.epoch, known, handed_over=not (alone or goes_on))
         self._deadlines = deadlines
         self._deadline = 0.0
         self._waits_for = ""
         self._decoding = False
         self._finished = False
-        self._failure: AttemptFailed | BatonError | None = None
+        self._failure: AttemptFailed | AttemptLeft | BatonError | None = None
 
     def open(self) -> None:
         if self._prefill is None:
             self._link(self._decode).submit(self._spec, Task.WHOLE, None, self._inbox)
         else:
-            self._link(self._prefill).submit(self._spec, Task.PREFILL, None, self._inbox)
+            if not self._goes_on:
+                self._link(self._prefill).submit(self._spec, Task.PREFILL, None, self._inbox)
             self._link(self._decode).submit(self._spec, Task.DECODE, self._prefill, self._inbox)
         self._expect("first token", self._deadlines.first_token)
 
     async def next_outputs(self) -> list[RequestOutput]:
-        """At least one, in order. Raises AttemptFailed, or what no other placement can mend.
+        """At least one, in order. Raises AttemptFailed, AttemptLeft, or what no other placement
+        can mend.
 
         Outputs that arrived before a failure are answered before it is raised.
         """
@@ -117,7 +140,7 @@ class Attempt:
         try:
             for worker_id, item in items:
                 outputs.extend(self._accept(worker_id, item))
-        except (AttemptFailed, BatonError) as failure:
+        except (AttemptFailed, AttemptLeft, BatonError) as failure:
             self._failure = failure
         return outputs
 
@@ -128,6 +151,10 @@ class Attempt:
             return []
         if item.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             return self._refused(worker_id, item)
+        if item.finish_reason in (FinishReason.MOVED, FinishReason.TURNED_AWAY):
+            worker = self._worker(worker_id)
+            moved = item.finish_reason is FinishReason.MOVED
+            raise AttemptLeft(worker, worker if moved else None)
         if worker_id == self._decode.id:
             self._decoding = True
         try:

@@ -1,7 +1,7 @@
 """A request's journey from placement to its last token, over as many workers as it takes."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
@@ -12,11 +12,16 @@ from baton.core.ids import BlockKey, Epoch, TenantId, TokenId, WorkerId
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
 from baton.errors import BatonError, DeadlineExceeded, Unavailable
-from router.attempt import Attempt, AttemptFailed, Deadlines
+from router.attempt import Attempt, AttemptFailed, AttemptLeft, Deadlines
 from router.key_chain import KeyChain, keys_of
 from router.links import Links
 from router.placement import PlaceQuery, Placer
 from router.record import JourneyRecord
+
+MOVED_REASON = "the worker that had begun the answer drains: its KV is handed on"
+
+MAX_MOVES = 64
+"""Of one request, away from workers that drain; more is a storm, and counts as failures."""
 
 log = structlog.get_logger(__name__)
 
@@ -67,6 +72,8 @@ class Journey:
         self._emitted: list[TokenId] = []
         self._excluded: set[WorkerId] = set()
         self._dead: set[WorkerRef] = set()
+        self._source: WorkerRef | None = None
+        self._num_moves = 0
         self.record = record
 
     async def outputs(self) -> AsyncGenerator[RequestOutput]:
@@ -78,7 +85,14 @@ class Journey:
         num_failures = 0
         while True:
             placement = await self._place()
-            attempt = Attempt(self._spec, placement, self._guide.links, self._config.deadlines)
+            attempt = Attempt(
+                self._spec,
+                placement,
+                self._guide.links,
+                self._config.deadlines,
+                goes_on=self._source is not None,
+            )
+            self._source = None
             try:
                 attempt.open()
                 while True:
@@ -88,11 +102,18 @@ class Journey:
                         if output.finish_reason is not None:
                             return
             except AttemptFailed as failed:
-                failure = failed
+                failure: AttemptFailed | AttemptLeft = failed
+            except AttemptLeft as left:
+                failure = left
             finally:
                 attempt.close()
+            self.record.placements[-1].error = str(failure)
+            if isinstance(failure, AttemptLeft):
+                if self._num_moves < MAX_MOVES:
+                    await self._prepare_move(failure)
+                    continue
+                failure = AttemptFailed(Unavailable(str(failure)), [failure.worker])
             num_failures += 1
-            self.record.placements[-1].error = str(failure.error)
             if num_failures > self._config.max_retries:
                 raise _given_up(failure.error, num_failures)
             await self._prepare_retry(failure)
@@ -101,6 +122,24 @@ class Journey:
         self._emitted.extend(output.token_ids)
         self.record.note_output(output, self._guide.clock.monotonic())
 
+    async def _prepare_move(self, left: AttemptLeft) -> None:
+        """Whoever goes on reads the KV from the worker that left, if it has it."""
+        self._num_moves += 1
+        self._excluded.add(left.worker.id)
+        self._dead.add(left.worker)
+        self._source = left.source if self._emitted else None
+        known = self._emitted[:-1] if self._source is not None else self._emitted
+        await self._begin_epoch(known)
+        log.info("request_moves", request_id=self._spec.request_id, epoch=self._spec.epoch)
+
+    async def _begin_epoch(self, answered: Sequence[TokenId]) -> None:
+        """What was answered becomes part of what is computed."""
+        prompt = self._spec.token_ids[: self._spec.num_prompt_tokens]
+        self._spec = replace(
+            self._spec, epoch=Epoch(self._spec.epoch + 1), token_ids=prompt + tuple(answered)
+        )
+        self._keys = await keys_of(self._chain, self._spec.token_ids)
+
     async def _prepare_retry(self, failure: AttemptFailed) -> None:
         """Finds out who failed, and makes the emitted tokens part of what is computed."""
         await self._guide.clock.sleep(self._config.retry_pause_seconds)
@@ -108,13 +147,7 @@ class Journey:
         broken = [w for w in failure.suspects if not links.is_alive(w)]
         self._dead.update(broken)
         self._excluded.update(worker.id for worker in broken or failure.suspects)
-        prompt = self._spec.token_ids[: self._spec.num_prompt_tokens]
-        self._spec = replace(
-            self._spec,
-            epoch=Epoch(self._spec.epoch + 1),
-            token_ids=prompt + tuple(self._emitted),
-        )
-        self._keys = await keys_of(self._chain, self._spec.token_ids)
+        await self._begin_epoch(self._emitted)
         log.warning(
             "request_fails_over",
             request_id=self._spec.request_id,
@@ -129,6 +162,8 @@ class Journey:
             placement = await self._place_first()
         else:
             placement = await self._place_again()
+        if self._source is not None:
+            placement = replace(placement, prefill=self._source, reason=MOVED_REASON)
         self.record.note_placement(self._spec.epoch, placement, clock.monotonic())
         return placement
 

@@ -95,6 +95,20 @@ class TwinWorker:
             job.inbox.put(self.ref.id, output)
         self.jobs = []
 
+    def leave(self, reason: FinishReason) -> None:
+        """Drains: ends every job with MOVED or TURNED_AWAY."""
+        for job in self.jobs:
+            job.ended = True
+            output = RequestOutput(
+                request_id=job.spec.request_id,
+                epoch=job.spec.epoch,
+                first_index=len(job.tokens) - job.spec.num_prompt_tokens,
+                token_ids=(),
+                finish_reason=reason,
+            )
+            job.inbox.put(self.ref.id, output)
+        self.jobs = []
+
     def kill(self) -> None:
         """As when the process dies: every job learns that the link broke."""
         self.alive = False

@@ -79,10 +79,16 @@ class RequestSpec:
 
 
 class FinishReason(StrEnum):
+    """The last two end a placement, not the answer: its worker drains. MOVED: the KV of all tokens
+    but the last waits there for whoever decodes the request's next epoch. TURNED_AWAY: nothing
+    does; place it anew."""
+
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     ERROR = "error"
+    MOVED = "moved"
+    TURNED_AWAY = "turned_away"
 
 
 @dataclass(frozen=True, slots=True)

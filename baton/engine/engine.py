@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from baton.clock import Clock
 from baton.core.answer_length import AnswerLengths
@@ -21,6 +22,7 @@ from baton.engine.prefill_speed import PrefillSpeed
 from baton.engine.prefix import ChainMemo
 from baton.engine.result import (
     EngineStats,
+    PassedOn,
     PrefillProgress,
     Reservation,
     SealedRun,
@@ -147,6 +149,35 @@ class Engine:
             sequence.block_ids = sequence.block_ids[: sequence.num_sealed]
         self._finish(sequence)
         return True
+
+    def is_waiting(self, request_id: RequestId) -> bool:
+        """Whether it is in the queue, with nothing of it computed."""
+        sequence = self._sequences.get(request_id)
+        return sequence is not None and sequence.phase is Phase.WAITING
+
+    def pass_on(self, request_id: RequestId, heir: RequestId) -> PassedOn | None:
+        """Takes an answer out of the batch, and holds its blocks under the name of ``heir`` for
+        another worker to read. None when no token of it was answered here yet, or it is not
+        running. Ends with :meth:`abort` of ``heir``."""
+        sequence = self._sequences.get(request_id)
+        if sequence is None or sequence.phase is not Phase.RUNNING:
+            return None
+        if sequence.num_known == len(sequence.spec.token_ids) or sequence.num_remaining != 1:
+            return None
+        del self._sequences[request_id]
+        sequence.spec = replace(sequence.spec, request_id=heir)
+        self._sequences[heir] = sequence
+        self._scheduler.transfer(sequence, Phase.HELD)
+        num_blocks = self._config.blocks_for(sequence.num_computed)
+        progress = PrefillProgress(
+            heir,
+            sequence.num_computed,
+            sequence.block_ids[:num_blocks],
+            keys=tuple(sequence.keys[: sequence.num_sealed]),
+            num_cached_tokens=0,
+        )
+        runs = _sealed_run(sequence, sequence.num_sealed)
+        return PassedOn(progress, sequence.token_ids[-1], tuple(runs))
 
     def release_quarantine(self, block_ids: Seq[BlockId]) -> None:
         """Nobody can write to these blocks any more: they are free again."""

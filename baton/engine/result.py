@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baton.core.ids import BlockId, BlockKey, RequestId
+from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import RequestOutput
 from baton.engine.block_pool import PoolCounts
 
@@ -32,6 +32,16 @@ class SealedRun:
     keys: tuple[BlockKey, ...]
     first: int
     tenant_salt: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOn:
+    """An answer that another worker goes on with, from ``token_id`` on, which its client has
+    already; ``progress`` is that of its KV, as after a prefill."""
+
+    progress: PrefillProgress
+    token_id: TokenId
+    sealed: tuple[SealedRun, ...]
 
 
 @dataclass(frozen=True, slots=True)

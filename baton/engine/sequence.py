@@ -11,7 +11,8 @@ from baton.engine.prefix import KeyChain
 
 
 class Phase(StrEnum):
-    """HELD: the prompt is computed and its blocks wait for their reader. RESERVED: blocks
+    """HELD: the prompt (or an answer that is passed on) is computed, and its blocks wait for their
+    reader. RESERVED: blocks
     wait to be filled by a hand-off."""
 
     WAITING = "waiting"
@@ -24,7 +25,7 @@ class Phase(StrEnum):
 PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     # admit | abort
     Phase.WAITING: frozenset({Phase.RUNNING, Phase.FINISHED}),
-    # preempt | prompt computed | answer complete, abort
+    # preempt | prompt computed, passed on | answer complete, abort
     Phase.RUNNING: frozenset({Phase.WAITING, Phase.HELD, Phase.FINISHED}),
     # release, abort
     Phase.HELD: frozenset({Phase.FINISHED}),

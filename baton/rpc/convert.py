@@ -26,6 +26,8 @@ _FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
     FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
     FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
     FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.MOVED: pb.FINISH_REASON_MOVED,
+    FinishReason.TURNED_AWAY: pb.FINISH_REASON_TURNED_AWAY,
 }
 _FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
 

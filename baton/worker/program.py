@@ -26,6 +26,7 @@ from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.server import build_server, listen
 from baton.rpc.worker_client import GrpcPullPeers
 from baton.rpc.worker_service import add_worker_service
+from baton.runtime.pools.base import POOLS
 from baton.runtime.status import report_progress
 from baton.transport.base import Region, Transport
 from baton.transport.select import host_id, open_transports
@@ -98,6 +99,7 @@ class WorkerProgram:
     async def drain(self) -> None:
         """Takes nothing new, and returns when nothing is left."""
         self._worker.start_drain()
+        self._heartbeat.hurry()
         while not self._worker.idle:
             await self._clock.sleep(0.05)
 
@@ -192,7 +194,13 @@ class WorkerProgram:
             digest,
             host,
             self._clock,
+            self._has_heirs,
         )
+
+    def _has_heirs(self) -> bool:
+        """Whether another worker could go on with what this one has."""
+        ready = [m for role in POOLS for m in self._membership.ready(role)]
+        return any(member.id != self._id for member in ready)
 
     def _build_store(self, layout: KvLayout, host: str) -> StorePrefixes:
         settings, runner = self._settings, self._runner

@@ -6,27 +6,27 @@ may be asked for a whole request when the other pool is gone.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from baton.clock import Clock
 from baton.core.handoff import Inspection, PullOpen, WorkerRef
 from baton.core.ids import Epoch, Generation, RequestId, WorkerId
 from baton.core.load import Load
-from baton.core.request import FinishReason, RequestOutput, RequestSpec
+from baton.core.request import RequestOutput, RequestSpec
 from baton.core.states import WorkerState
 from baton.core.task import Task
 from baton.engine.engine import Engine, EngineStats, StepResult
-from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable, mapping_of
+from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
 from baton.transport.base import Transport
 from baton.transport.links import LinkMeter
 from baton.transport.select import LOCAL_ONLY, choose
 from baton.transport.strays import Strays
 from baton.worker.answers import AnswerMeter
 from baton.worker.engine_thread import EngineDoor
-from baton.worker.extension import Extension
 from baton.worker.hold import Hold
 from baton.worker.intake import Intake, Landing, Shipment
+from baton.worker.job import Job, failure_of, moved, placement_id, turned_away
 from baton.worker.kv_layout import KvLayout
 from baton.worker.load_report import Coming, measure
 from baton.worker.prefix_store import PrefixStore
@@ -43,32 +43,14 @@ PULLS = "pulls"
 class WorkerConfig:
     """``max_jobs`` bounds requests in whatever phase. Seconds: ``hold_seconds`` is how long
     a computed prompt waits for its reader, ``arrival_seconds`` how long a reader waits for the
-    request that it came for (the two messages race). ``late_tokens``: see :class:`Hold`."""
+    request that it came for (the two messages race), ``finish_seconds`` how long answers may go on
+    while the worker drains, before others go on with them. ``late_tokens``: see :class:`Hold`."""
 
     max_jobs: int = 4096
     hold_seconds: float = 30.0
+    finish_seconds: float = 2.0
     arrival_seconds: float = 5.0
     late_tokens: int = 1024
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One placement of one request, from its submission until nothing of it is left here.
-
-    ``spec`` carries an id of its own, made of the request's id and its epoch: a placement that
-    is on its way out and its successor never meet under one name, neither in the engine nor
-    between workers.
-    """
-
-    request_id: RequestId
-    spec: RequestSpec
-    task: Task
-    stream: OutputStream
-    runner: asyncio.Task[None] | None = None
-    hold: Hold | None = None
-    prefilled_at: float | None = None
-    extension: Extension | None = None
-    details: dict[str, str] = field(default_factory=dict)
 
 
 class PullLeaseOfHold:
@@ -97,6 +79,7 @@ class Worker:
         model_digest: str,
         host: str,
         clock: Clock,
+        has_heirs: Callable[[], bool] = lambda: True,
     ) -> None:
         self._id = worker_id
         self._generation = generation
@@ -110,6 +93,8 @@ class Worker:
         self._model_digest = model_digest
         self._host = host
         self._clock = clock
+        self._has_heirs = has_heirs
+        self._drains_since: float | None = None
         self._jobs: dict[RequestId, Job] = {}  # by placement
         self._current: dict[RequestId, Job] = {}  # by request: its latest placement
         self._strays = Strays()
@@ -131,10 +116,16 @@ class Worker:
                 await self._refresh_load()
                 self._drop_unread()
                 self._strays.sweep()
+                if self._drains_since is not None and self._has_heirs():
+                    await self._part(self._drains_since)
                 await self._clock.sleep(SWEEP_SECONDS)
 
     def start_drain(self) -> None:
+        """Takes nothing new. While there are others, what has not begun is turned away, and answers
+        that take longer go on elsewhere. Idempotent."""
         self.state = WorkerState.DRAINING
+        if self._drains_since is None:
+            self._drains_since = self._clock.monotonic()
 
     @property
     def idle(self) -> bool:
@@ -179,26 +170,30 @@ class Worker:
             if task is Task.DECODE and source is None:
                 raise Invalid("a decode task names its source", param="source")
         except BatonError as error:
-            stream.put(_failure(spec, error))
+            draining = self.state is WorkerState.DRAINING
+            stream.put(turned_away(spec) if draining else failure_of(spec, error))
             return
         job = Job(spec.request_id, replace(spec, request_id=placement_id(spec)), task, stream)
         self._jobs[job.spec.request_id] = job
         self._current[job.request_id] = job
         spec = job.spec
         if task is Task.PREFILL:
-            job.hold = Hold(
-                self._layout,
-                len(spec.token_ids),
-                self._block_tokens,
-                self._config.late_tokens,
-                lambda complete: self._hold_closed(job, complete),
-            )
+            job.hold = self._new_hold(job, len(spec.token_ids))
             self._arrived.set()
         if task is Task.DECODE:
             assert source is not None
             self._spawn(job, partial(self._receive, job, source))
         else:
             self._spawn(job, partial(self._compute, job))
+
+    def _new_hold(self, job: Job, num_tokens: int) -> Hold:
+        return Hold(
+            self._layout,
+            num_tokens,
+            self._block_tokens,
+            self._config.late_tokens,
+            lambda complete: self._hold_closed(job, complete),
+        )
 
     def _admit(self, spec: RequestSpec) -> None:
         """Raises what forbids the request; ends its older placement if that is still here."""
@@ -280,7 +275,7 @@ class Worker:
 
     def _fail(self, job: Job, error: BatonError) -> None:
         if job.spec.request_id in self._jobs:
-            job.stream.put(_failure(replace(job.spec, request_id=job.request_id), error))
+            job.stream.put(failure_of(replace(job.spec, request_id=job.request_id), error))
             self._end(job)
 
     def _end(self, job: Job) -> None:
@@ -305,6 +300,49 @@ class Worker:
         request_id = job.spec.request_id
         self._engine.send(lambda engine: engine.abort(request_id))
         self._intake.notice_room()
+
+    # -- draining ---------------------------------------------------------------------------
+
+    async def _part(self, since: float) -> None:
+        """From what can go now. What is on its way in is seen to once it is here."""
+        patient = self._clock.monotonic() < since + self._config.finish_seconds
+        for job in list(self._jobs.values()):
+            request_id = job.spec.request_id
+            if job.runner is not None:
+                continue
+            if await self._engine.call(partial(Engine.is_waiting, request_id=request_id)):
+                self._turn_away(job)
+            elif job.hold is None and not patient:
+                await self._move(job)
+
+    def _turn_away(self, job: Job) -> None:
+        if job.spec.request_id in self._jobs:
+            job.stream.put(turned_away(replace(job.spec, request_id=job.request_id)))
+            self._end(job)
+
+    async def _move(self, job: Job) -> None:
+        """An answer becomes a hold for its next epoch, as if it had been a prompt."""
+        epoch = Epoch(job.spec.epoch + 1)
+        heir = replace(job.spec, request_id=job.request_id, epoch=epoch)
+        heir = replace(heir, request_id=placement_id(heir))
+        ours, theirs = job.spec.request_id, heir.request_id
+        passed = await self._engine.call(lambda engine: engine.pass_on(ours, theirs))
+        if passed is None:
+            return
+        if ours not in self._jobs:  # cancelled meanwhile
+            self._engine.send(lambda engine: engine.abort(theirs))
+            return
+        self._forget(job)
+        held = Job(job.request_id, heir, Task.PREFILL, job.stream)
+        num_tokens = passed.progress.num_computed_tokens
+        held.hold = self._new_hold(held, num_tokens)
+        held.prefilled_at = self._clock.monotonic()
+        self._jobs[theirs] = self._current[job.request_id] = held
+        held.hold.advance(passed.progress)
+        held.hold.finish(passed.token_id, finished=False)
+        self._store.note_step(StepResult(sealed=passed.sealed))
+        self._arrived.set()
+        job.stream.put(moved(replace(job.spec, request_id=job.request_id), num_tokens + 1))
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -401,28 +439,9 @@ class Worker:
         )
 
 
-def placement_id(spec: RequestSpec) -> RequestId:
-    return RequestId(f"{spec.request_id}/{spec.epoch}")
-
-
 def _violation(engine: Engine) -> str:
     try:
         engine.check_integrity()
     except AssertionError as error:
         return str(error) or "integrity violated"
     return ""
-
-
-def _failure(spec: RequestSpec, error: BatonError) -> RequestOutput:
-    details = {"error_status": mapping_of(error).grpc_status}
-    if isinstance(error, Overloaded):
-        details["retry_after_seconds"] = f"{error.retry_after_seconds:.3f}"
-    return RequestOutput(
-        request_id=spec.request_id,
-        epoch=spec.epoch,
-        first_index=spec.num_emitted_tokens,
-        token_ids=(),
-        finish_reason=FinishReason.ERROR,
-        error=str(error),
-        details=details,
-    )

@@ -1,12 +1,13 @@
 """Hand-offs between two workers: whole, cancelled anywhere, damaged, and cut off."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from baton.core.handoff import Endpoint, PullOpen, WorkerRef
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Epoch, Generation, WorkerId
 from baton.core.request import FinishReason
 from baton.core.task import Task
 from baton.engine.fake_runner import reference_answer
@@ -58,6 +59,34 @@ async def test_a_handed_over_request_answers_as_if_alone(length: int) -> None:
     details = outputs[1].details
     assert details["transport"] == "memory"
     assert int(details["bytes_shipped"]) == -(-length // 4) * 4 * 8
+
+
+@pytest.mark.parametrize(("length", "temperature"), [(1, 0.0), (7, 1.0), (40, 0.0)])
+async def test_a_draining_worker_hands_its_answers_on(length: int, temperature: float) -> None:
+    """Answers go on elsewhere, from where they are; nothing is computed again."""
+    prompt = list(range(1, length + 1))
+    spec = request("r", prompt, 150, repetition_penalty=1.1)
+    spec = replace(spec, sampling=replace(spec.sampling, temperature=temperature, seed=5))
+    async with cluster(config=WorkerConfig(finish_seconds=0.0)) as running:
+        source, heir = running.decode, running.prefill
+        gate = source.runner.close_after(8)
+        stream = source.worker.open_stream()
+        stream.submit(spec, Task.WHOLE, None)
+        outputs = await collect(stream, lambda outputs: len(outputs) >= 2)
+        source.worker.start_drain()
+        await gate.open_slowly(stream, outputs)
+        moved = outputs.pop()
+        assert moved.finish_reason is FinishReason.MOVED
+        known = tokens_of(outputs)
+        assert moved.first_index == len(known) > 2
+        going_on = replace(spec, epoch=Epoch(2), token_ids=spec.token_ids + known[:-1])
+        other = heir.worker.open_stream()
+        other.submit(going_on, Task.DECODE, source.ref)
+        rest = await collect(other, is_finished)
+        await source.wait_until_free()
+        await heir.wait_until_free()
+    assert tokens_of([*outputs, *rest]) == reference_answer(spec)[0]
+    assert int(rest[0].details["bytes_shipped"]) == -(-(length + len(known) - 1) // 4) * 32
 
 
 async def test_what_the_decode_worker_has_is_not_shipped_again() -> None:
@@ -152,7 +181,7 @@ async def test_a_source_that_is_gone_is_unavailable() -> None:
         stream.submit(request("r", [1, 2, 3], 8), Task.DECODE, nobody)
         outputs = await collect(stream, bool)
         await running.decode.wait_until_free()
-    assert outputs[0].details["error_status"] == "UNAVAILABLE"
+    assert outputs[0].finish_reason is FinishReason.TURNED_AWAY
 
 
 async def test_a_reader_for_an_unknown_request_or_another_life_is_refused() -> None:
@@ -203,7 +232,7 @@ async def test_a_draining_worker_takes_nothing_new() -> None:
         stream = running.decode.worker.open_stream()
         stream.submit(request("r", [1, 2, 3], 8), Task.WHOLE, None)
         outputs = await collect(stream, bool)
-    assert outputs[0].details["error_status"] == "UNAVAILABLE"
+    assert outputs[0].finish_reason is FinishReason.TURNED_AWAY
 
 
 DIGEST_HEX = (b"m" * 16).hex()

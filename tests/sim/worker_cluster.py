@@ -2,6 +2,7 @@
 model, the transport and the network."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
+from baton.engine.plan import Plan, StepOutput
 from baton.transport.base import Transport
 from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.transport.region import HostMemory
@@ -24,7 +26,7 @@ from baton.worker.intake import Intake, IntakeConfig
 from baton.worker.kv_layout import KvLayout
 from baton.worker.memory_peers import MemoryPeers
 from baton.worker.stream import OutputStream
-from baton.worker.worker import Worker, WorkerConfig
+from baton.worker.worker import SWEEP_SECONDS, Worker, WorkerConfig
 from tests.sim.no_store import NoStore
 
 T = TypeVar("T")
@@ -39,6 +41,7 @@ class Node:
 
     worker: Worker
     engine: Engine
+    runner: "SharedRunner"
     thread: EngineThread
     ref: WorkerRef
     crashes: list[BaseException] = field(default_factory=list)
@@ -54,13 +57,45 @@ class Node:
         assert self.worker.idle
 
 
+class Gate:
+    """Lets so many steps through; the engine waits at it."""
+
+    def __init__(self, num_steps: int) -> None:
+        self._steps = threading.Semaphore(num_steps)
+
+    def pass_one(self) -> None:
+        assert self._steps.acquire(timeout=30), "nobody opened the gate"
+
+    async def open_slowly(self, stream: OutputStream, outputs: list[RequestOutput]) -> None:
+        """Few steps between two sweeps of the worker, until the stream's request is over here."""
+        while not is_finished(outputs):
+            self._steps.release()
+            await asyncio.sleep(SWEEP_SECONDS / 4)
+            try:
+                async with asyncio.timeout(0):
+                    outputs.extend(await stream.outputs())
+            except TimeoutError:
+                pass
+        self._steps.release(1000)
+
+
 class SharedRunner(FakeRunner):
     """A fake whose memory other workers can read."""
 
     def __init__(self, num_blocks: int) -> None:
         super().__init__(num_blocks, BLOCK_TOKENS)
+        self._gate: Gate | None = None
         self.shared = HostMemory("fake", len(self.memory))
         self.memory = self.shared.view  # type: ignore[assignment]
+
+    def close_after(self, num_steps: int) -> Gate:
+        self._gate = Gate(num_steps)
+        return self._gate
+
+    def run(self, plan: Plan) -> StepOutput:
+        if self._gate is not None:
+            self._gate.pass_one()
+        return super().run(plan)
 
     def checksums(self, block_ids: list[BlockId]) -> list[int]:
         return [xxhash.xxh3_64_intdigest(self.export_block(block_id)) for block_id in block_ids]
@@ -97,7 +132,7 @@ def make_node(
     )  # fmt: skip
     peers.workers[name] = worker
     ref = WorkerRef(WorkerId(name), name, Generation(1))
-    return Node(worker, engine, thread, ref, crashes)
+    return Node(worker, engine, runner, thread, ref, crashes)
 
 
 @dataclass

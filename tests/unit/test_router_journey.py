@@ -210,6 +210,93 @@ async def test_a_dead_last_worker_may_be_reborn() -> None:
     assert await task == expected(12)
 
 
+@pytest.mark.parametrize("emitted", [1, 2, 7])
+async def test_a_draining_worker_hands_its_answer_on(emitted: int) -> None:
+    """Whoever goes on reads from it what is known but the last token, which the client has."""
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.step()
+    for _ in range(emitted - 1):
+        scene.d0.step()
+    await scene.until(emitted)
+    scene.d0.leave(FinishReason.MOVED)
+    while not task.done():
+        scene.d1.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    [moved] = scene.d1.submitted
+    assert (moved.task, moved.source, moved.spec.epoch) == (Task.DECODE, scene.d0.ref, 2)
+    assert list(moved.spec.token_ids) == [*PROMPT, *expected(12)[: emitted - 1]]
+    assert len(scene.p0.submitted) == 1 and not scene.p1.submitted
+    assert scene.placer.queries[1].excluded == {"d0"}
+    assert [p.error for p in scene.record.placements] == ["worker d0 drains", ""]
+
+
+async def test_moves_are_no_failures() -> None:
+    """However many there are, but not without end."""
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect(replace(FAST, max_retries=0)))
+    await settle()
+    for worker in (scene.p0, scene.d0, scene.p1):
+        worker.leave(FinishReason.TURNED_AWAY)
+        scene.placer.prefill = [w for w in scene.placer.prefill if w is not worker]
+        scene.placer.decode = [w for w in scene.placer.decode if w is not worker]
+        await settle()
+    while not task.done():
+        scene.d1.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    assert [query.num_tokens for query in scene.placer.queries] == [3, 3, 3, 3]
+
+
+async def test_nothing_to_go_on_from_is_placed_anew() -> None:
+    """What was answered is part of what is computed again when the worker has nothing of it."""
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.step()
+    scene.d0.step()
+    await scene.until(2)
+    scene.d0.leave(FinishReason.TURNED_AWAY)
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    assert scene.placer.queries[1].num_tokens == 3 + 2
+
+
+async def test_a_worker_that_moved_its_answer_and_died_is_recovered_from() -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.step()
+    scene.d0.step()
+    await scene.until(2)
+    scene.d0.leave(FinishReason.MOVED)
+    await settle()
+    scene.d0.kill()
+    scene.d1.fail("NOT_FOUND")
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    assert scene.placer.queries[2].num_tokens == 3 + 2
+
+
+async def test_who_failed_others_just_now_is_asked_last() -> None:
+    scene = Scene()
+    scene.links.shuns = frozenset({scene.p0.ref.id, scene.d0.ref.id})
+    assert await scene.collect() == expected(12)
+    assert scene.p1.submitted and scene.d1.submitted
+    scene = Scene()
+    scene.links.shuns = frozenset(worker.ref.id for worker in scene.workers.values())
+    assert await scene.collect() == expected(12)
+    assert scene.placer.queries[1].excluded == frozenset()
+
+
 async def test_gives_up_after_its_retries() -> None:
     scene = Scene(automatic=False)
     task = asyncio.create_task(scene.collect())

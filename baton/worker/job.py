@@ -1,0 +1,70 @@
+"""One placement of one request at a worker, and the outputs that end it early."""
+
+import asyncio
+from dataclasses import dataclass, field, replace
+
+from baton.core.ids import RequestId
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
+from baton.core.task import Task
+from baton.errors import BatonError, Overloaded, mapping_of
+from baton.worker.extension import Extension
+from baton.worker.hold import Hold
+from baton.worker.stream import OutputStream
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One placement of one request, from its submission until nothing of it is left here.
+
+    ``spec`` carries an id of its own, made of the request's id and its epoch: a placement that
+    is on its way out and its successor never meet under one name, neither in the engine nor
+    between workers.
+    """
+
+    request_id: RequestId
+    spec: RequestSpec
+    task: Task
+    stream: OutputStream
+    runner: asyncio.Task[None] | None = None
+    hold: Hold | None = None
+    prefilled_at: float | None = None
+    extension: Extension | None = None
+    details: dict[str, str] = field(default_factory=dict)
+
+
+def placement_id(spec: RequestSpec) -> RequestId:
+    return RequestId(f"{spec.request_id}/{spec.epoch}")
+
+
+def turned_away(spec: RequestSpec) -> RequestOutput:
+    return RequestOutput(
+        request_id=spec.request_id,
+        epoch=spec.epoch,
+        first_index=spec.num_emitted_tokens,
+        token_ids=(),
+        finish_reason=FinishReason.TURNED_AWAY,
+    )
+
+
+def moved(spec: RequestSpec, num_tokens: int) -> RequestOutput:
+    """``num_tokens`` are known, those of the prompt included."""
+    return replace(
+        turned_away(spec),
+        first_index=num_tokens - spec.num_prompt_tokens,
+        finish_reason=FinishReason.MOVED,
+    )
+
+
+def failure_of(spec: RequestSpec, error: BatonError) -> RequestOutput:
+    details = {"error_status": mapping_of(error).grpc_status}
+    if isinstance(error, Overloaded):
+        details["retry_after_seconds"] = f"{error.retry_after_seconds:.3f}"
+    return RequestOutput(
+        request_id=spec.request_id,
+        epoch=spec.epoch,
+        first_index=spec.num_emitted_tokens,
+        token_ids=(),
+        finish_reason=FinishReason.ERROR,
+        error=str(error),
+        details=details,
+    )
