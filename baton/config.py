@@ -9,6 +9,7 @@ import difflib
 import json
 import os
 import re
+import secrets
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -76,6 +77,12 @@ def _order(value: str) -> str:
     return value
 
 
+def _ray_address(value: str) -> str:
+    if value != "auto" and not re.fullmatch(r"([^\s/:]+|\[[0-9a-fA-F:]+\]):\d{1,5}", value):
+        raise ValueError("must be auto, or HOST:PORT of a running Ray")
+    return value
+
+
 def _pairs(value: Any) -> Any:
     """A mapping from JSON, or from a text like ``key=tenant,key2=tenant2``."""
     if not isinstance(value, str):
@@ -130,7 +137,7 @@ class Settings(BaseSettings):
     hung_seconds: Annotated[float, Field(ge=0)] = 20.0
     """Without a sign of life (one a second) until a process that has served is killed and started
     again; 0: never."""
-    ray_address: str | None = None
+    ray_address: Annotated[str, AfterValidator(_ray_address)] | None = None
     """``auto`` or HOST:PORT of a running Ray; None: one of its own, on this machine."""
     ray_worker_cpus: Annotated[float, Field(gt=0)] = 0.25
     """What a worker takes of its node's CPUs, as Ray counts them. It bounds how many workers a
@@ -337,6 +344,18 @@ def prepare_threads(threads: int) -> None:
     """For arithmetic libraries that this process imports later; what is set already stays."""
     for name, value in thread_environment(threads).items():
         os.environ.setdefault(name, value)
+
+
+def prepare_ray(own: bool) -> None:
+    """For Ray, before it is imported: it tells nobody of its use, and one of our own (``own``) stays on loopback and
+    asks for a token that nobody else knows. Processes that it starts inherit this."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if own:
+        # Ray's switch for clusters of several nodes on systems where it has none by default: off,
+        # every socket is bound to loopback.
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_MODE"] = "token"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
 
 
 def thread_environment(threads: int) -> dict[str, str]:

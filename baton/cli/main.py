@@ -54,7 +54,10 @@ def up(
     model: Annotated[str | None, typer.Option(help="A directory, or a hub id.")] = None,
     prefill: Annotated[int | None, typer.Option(help="Prefill workers.")] = None,
     decode: Annotated[int | None, typer.Option(help="Decode workers.")] = None,
-    on: Annotated[str, typer.Option(help="Where workers run: local.")] = "local",
+    on: Annotated[str | None, typer.Option(help="Where workers run: local or ray.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="auto or HOST:PORT; default: a Ray of its own.")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="Where the router listens.")] = None,
     port: Annotated[int | None, typer.Option(help="Where the router listens.")] = None,
     redis: Annotated[str | None, typer.Option(help="A Redis URL; default: embedded.")] = None,
@@ -70,13 +73,13 @@ def up(
     from baton.cli.up import run_up
     from baton.config import load_settings
 
-    if on != "local":
-        raise Invalid(f"--on {on}: this release runs workers as local processes only (--on local)")
     flags = {
         "cluster": name,
         "model": model,
         "prefill": prefill,
         "decode": decode,
+        "on": on,
+        "ray_address": ray_address,
         "host": host,
         "port": port,
         "redis_url": redis,

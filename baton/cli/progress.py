@@ -36,12 +36,14 @@ class StartView:
         for process in state.processes:
             if self._console.is_terminal and not self.was_ready:
                 self._update_bar(process)
-            elif self._lines.get(process.id) != process.state:
-                self._lines[process.id] = process.state
-                print(f"{process.id}: {process.state}", flush=True)
+            elif self._lines.get(process.id) != doing(process, with_weights=False):
+                self._lines[process.id] = doing(process, with_weights=False)
+                print(f"{process.id}: {self._lines[process.id]}", flush=True)
         if state.ready and not self.was_ready:
             self.was_ready = True
-            self._lines = {process.id: process.state for process in state.processes}
+            self._lines = {
+                process.id: doing(process, with_weights=False) for process in state.processes
+            }
             self._progress.stop()
             print(welcome(state.url), flush=True)
             sys.stdout.flush()
@@ -61,8 +63,10 @@ def share_done(process: ProcessState) -> float:
     return 0.95 * process.loaded_bytes / process.total_bytes if process.total_bytes else 0.0
 
 
-def doing(process: ProcessState) -> str:
-    if process.state == "starting" and process.total_bytes:
+def doing(process: ProcessState, with_weights: bool = True) -> str:
+    if process.state == "pending" and process.message:
+        return f"pending: {process.message}"
+    if with_weights and process.state == "starting" and process.total_bytes:
         done, total = process.loaded_bytes / 1e6, process.total_bytes / 1e6
         return f"loading weights, {done:,.0f} of {total:,.0f} MB"
     return process.state

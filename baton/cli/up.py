@@ -14,10 +14,10 @@ from baton.obs.logs import set_up_logs
 from baton.runtime.child import baton_command
 from baton.runtime.control import open_control
 from baton.runtime.control_client import ask
+from baton.runtime.pools.backend import check_backend, open_supervisor
 from baton.runtime.preflight import check_port
 from baton.runtime.serve import only_error
 from baton.runtime.state import SUPERVISOR_LOG, ClusterFolder
-from baton.runtime.supervisor import Supervisor
 
 POLL_SECONDS = 0.05
 
@@ -30,6 +30,7 @@ def run_up(settings: Settings, detach: bool) -> None:
     if folder.is_owned():
         raise folder.taken()
     check_port(settings.host, settings.port)
+    check_backend(settings)
     load_model_config(resolve_model(settings.model))  # fetched once, not by every process
     if detach:
         _detach(settings, folder)
@@ -47,19 +48,24 @@ async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
     set_up_logs("warning" if sys.stderr.isatty() else settings.log_level, settings.log_format)
     folder.take()
     stop, stop_now = asyncio.Event(), asyncio.Event()
+    _hear_signals(stop, stop_now)
+    try:
+        with StartView() as view:
+            async with open_supervisor(settings, folder, SystemClock(), view.show) as supervisor:
+                _hear_signals(stop, stop_now)  # once more: Ray has put its own before ours
+                control = await open_control(folder.socket, supervisor.pools)
+                try:
+                    await supervisor.run(stop, stop_now)
+                finally:
+                    control.close()
+    finally:
+        folder.release()
+
+
+def _hear_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
-    try:
-        with StartView() as view:
-            supervisor = Supervisor(settings, folder, SystemClock(), view.show)
-            control = await open_control(folder.socket, supervisor.pools)
-            try:
-                await supervisor.run(stop, stop_now)
-            finally:
-                control.close()
-    finally:
-        folder.release()
 
 
 def _detach(settings: Settings, folder: ClusterFolder) -> None:

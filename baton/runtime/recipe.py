@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.config import (
+    DEMO_MODEL,
     LOOPBACK,
     Settings,
     child_environment,
@@ -44,14 +45,15 @@ def serve_command(role: Role) -> tuple[str, ...]:
 @dataclass(frozen=True, slots=True)
 class Order:
     """A worker that is to run on some other machine, in plain values. ``command`` is what follows
-    that machine's Python; ``settings`` are all but those of the machine itself; ``log`` is a file
-    below the home that Baton has there."""
+    that machine's Python, ``settings`` are all but those of the machine itself, and ``log`` is a
+    file below ``home``, if there is such a folder, else below the home that Baton has there."""
 
     id: str
     role: str
     command: list[str]
     settings: dict[str, str]
     threads: int
+    home: str
     log: str
     drain_seconds: float
     hung_seconds: float
@@ -133,8 +135,9 @@ class Recipe:
             worker_id,
             role.value,
             list(self._command(role)[1:]),
-            self._named(worker_id),
+            self._portable(self._named(worker_id)),
             self._settings.threads,
+            str(self._folder.home),
             str(self._log(worker_id).relative_to(self._folder.home)),
             self._settings.drain_seconds,
             self._settings.hung_seconds,
@@ -172,6 +175,11 @@ class Recipe:
             "host": LOOPBACK[0],
             "port": "0",
         }
+
+    def _portable(self, named: dict[str, str]) -> dict[str, str]:
+        """Every installation has its own copy of the demo model."""
+        is_demo = self._settings.model == str(DEMO_MODEL)
+        return {name: value for name, value in named.items() if name != "model" or not is_demo}
 
     def _log(self, child_id: str) -> Path:
         return self._folder.logs / f"{child_id}.log"
