@@ -10,6 +10,7 @@ from baton.clock import Clock, SystemClock
 from baton.config import Settings
 from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
+from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.core.store import WatchPage
 from baton.registry.heartbeat import Heartbeat
@@ -18,6 +19,8 @@ from baton.registry.redis import RedisRegistry
 from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.server import build_server, listen
+from baton.runtime import autoscaler
+from baton.runtime.pools.open_kubernetes import kubernetes_pools
 from baton.runtime.serve import Program
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.mirror import Mirror, Watchers
@@ -65,6 +68,8 @@ class ConductorProgram:
             tasks.create_task(self._heartbeat.run())
             tasks.create_task(self._watchers.run())
             tasks.create_task(self._plan())
+            if self._settings.autoscale_pools == "kubernetes":
+                tasks.create_task(self._resize())
 
     async def drain(self) -> None:
         """A placement takes microseconds; routers learn that they should ask another."""
@@ -80,6 +85,16 @@ class ConductorProgram:
         while True:
             await self._clock.sleep(PLAN_SECONDS)
             self._conductor.plan_pools()
+
+    async def _resize(self) -> None:
+        settings, clock = self._settings, self._clock
+        async with kubernetes_pools(settings, clock, autoscaler.say_in_log) as pools:
+            await autoscaler.run(settings, pools, self._plan_to_follow, clock)
+
+    async def _plan_to_follow(self) -> PoolPlan | None:
+        """Of several conductors, the first by name resizes the pools."""
+        ready = [member.id for member in self._membership.ready(Role.CONDUCTOR)]
+        return self._conductor.pool_plan() if min(ready, default="") == self._id else None
 
     async def _watch(
         self, node: Member, generation: Generation, number: int

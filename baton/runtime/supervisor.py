@@ -6,8 +6,11 @@ from collections.abc import Callable
 
 from baton.clock import Clock
 from baton.config import Settings
+from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
 from baton.errors import Unavailable
+from baton.rpc.conductor_client import ask_pool_plan
+from baton.runtime import autoscaler
 from baton.runtime.child import Child, ChildSpec
 from baton.runtime.pools.base import POOLS, Pools
 from baton.runtime.pools.kept import Keeper, KeptPools
@@ -78,7 +81,7 @@ class Supervisor:
                 self._tasks = tasks
                 try:
                     await self._start_all(stop)
-                    await self._until(lambda: False, stop)
+                    await self._serve(stop)
                 finally:
                     await self._stop_all(stop_now)
         finally:
@@ -103,6 +106,23 @@ class Supervisor:
         self._start(self._recipe.router())
         await self._until(self._all_serve, stop)
         await self._await_router(stop)
+
+    async def _serve(self, stop: asyncio.Event) -> None:
+        """Meanwhile the pools follow the load, if they are to."""
+        assert self._tasks is not None
+        following = self._tasks.create_task(self._follow_load())
+        try:
+            await self._until(lambda: False, stop)
+        finally:
+            following.cancel()
+
+    async def _follow_load(self) -> None:
+        if self._settings.autoscale_pools == "supervisor":
+            await autoscaler.run(self._settings, self._pools, self._ask_plan, self._clock)
+
+    async def _ask_plan(self) -> PoolPlan | None:
+        address = self._children[Role.CONDUCTOR].state.address
+        return await ask_pool_plan(address, self._settings.cluster_secret) if address else None
 
     async def _await_router(self, stop: asyncio.Event) -> None:
         """It serves before it has heard of the workers; ready is when it has."""

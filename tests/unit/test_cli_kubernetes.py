@@ -33,7 +33,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> RecordedPools:
     made = RecordedPools()
 
     @asynccontextmanager
-    async def opened(settings: Settings) -> AsyncIterator[RecordedPools]:
+    async def opened(settings: Settings, *others: object) -> AsyncIterator[RecordedPools]:
         assert settings is SETTINGS
         yield made
 
