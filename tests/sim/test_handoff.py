@@ -181,7 +181,7 @@ async def test_a_source_that_is_gone_is_unavailable() -> None:
         stream.submit(request("r", [1, 2, 3], 8), Task.DECODE, nobody)
         outputs = await collect(stream, bool)
         await running.decode.wait_until_free()
-    assert outputs[0].finish_reason is FinishReason.TURNED_AWAY
+    assert outputs[0].details["error_status"] == "UNAVAILABLE"
 
 
 async def test_a_reader_for_an_unknown_request_or_another_life_is_refused() -> None:
