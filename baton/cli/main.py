@@ -5,11 +5,14 @@ Commands import what they need when they run: ``baton status`` must not wait for
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from baton.errors import BatonError, Invalid
+
+if TYPE_CHECKING:
+    from baton.config import Settings
 
 app = typer.Typer(
     name="baton",
@@ -122,20 +125,56 @@ def logs(process: str, name: Name = None) -> None:
     show_log(cluster_of(name), process)
 
 
+OnWhere = Annotated[
+    str, typer.Option("--on", help="cluster: one of `baton up`; or kubernetes.", metavar="WHERE")
+]
+Namespace = Annotated[str | None, typer.Option(help="In Kubernetes; default: the current one.")]
+
+
 @app.command()
-def scale(pools: list[str], name: Name = None) -> None:
+def scale(
+    pools: list[str],
+    on: OnWhere = "cluster",
+    namespace: Namespace = None,
+    name: Name = None,
+    config: Config = None,
+) -> None:
     """Resize the pools: prefill=2 decode=3."""
-    from baton.cli.up import run_scale
+    from baton.cli import kubernetes, up
 
-    run_scale(cluster_of(name), pools)
+    if on_kubernetes(on):
+        kubernetes.scale(kubernetes_settings(name, namespace, config), pools)
+    else:
+        up.run_scale(cluster_of(name), pools)
 
 
 @app.command()
-def drain(worker: str, name: Name = None) -> None:
+def drain(
+    worker: str,
+    on: OnWhere = "cluster",
+    namespace: Namespace = None,
+    name: Name = None,
+    config: Config = None,
+) -> None:
     """Let one worker finish what it has, and remove it."""
-    from baton.cli.up import run_drain
+    from baton.cli import kubernetes, up
 
-    run_drain(cluster_of(name), worker)
+    if on_kubernetes(on):
+        kubernetes.drain(kubernetes_settings(name, namespace, config), worker)
+    else:
+        up.run_drain(cluster_of(name), worker)
+
+
+def on_kubernetes(where: str) -> bool:
+    if where not in ("cluster", "local", "ray", "kubernetes"):
+        raise Invalid(f"--on {where}: it is cluster (one of `baton up`), or kubernetes")
+    return where == "kubernetes"
+
+
+def kubernetes_settings(name: str | None, namespace: str | None, config: Path | None) -> "Settings":
+    from baton.config import load_settings
+
+    return load_settings(config, cluster=name, kubernetes_namespace=namespace)
 
 
 @app.command()

@@ -20,6 +20,9 @@ from baton.runtime.state import ClusterFolder, ClusterState
 
 REFRESH_SECONDS = 1.0
 PIPE_COLUMNS = 160
+PLAN_SECONDS = 2.0
+"""For a conductor to tell its plan."""
+
 WORKERS = (Role.PREFILL, Role.DECODE)
 
 
@@ -35,7 +38,9 @@ def show_status(name: str, as_json: bool) -> None:
         print(json.dumps(status_object(state)))
     elif state is not None:
         print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
-        _console().print(_table(state, asyncio.run(_members(state))))
+        _console().print(_table(state, asyncio.run(members_of(state))))
+        for line in asyncio.run(_plan(state)):
+            _console().print(line, highlight=False, markup=False)
 
 
 def status_object(state: ClusterState | None) -> dict[str, Any]:
@@ -56,7 +61,7 @@ def show_top(name: str) -> None:
         try:
             while True:
                 state = folder.running()
-                live.update(_table(state, runner.run(_members(state))), refresh=True)
+                live.update(_table(state, runner.run(members_of(state))), refresh=True)
                 runner.run(clock.sleep(REFRESH_SECONDS))
         except KeyboardInterrupt:
             return
@@ -132,7 +137,23 @@ def _console() -> Console:
     return console if console.is_terminal else Console(width=PIPE_COLUMNS)
 
 
-async def _members(state: ClusterState) -> dict[str, Member]:
+async def _plan(state: ClusterState) -> list[str]:
+    """What the conductor would have the pools be; nothing while it has none, or does not answer."""
+    from baton.rpc.conductor_client import ask_pool_plan
+
+    addresses = [each.address for each in state.processes if each.role == Role.CONDUCTOR]
+    try:
+        plans = [await ask_pool_plan(a, state.cluster_secret, PLAN_SECONDS) for a in addresses if a]
+    except BatonError:
+        return []
+    return [
+        f"planned: prefill={plan.prefill} decode={plan.decode} ({plan.reason})"
+        for plan in plans
+        if plan is not None
+    ]
+
+
+async def members_of(state: ClusterState) -> dict[str, Member]:
     from baton.registry.redis import RedisRegistry
 
     registry = RedisRegistry(state.redis_url, state.cluster)
