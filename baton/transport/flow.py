@@ -54,6 +54,13 @@ class TransferFailed(Unavailable):
         self.strays = tuple(strays)
 
 
+def raise_if_cancelled() -> None:
+    """A stray hides that its caller was cancelled: whoever would go on after one asks here."""
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+
+
 async def transfer(
     transport: Transport,
     peer: Peer,

@@ -16,7 +16,7 @@ from baton.engine.prefill_speed import PrefillSpeed
 from baton.engine.result import StepResult
 from baton.errors import BatonError
 from baton.kv.store_client import StoreClient, StoreLease
-from baton.transport.flow import Gathered, TransferFailed, gather
+from baton.transport.flow import Gathered, TransferFailed, gather, raise_if_cancelled
 from baton.transport.links import LinkMeter
 from baton.transport.select import LOCAL_ONLY
 from baton.transport.strays import Strays
@@ -232,8 +232,7 @@ class StorePrefixes:
     async def _import(
         self, lease: StoreLease, keys: list[BlockKey], after: Sequence[BlockKey]
     ) -> int:
-        begin = partial(Engine.begin_import, keys=keys, after=after)
-        block_ids = await self._engine.call(begin)
+        block_ids = await self._begin_import(keys, after)
         if block_ids is None:
             return 0
         num_good, unsafe = 0, False
@@ -250,9 +249,33 @@ class StorePrefixes:
             self._engine.send(
                 lambda engine: engine.finish_import(keys, block_ids, num_good, quarantine=unsafe)
             )
-        if num_good < len(keys) and not unsafe:
+        if unsafe:
+            raise_if_cancelled()
+        elif num_good < len(keys):
             await self._client.report(lease, keys[num_good:])
         return num_good
+
+    async def _begin_import(
+        self, keys: list[BlockKey], after: Sequence[BlockKey]
+    ) -> list[BlockId] | None:
+        """Whoever is cancelled while the engine is busy gets the blocks all the same: they are
+        given back as soon as they are there."""
+        given: list[BlockId] | None = None
+
+        def begin(engine: Engine) -> list[BlockId] | None:
+            nonlocal given
+            given = engine.begin_import(keys, after=after)
+            return given
+
+        def give_back(engine: Engine) -> None:
+            if given is not None:
+                engine.finish_import(keys, given, 0)
+
+        try:
+            return await self._engine.call(begin)
+        except asyncio.CancelledError:
+            self._engine.send(give_back)
+            raise
 
     async def _read(self, lease: StoreLease, block_ids: list[BlockId]) -> Gathered:
         spans = self._layout.spans(lease.blocks, block_ids)
