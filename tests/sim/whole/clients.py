@@ -91,7 +91,7 @@ def draw_ask(chance: Chance, number: int) -> Ask:
         tenant_salt=b"salt" if chance.happens(0.1) else b"",
     )
     leaves = chance.number() ** 2 if chance.happens(0.15) else None
-    return Ask(spec, 0.6 + 1.2 * chance.number(), leaves)
+    return Ask(spec, 0.05 + chance.number(), leaves)
 
 
 def _draw_sampling(chance: Chance) -> SamplingParams:

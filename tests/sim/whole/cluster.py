@@ -16,6 +16,7 @@ from tests.sim.whole.store import StoreLife
 from tests.sim.whole.transport import Fabric
 from tests.sim.whole.worker import MAX_MODEL_TOKENS, House, WorkerLife, WorkerPlan
 
+BOOT_SECONDS = 0.01
 WAYS = (None, Way.FETCH, Way.SPLIT)
 
 
@@ -43,19 +44,21 @@ class Cluster:
         self.stores: dict[str, StoreLife] = {}
         self.conductors: dict[str, ConductorLife] = {}
         self._num_births = 0
-        self._start()
 
-    def _start(self) -> None:
+    async def start(self) -> None:
+        """One after the other, so that each finds those that it needs."""
         chance = self.chance
         if self.house.has_stores:
             for number in range(chance.between(1, 2)):
                 self.start_store(f"s{number}", f"h{number}", chance.between(8, 48))
-        for number in range(chance.between(0, 2)):
-            self.start_conductor(f"c{number}")
         for number in range(chance.between(1, 3)):
             self.add_worker(f"p{number}", Role.PREFILL)
         for number in range(chance.between(1, 3)):
             self.add_worker(f"d{number}", Role.DECODE)
+        await self.clock.sleep(BOOT_SECONDS)
+        for number in range(chance.between(0, 2)):
+            self.start_conductor(f"c{number}")
+        await self.clock.sleep(BOOT_SECONDS)
         self.router = RouterLife(self.house, "router", MAX_MODEL_TOKENS)
 
     # -- births ----------------------------------------------------------------------------

@@ -29,7 +29,7 @@ def draw_faults(chance: Chance) -> list[Fault]:
     kinds = [chance.pick(GRAVE) for _ in range(chance.between(0, MAX_GRAVE))]
     kinds += [chance.pick(LIGHT) for _ in range(chance.between(0, 3))]
     faults = [
-        Fault(0.3 + 2.0 * chance.number(), kind, _draw_seconds(chance), chance.number())
+        Fault(0.05 + 1.3 * chance.number(), kind, _draw_seconds(chance), chance.number())
         for kind in kinds
     ]
     return sorted(faults, key=lambda fault: fault.at_seconds)

@@ -138,12 +138,20 @@ class End:
 
     def _receive(self, message: Any) -> None:
         if self.failure is not None or not self.process.alive:
-            return
-        if self.on_message is not None:
+            self._refuse()
+        elif self.on_message is not None:
             self.on_message(message)
         else:
             self._inbox.append(message)
             self._wake()
+
+    def _refuse(self) -> None:
+        """Nobody reads here any more: whoever sends learns it now, if he did not know."""
+        peer = self.peer
+        if peer is not None and peer.failure is None:
+            at = self.network.arrival(self.process, peer.process)
+            reset = Unavailable("connection reset")
+            self.network.loop.call_at(at, peer.break_off, reset, context=peer.process.context)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

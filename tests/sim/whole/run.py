@@ -50,6 +50,7 @@ class Run:
 
     async def _through_the_storm(self) -> None:
         cluster = self._cluster
+        await cluster.start()
         async with asyncio.timeout(LONGEST_ANSWER_SECONDS), asyncio.TaskGroup() as tasks:
             tasks.create_task(self.storm.run())
             for ask in self._asks:
@@ -79,7 +80,7 @@ class Run:
     def _probe(self) -> Ask:
         """When all is over, the cluster serves as ever."""
         ask = draw_ask(self._chance, len(self._asks))
-        return Ask(ask.spec, 1.5)
+        return Ask(ask.spec, 0.7)
 
     async def _rest(self) -> None:
         """Until nothing is held by anybody."""

@@ -113,11 +113,11 @@ class SimTransport:
         transfer.late_at = loop.time() + transfer.timeout_seconds
         transfer.under_way = True
         luck = chance.number()
-        if luck < 0.7:
+        if luck < 0.8:
             self._finish(transfer)
             return
-        transfer.can_be_ended = luck < 0.85
-        seconds = transfer.timeout_seconds * 1.5 if luck > 0.99 else 0.02 * chance.number() ** 2
+        transfer.can_be_ended = luck < 0.9
+        seconds = transfer.timeout_seconds * 1.5 if luck > 0.997 else 0.02 * chance.number() ** 2
         loop.call_later(seconds, self._finish, transfer, context=self._process.network.context)
 
     def poll(self, transfer: SimTransfer) -> TransferState:
