@@ -6,8 +6,8 @@ H100 workers with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the ba
 million tokens of KV on each device and 3 million in each host's DRAM. SLO: first token within 2 s
 and the prompt's own time with an empty cache; 50 ms between tokens in the mean. Goodput is at the
 highest rate at which 90 % of the requests meet both. One seed tries every rate of a grid, then of a
-finer one; around what it finds, four others are tried, in a wider range for made-up traffic, of which
-each seed makes another; figures are medians. Prints tables, and JSON as the last line.
+finer one; around what it finds, four others are tried, in a wider range for made-up traffic, of
+which each seed makes another; figures are medians. Prints tables, and JSON as the last line.
 
 ``as deployed`` gives the rivals what their publications have: prompts first come first served, and
 no prefix from a peer's store (but for Mooncake's). Else all have Baton's workers.
