@@ -347,8 +347,8 @@ def prepare_threads(threads: int) -> None:
 
 
 def prepare_ray(own: bool) -> None:
-    """For Ray, before it is imported: it tells nobody of its use, and one of our own (``own``) stays on loopback and
-    asks for a token that nobody else knows. Processes that it starts inherit this."""
+    """For Ray, before it is imported: it tells nobody of its use. One of our own stays on loopback
+    and asks for a token that nobody else knows. Processes that it starts inherit this."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if own:
         # Ray's switch for clusters of several nodes on systems where it has none by default: off,

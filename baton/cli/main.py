@@ -24,6 +24,7 @@ app = typer.Typer(
 
 Name = Annotated[str | None, typer.Option(help="Which cluster; BATON_CLUSTER, or default.")]
 Config = Annotated[Path | None, typer.Option(help="A YAML file of settings.")]
+NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 Setting = Annotated[
     list[str] | None,
@@ -136,16 +137,17 @@ def scale(
     pools: list[str],
     on: OnWhere = "cluster",
     namespace: Namespace = None,
+    no_wait: NoWait = False,
     name: Name = None,
     config: Config = None,
 ) -> None:
     """Resize the pools: prefill=2 decode=3."""
-    from baton.cli import kubernetes, up
+    from baton.cli import kubernetes, resize
 
     if on_kubernetes(on):
         kubernetes.scale(kubernetes_settings(name, namespace, config), pools)
     else:
-        up.run_scale(cluster_of(name), pools)
+        resize.run_scale(cluster_of(name), pools, not no_wait)
 
 
 @app.command()
@@ -153,16 +155,17 @@ def drain(
     worker: str,
     on: OnWhere = "cluster",
     namespace: Namespace = None,
+    no_wait: NoWait = False,
     name: Name = None,
     config: Config = None,
 ) -> None:
     """Let one worker finish what it has, and remove it."""
-    from baton.cli import kubernetes, up
+    from baton.cli import kubernetes, resize
 
     if on_kubernetes(on):
         kubernetes.drain(kubernetes_settings(name, namespace, config), worker)
     else:
-        up.run_drain(cluster_of(name), worker)
+        resize.run_drain(cluster_of(name), worker, not no_wait)
 
 
 def on_kubernetes(where: str) -> bool:

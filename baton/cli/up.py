@@ -1,4 +1,4 @@
-"""``baton up``, ``down``, ``scale``, ``drain``: the local cluster."""
+"""``baton up`` and ``baton down``."""
 
 import asyncio
 import signal
@@ -13,7 +13,6 @@ from baton.errors import BatonError, Invalid, NotFound, Unavailable
 from baton.obs.logs import set_up_logs
 from baton.runtime.child import baton_command
 from baton.runtime.control import open_control
-from baton.runtime.control_client import ask
 from baton.runtime.pools.backend import check_backend, open_supervisor
 from baton.runtime.preflight import check_port
 from baton.runtime.serve import only_error
@@ -123,25 +122,3 @@ def run_down(name: str) -> None:
         while folder.is_owned():
             runner.run(clock.sleep(POLL_SECONDS))
     print(f"cluster {name!r} is down")
-
-
-def run_scale(name: str, pools: list[str]) -> None:
-    wanted = dict(_pool(text) for text in pools)
-    folder = ClusterFolder(home(), name)
-    folder.running()
-    ask(folder.socket, {"command": "scale", "pools": wanted})
-    print("scaling: " + ", ".join(f"{role} to {count}" for role, count in wanted.items()))
-
-
-def _pool(text: str) -> tuple[str, int]:
-    role, _, count = text.partition("=")
-    if not (role and count.isdecimal()):
-        raise Invalid(f"scale takes prefill=N and decode=N, not {text!r}")
-    return role, int(count)
-
-
-def run_drain(name: str, worker: str) -> None:
-    folder = ClusterFolder(home(), name)
-    folder.running()
-    ask(folder.socket, {"command": "drain", "worker": worker})
-    print(f"draining {worker}")
