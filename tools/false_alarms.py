@@ -1,0 +1,58 @@
+"""Every core is taken several times over, and nobody is taken for dead.
+
+    python -m tools.false_alarms [--seconds 120] [--hogs 8] [--streams 12]
+
+Streams over a 2+2 cluster beside processes that only burn time. Prints how many links were given
+up, requests that failed over, and members that the registry lost; JSON as the last line; exits with
+1 when there were any.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import threading
+
+from benchmarks.machine import describe
+from tools.chaos import report
+from tools.local_cluster import LocalCluster, local_cluster
+from tools.streams import answered, make_questions, traffic
+
+ALARMS = ("link_broke", "request_fails_over", "registry_forgot", "heartbeat_failed")
+
+
+def alarms(cluster: LocalCluster) -> dict[str, int]:
+    """Lines of the router's log, by kind."""
+    log = cluster.baton("logs", "router").stdout
+    return {name: sum(f" {name} " in line for line in log.splitlines()) for name in ALARMS}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=120.0)
+    parser.add_argument("--hogs", type=int, default=8)
+    parser.add_argument("--streams", type=int, default=12)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    print(describe(), f"seed {options.seed}")
+    bodies = make_questions(options.streams, options.seed, 60, 160)
+    with local_cluster(None, 2, 2, {"threads": 1}) as cluster:
+        questions = answered(cluster.url, bodies, options.streams)
+        hogs = [subprocess.Popen([sys.executable, "-c", "while 1: 0"]) for _ in range(options.hogs)]
+        try:
+            with traffic(cluster.url, questions, options.streams) as answers:
+                threading.Event().wait(options.seconds)
+        finally:
+            for hog in hogs:
+                hog.kill()
+                hog.wait()
+        told = report(answers) | {"alarms": alarms(cluster), "seed": options.seed}
+    for name, value in told.items():
+        print(f"{name}: {value}")
+    ok = not any(told["alarms"].values()) and told["right"] == told["accepted"]  # type: ignore[attr-defined]
+    print(json.dumps({"ok": ok, **told}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
