@@ -1,0 +1,147 @@
+"""The pools change size under load: no answer fails, and none changes.
+
+    python -m tools.resize [--on local] [--streams 12] [--seed 1]
+
+1 + 1 workers become 3 + 3 and then 1 + 2, through ``baton scale``, while answers stream. Every
+token is compared with the answer of the undisturbed cluster. Prints how long it took until a new
+worker served, and the longest gap within an answer; JSON as the last line; exits with 1 when an
+answer failed or is another one.
+"""
+
+import argparse
+import json
+import sys
+import threading
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from tools.local_cluster import LocalCluster, local_cluster
+from tools.streams import Answer, Question, answered, ask, make_questions, traffic
+
+SHORTEST, LONGEST = 40, 150
+ROLES = ("prefill", "decode")
+GROW = {"prefill": 3, "decode": 3}
+SHRINK = {"prefill": 1, "decode": 2}
+PROBE_SECONDS = 60.0
+"""Until a new worker must have served."""
+
+
+@dataclass
+class Probe:
+    """Short requests, one after the other, until one was served by a worker that is not in
+    ``known``: when, in seconds since ``began``, by role."""
+
+    cluster: LocalCluster
+    known: set[str]
+    began: float = field(default_factory=SYSTEM_CLOCK)
+    served: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        chance = np.random.default_rng(len(self.known))
+        while len(self.served) < len(ROLES) and self._seconds() < PROBE_SECONDS:
+            prompt = chance.integers(3, 4000, size=64).tolist()
+            body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, "ignore_eos": True}
+            _, headers = self.cluster.post_with_headers("/v1/completions", body)
+            for role in ROLES:
+                if headers.get(f"x-baton-{role}", "") not in self.known | {""}:
+                    self.served.setdefault(role, self._seconds())
+
+    def _seconds(self) -> float:
+        return SYSTEM_CLOCK() - self.began
+
+
+def scale(cluster: LocalCluster, sizes: dict[str, int]) -> float:
+    """Seconds that ``baton scale`` took. Raises RuntimeError when it failed."""
+    began = SYSTEM_CLOCK()
+    done = cluster.baton("scale", *(f"{role}={n}" for role, n in sizes.items()), check=False)
+    seconds = SYSTEM_CLOCK() - began
+    print(f"baton scale {sizes}, {seconds:.1f} s:\n{done.stdout}{done.stderr}".rstrip())
+    if done.returncode != 0:
+        raise RuntimeError(f"baton scale failed: {done.stderr}")
+    return seconds
+
+
+def workers(cluster: LocalCluster) -> set[str]:
+    return {entry["id"] for role in ROLES for entry in cluster.processes(role)}
+
+
+def resized(cluster: LocalCluster) -> dict[str, Any]:
+    """Grows, waits until a new worker of each role has served, and shrinks."""
+    probe = Probe(cluster, workers(cluster))
+    probing = threading.Thread(target=probe.run)
+    probing.start()
+    grow = scale(cluster, GROW)
+    probing.join()
+    shrink = scale(cluster, SHRINK)
+    return {
+        "grow_seconds": grow,
+        "first_served_seconds": probe.served,
+        "shrink_seconds": shrink,
+        "seconds": SYSTEM_CLOCK() - probe.began,
+        "workers": sorted(workers(cluster)),
+    }
+
+
+def gaps(answers: Sequence[Answer]) -> dict[str, float]:
+    """Of the longest gaps between two tokens of an answer, in seconds."""
+    found = [answer.longest_gap for answer in answers]
+    return {
+        "p50": float(np.percentile(found, 50)),
+        "p99": float(np.percentile(found, 99)),
+        "max": max(found),
+    }
+
+
+def undisturbed(url: str, questions: Sequence[Question], at_once: int) -> list[Answer]:
+    with ThreadPoolExecutor(at_once) as pool:
+        return list(pool.map(lambda question: ask(url, question), questions))
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--on", choices=["local", "ray"], default="local")
+    parser.add_argument("--streams", type=int, default=12)
+    parser.add_argument("--questions", type=int, default=36)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    print(describe())
+    print(f"seed {options.seed}")
+    bodies = make_questions(options.questions, options.seed, SHORTEST, LONGEST)
+    with local_cluster(settings={"on": options.on}) as cluster:
+        questions = answered(cluster.url, bodies, options.streams)
+        before = undisturbed(cluster.url, questions, options.streams)
+        with traffic(cluster.url, questions, options.streams) as answers:
+            told = resized(cluster)
+        books = cluster.baton("check", check=False)
+    failed = [answer.error for answer in answers if answer.error]
+    changed = sum(not answer.right for answer in [*before, *answers]) - len(failed)
+    for error in failed:
+        print(f"failed: {error}")
+    sound = books.returncode == 0
+    told |= {
+        "on": options.on,
+        "seed": options.seed,
+        "answers": len(answers),
+        "failed": len(failed),
+        "changed": changed,
+        "sound": sound,
+        "gap_seconds": gaps(answers),
+        "undisturbed_gap_seconds": gaps(before),
+    }
+    ok = not failed and not changed and sound and len(told["first_served_seconds"]) == len(ROLES)
+    print(
+        f"{len(answers)} answers: {len(failed)} failed, {changed} changed; resized twice in "
+        f"{told['seconds']:.1f} s; longest gap p50 {told['gap_seconds']['p50']:.2f} s, "
+        f"p99 {told['gap_seconds']['p99']:.2f} s"
+    )
+    print(json.dumps({"ok": ok, **told}))
+    return 0 if ok else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
