@@ -23,6 +23,13 @@ MOVED_REASON = "the worker that had begun the answer drains: its KV is handed on
 MAX_MOVES = 64
 """Of one request, away from workers that drain; more is a storm, and counts as failures."""
 
+RETRY_FACTOR = 4
+"""Between failures, so that all retries together take longer than to read the registry: a worker
+that was reborn at its old address fails them until then."""
+
+DEAD_SECONDS = 5.0
+"""A worker whose link broke has left the registry by then, if it is dead."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -71,7 +78,7 @@ class Journey:
         self._keys = prompt_keys
         self._emitted: list[TokenId] = []
         self._excluded: set[WorkerId] = set()
-        self._dead: set[WorkerRef] = set()
+        self._dead: dict[WorkerRef, float] = {}  # since when
         self._source: WorkerRef | None = None
         self._num_moves = 0
         self.record = record
@@ -116,7 +123,7 @@ class Journey:
             num_failures += 1
             if num_failures > self._config.max_retries:
                 raise _given_up(failure.error, num_failures)
-            await self._prepare_retry(failure)
+            await self._prepare_retry(failure, num_failures)
 
     def _note(self, output: RequestOutput) -> None:
         self._emitted.extend(output.token_ids)
@@ -126,7 +133,7 @@ class Journey:
         """Whoever goes on reads the KV from the worker that left, if it has it."""
         self._num_moves += 1
         self._excluded.add(left.worker.id)
-        self._dead.add(left.worker)
+        self._dead[left.worker] = self._guide.clock.monotonic()
         self._source = left.source if self._emitted else None
         known = self._emitted[:-1] if self._source is not None else self._emitted
         await self._begin_epoch(known)
@@ -140,12 +147,12 @@ class Journey:
         )
         self._keys = await keys_of(self._chain, self._spec.token_ids)
 
-    async def _prepare_retry(self, failure: AttemptFailed) -> None:
+    async def _prepare_retry(self, failure: AttemptFailed, num_failures: int) -> None:
         """Finds out who failed, and makes the emitted tokens part of what is computed."""
-        await self._guide.clock.sleep(self._config.retry_pause_seconds)
-        links = self._guide.links
+        clock, links = self._guide.clock, self._guide.links
+        await clock.sleep(self._config.retry_pause_seconds * RETRY_FACTOR ** (num_failures - 1))
         broken = [w for w in failure.suspects if not links.is_alive(w)]
-        self._dead.update(broken)
+        self._dead.update(dict.fromkeys(broken, clock.monotonic()))
         self._excluded.update(worker.id for worker in broken or failure.suspects)
         await self._begin_epoch(self._emitted)
         log.warning(
@@ -179,12 +186,14 @@ class Journey:
 
     async def _place_again(self) -> Placement:
         """Without those that failed this request or others; if nobody else is there, with those
-        that only may have; and with any new life of the dead ones as soon as there is one."""
+        that only may have; and with any new life of the dead ones as soon as there is one, or
+        with those that turn out not to be dead."""
         clock = self._guide.clock
         give_up_at = clock.monotonic() + self._config.replacement_seconds
-        dead = frozenset(worker.id for worker in self._dead)
         failed = frozenset(self._excluded)
         while True:
+            dead_refs = self._still_dead()
+            dead = frozenset(worker.id for worker in dead_refs)
             shunned = failed | self._guide.links.shunned()
             for excluded in dict.fromkeys((shunned, failed, dead, frozenset[WorkerId]())):
                 try:
@@ -192,12 +201,17 @@ class Journey:
                 except Unavailable as error:
                     failure = error
                     continue
-                if not self._dead.intersection(placement.workers):
+                if not dead_refs.intersection(placement.workers):
                     return placement
                 failure = Unavailable("the only workers left are the ones that failed")
             if clock.monotonic() >= give_up_at:
                 raise failure
             await clock.sleep(max(self._config.retry_pause_seconds, 0.01) * 4)
+
+    def _still_dead(self) -> frozenset[WorkerRef]:
+        """Whoever is registered after so long had only lost its link."""
+        latest = self._guide.clock.monotonic() - DEAD_SECONDS
+        return frozenset(worker for worker, since in self._dead.items() if since > latest)
 
     async def _ask(self, excluded: frozenset[WorkerId]) -> Placement:
         spec = self._spec

@@ -297,6 +297,46 @@ async def test_who_failed_others_just_now_is_asked_last() -> None:
     assert scene.placer.queries[1].excluded == frozenset()
 
 
+async def test_a_last_worker_that_only_lost_its_link_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is registered still, long after it would have left if it were dead."""
+    monkeypatch.setattr("router.journey.DEAD_SECONDS", 0.05)
+    scene = Scene(automatic=False)
+    scene.placer.prefill, scene.placer.decode = [], [scene.d0]
+    task = asyncio.create_task(scene.collect(replace(FAST, replacement_seconds=2.0)))
+    await settle()
+    scene.d0.step()
+    await scene.until(1)
+    scene.d0.kill()
+    await asyncio.sleep(0.01)
+    scene.d0.alive = True
+    while not task.done():
+        scene.d0.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    assert [p.epoch for p in scene.record.placements] == [1, 2]
+
+
+async def test_pauses_grow_until_the_registry_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reborn worker fails requests as long as routers know its old life only."""
+    pauses: list[float] = []
+
+    async def sleep(self: SystemClock, seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr(SystemClock, "sleep", sleep)
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    while not task.done():
+        for worker in scene.workers.values():
+            worker.fail("NOT_FOUND", "worker p0 was reborn")
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="reborn"):
+        await task
+    assert pauses == [0.001, 0.004, 0.016]
+
+
 async def test_gives_up_after_its_retries() -> None:
     scene = Scene(automatic=False)
     task = asyncio.create_task(scene.collect())
