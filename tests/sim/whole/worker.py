@@ -42,7 +42,7 @@ ENGINE = EngineConfig(
     growth_tokens=16,
 )
 INTAKE = IntakeConfig(queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5)
-WORKER = WorkerConfig(hold_seconds=4.0, arrival_seconds=1.0, late_tokens=16)
+WORKER = WorkerConfig(hold_seconds=4.0, finish_seconds=0.1, arrival_seconds=1.0, late_tokens=16)
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class WorkerLife:
         self.worker = Worker(
             WorkerId(plan.name), Generation(self.generation), WORKER, door, intake, self.store,
             layout, transports, BLOCK_TOKENS, DIGEST.hex(), plan.host, house.clock,
+            self._has_heirs,
         )  # fmt: skip
 
     def _build_store(
@@ -144,9 +145,17 @@ class WorkerLife:
         alive = self.process.alive and not self.process.frozen
         return alive and self.worker.state is WorkerState.READY
 
+    def _has_heirs(self) -> bool:
+        """As ``baton.worker.program`` has it."""
+        ready = [*self._membership.ready(Role.PREFILL), *self._membership.ready(Role.DECODE)]
+        return any(member.id != self.plan.name for member in ready)
+
     async def drain(self) -> None:
         """As ``serve`` does on SIGTERM; ends when its last request has."""
+        if not self._house.has_stores:
+            self.process.spawn(self._membership.run())
         self.worker.start_drain()
+        self._heartbeat.hurry()
         while not self.worker.idle:
             await self._house.clock.sleep(0.05)
 
