@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from baton.core.handoff import Endpoint
@@ -14,8 +15,13 @@ WEIGHT = 0.2
 MIN_SIZE_BYTES = 64 * 1024
 """Smaller transfers say more about latency than about bandwidth."""
 
-MAX_LINKS = 4096
+TYPICAL_SIZE_BYTES = 256 * 1024
+"""What is much larger counts less in proportion, so that the error is relative."""
 
+LEAST_SPREAD = 0.01
+"""Of measured sizes, relative to their mean square."""
+
+MAX_LINKS = 4096
 
 P = TypeVar("P")
 
@@ -27,25 +33,69 @@ def earlier_lives(peers: Mapping[tuple[str, int], P], endpoint: Endpoint) -> lis
     return [peer for (name, life), peer in peers.items() if name == owner and life < generation]
 
 
+@dataclass(slots=True)
+class _Line:
+    """Seconds against bytes: sums of a weighted least squares, the newest counting most, and small
+    transfers about as much as large ones."""
+
+    rate: float = 0.0
+    ones: float = 0.0
+    sizes: float = 0.0
+    squares: float = 0.0
+    times: float = 0.0
+    products: float = 0.0
+
+    def add(self, size_bytes: int, seconds: float) -> None:
+        weight = (size_bytes + TYPICAL_SIZE_BYTES) ** -2
+        for name, value in (
+            ("ones", 1.0),
+            ("sizes", size_bytes),
+            ("squares", size_bytes**2),
+            ("times", seconds),
+            ("products", size_bytes * seconds),
+        ):
+            setattr(self, name, (1 - WEIGHT) * getattr(self, name) + weight * value)
+
+    def parts(self) -> tuple[float, float]:
+        """Latency in seconds and seconds per byte, none of them negative. Sizes that hardly differ
+        say nothing about latency."""
+        per_byte = self.products / self.squares
+        spread = self.ones * self.squares - self.sizes**2
+        if spread < LEAST_SPREAD * self.ones * self.squares:
+            return 0.0, per_byte
+        latency = (self.squares * self.times - self.sizes * self.products) / spread
+        slope = (self.ones * self.products - self.sizes * self.times) / spread
+        if latency < 0:
+            return 0.0, per_byte
+        return (latency, slope) if slope >= 0 else (self.times / self.ones, 0.0)
+
+
 class LinkMeter:
-    """Moving averages of bandwidth, per peer; the least recently used are forgotten."""
+    """What transfers took, per peer; the least recently used are forgotten."""
 
     def __init__(self) -> None:
-        self._rates: OrderedDict[str, float] = OrderedDict()
+        self._lines: OrderedDict[str, _Line] = OrderedDict()
 
     def record(self, owner: str, size_bytes: int, seconds: float) -> None:
-        if size_bytes < MIN_SIZE_BYTES or seconds <= 0:
+        if size_bytes <= 0 or seconds <= 0:
             return
-        rate = size_bytes / seconds
-        before = self._rates.pop(owner, rate)
-        self._rates[owner] = before + WEIGHT * (rate - before)
-        if len(self._rates) > MAX_LINKS:
-            self._rates.popitem(last=False)
+        line = self._lines.pop(owner, None) or _Line()
+        line.add(size_bytes, seconds)
+        if size_bytes >= MIN_SIZE_BYTES:
+            rate = size_bytes / seconds
+            line.rate += (WEIGHT if line.rate else 1.0) * (rate - line.rate)
+        self._lines[owner] = line
+        if len(self._lines) > MAX_LINKS:
+            self._lines.popitem(last=False)
 
     def bytes_per_second(self, owner: str) -> float | None:
-        """None before anything was measured."""
-        return self._rates.get(owner)
+        """A moving average, latency included; None before anything was measured."""
+        line = self._lines.get(owner)
+        return line.rate if line is not None and line.rate else None
 
     def estimate_seconds(self, owner: str, size_bytes: int) -> float:
-        rate = self._rates.get(owner, PRIOR_BYTES_PER_SECOND)
-        return PRIOR_LATENCY_SECONDS + size_bytes / rate
+        line = self._lines.get(owner)
+        if line is None:
+            return PRIOR_LATENCY_SECONDS + size_bytes / PRIOR_BYTES_PER_SECOND
+        latency, per_byte = line.parts()
+        return latency + size_bytes * per_byte
