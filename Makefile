@@ -17,7 +17,7 @@ PROTOC := -m grpc_tools.protoc -I proto
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup up down test check proto bench exact clean
+.PHONY: help setup up down test check sim proto bench exact clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
@@ -54,6 +54,11 @@ check: setup  ## Lint, types, the walls between rooms, stubs in sync
 	  && for file in $$(cd $$folder && find . -type f); do \
 	       diff -q $$folder/$$file $$file || { echo "stubs are stale: make proto"; exit 1; }; \
 	     done && echo "stubs are in sync"
+
+sim: setup  ## Storms over a simulated cluster (SEED=… RUNS=… PROCESSES=… VERBOSE=1)
+	@$(BIN)/python -m tools.sim $(if $(SEED),--seed $(SEED)) \
+	  --runs $(if $(RUNS),$(RUNS),$(if $(SEED),1,1000)) \
+	  $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(VERBOSE),--verbose)
 
 proto: setup  ## Regenerate the stubs
 	$(BIN)/python $(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)

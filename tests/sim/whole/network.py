@@ -59,7 +59,7 @@ class End:
         self.peer: End | None = None
         self.failure: BatonError | None = None
         self.on_message: Callable[[Any], None] | None = None
-        self.on_break: Callable[[], None] | None = None
+        self.on_break: Callable[[], object] | None = None
         self.connected: asyncio.Future[None] | None = None
         self._early: list[Any] = []
         self._inbox: deque[Any] = deque()
@@ -261,7 +261,7 @@ class Network:
             self._reply(call, None, None, Unavailable("connection refused"))
             return
         target.calls[call] = None
-        call.at_work = target.spawn(self._answer(call, target, ask(self._servers[address][1])))
+        call.at_work = target.spawn(self._answer(call, target, ask, self._servers[address][1]))
 
     def _abandon(self, call: Call, address: str) -> None:
         target = self._process_at(address)
@@ -269,10 +269,12 @@ class Network:
             at = self.arrival(call.source, target)
             self.loop.call_at(at, call.give_up, context=target.context)
 
-    async def _answer(self, call: Call, target: Process, asked: Awaitable[Any]) -> None:
+    async def _answer(
+        self, call: Call, target: Process, ask: Callable[[Any], Awaitable[Any]], server: Any
+    ) -> None:
         value, failure = None, None
         try:
-            value = await asked
+            value = await ask(server)
         except BatonError as error:
             failure = error
         finally:

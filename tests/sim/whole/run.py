@@ -96,7 +96,7 @@ class Run:
 
 def run_seed(seed: int) -> Outcome:
     """Within :func:`simulated`."""
-    loop = SimLoop()
+    loop = SimLoop()  # type: ignore[abstract]
     run = None
     failure = ""
 

@@ -1,7 +1,7 @@
 """One life of a store node, and a worker's way to it."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from baton.core.handoff import Endpoint
 from baton.core.ids import BlockKey, Generation, WorkerId
@@ -22,6 +22,8 @@ from tests.sim.whole.transport import NAME, SimMemory, SimTransport
 
 if TYPE_CHECKING:
     from tests.sim.whole.worker import House
+
+T = TypeVar("T")
 
 STORE_SECONDS = 0.25
 BLOCK_BYTES = 32
@@ -124,8 +126,8 @@ class StoreLink:
         """Nothing is held."""
 
     async def _call(
-        self, ask: Callable[[StoreLife], Awaitable[Any]], seconds: float | None = None
-    ) -> Any:
+        self, ask: Callable[[StoreLife], Awaitable[T]], seconds: float | None = None
+    ) -> T:
         if not self._process.alive:
             raise Unavailable("nothing leaves a dead process")
         network: Network = self._process.network

@@ -1,0 +1,109 @@
+"""Storms over a simulated cluster, one per seed: `make sim SEED=… RUNS=…`.
+
+Prints how many runs a second took, and the seed of each that broke a promise; with VERBOSE=1 a line
+per event. The last line is JSON. Exit code 1 when a run failed.
+"""
+
+import argparse
+import gc
+import json
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baton.clock import SystemClock
+from tests.sim.whole.run import Outcome, run_seed, simulated
+
+GC_THRESHOLD = 200_000
+"""A run leaves cycles behind, and few of them; looking for them all the time takes a fifth."""
+
+PROGRESS_SECONDS = 30.0
+
+
+@dataclass
+class Tally:
+    """What all runs came to."""
+
+    num_runs: int = 0
+    num_failovers: int = 0
+    virtual_seconds: float = 0.0
+    failed_seeds: list[int] = field(default_factory=list)
+    ends: Counter[str] = field(default_factory=Counter)
+
+    def add(self, outcome: Outcome) -> None:
+        self.num_runs += 1
+        self.num_failovers += outcome.num_failovers
+        self.virtual_seconds += outcome.virtual_seconds
+        self.ends.update(outcome.ends)
+        if outcome.failure:
+            self.failed_seeds.append(outcome.seed)
+
+    def as_json(self, seconds: float) -> str:
+        return json.dumps(
+            {
+                "runs": self.num_runs,
+                "runs_per_second": round(self.num_runs / seconds, 1),
+                "seconds": round(seconds, 1),
+                "virtual_seconds": round(self.virtual_seconds),
+                "requests": self.ends.total(),
+                "ends": dict(sorted(self.ends.items())),
+                "failovers": self.num_failovers,
+                "failed": len(self.failed_seeds),
+                "failed_seeds": self.failed_seeds[:100],
+            }
+        )
+
+
+def main() -> int:
+    options = _options()
+    clock = SystemClock()
+    began = told = clock.monotonic()
+    tally = Tally()
+    for outcome in _outcomes(options.seed, options.runs, options.processes):
+        tally.add(outcome)
+        if options.verbose:
+            print("\n".join(outcome.events))
+        if outcome.failure:
+            print(f"seed {outcome.seed}: {outcome.failure}", flush=True)
+        if clock.monotonic() > told + PROGRESS_SECONDS:
+            told = clock.monotonic()
+            rate = tally.num_runs / (told - began)
+            print(f"{tally.num_runs} runs, {rate:.1f} a second", flush=True)
+    print(tally.as_json(clock.monotonic() - began))
+    return 1 if tally.failed_seeds else 0
+
+
+def _outcomes(seed: int, runs: int, processes: int) -> Iterator[Outcome]:
+    seeds = range(seed, seed + runs)
+    if processes == 1:
+        with simulated():
+            gc.set_threshold(GC_THRESHOLD)
+            yield from map(run_seed, seeds)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(processes, initializer=_begin) as pool:
+        yield from pool.imap(run_seed, seeds, chunksize=20)
+
+
+def _begin() -> None:
+    """A process that does nothing else."""
+    simulated().__enter__()
+    gc.set_threshold(GC_THRESHOLD)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--runs", type=int, default=1000)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--verbose", action="store_true", help="one line per event")
+    options = parser.parse_args()
+    if options.runs < 1 or options.processes < 1:
+        parser.error("--runs and --processes are at least 1")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())
