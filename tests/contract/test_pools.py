@@ -1,0 +1,255 @@
+"""What is asked of pools that a supervisor keeps itself, over its own processes and over Ray."""
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from baton.clock import SystemClock
+from baton.config import load_settings, prepare_ray
+from baton.core.ids import WorkerId
+from baton.core.states import Role
+from baton.errors import Invalid, NotFound, Unavailable
+from baton.runtime.pools.kept import Keeper, KeptPools
+from baton.runtime.pools.local import LocalPools
+from baton.runtime.recipe import Recipe
+from baton.runtime.state import ClusterFolder, ProcessState
+
+CLOCK = SystemClock()
+
+
+class House:
+    """Pools of programs that only report."""
+
+    def __init__(self, folder: Path, ray_cluster: Any) -> None:
+        self._folder = folder
+        cluster = ClusterFolder(folder, "test")
+        cluster.make()
+        settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, drain_seconds=5)
+        recipe = Recipe(settings, cluster, self._command)
+        self.pools = _pools(recipe, ray_cluster)
+        self._changed = asyncio.Event()
+
+    def _command(self, role: Role) -> tuple[str, ...]:
+        return (sys.executable, "-m", "tests.unit.fake_program", str(self._folder), role.value)
+
+    def misbehave(self, **rules: str) -> None:
+        named = {name.replace("_", "-"): rule for name, rule in rules.items()}
+        (self._folder / "misbehave").write_text(json.dumps(named))
+
+    def stopped(self) -> list[str]:
+        return (self._folder / "stopped").read_text().split()
+
+    def keeper(self, name: str) -> Keeper:
+        return next(keeper for keeper in self.pools.keepers if keeper.state.id == name)
+
+    def state(self, name: str) -> ProcessState:
+        return self.keeper(name).state
+
+    def states(self) -> dict[str, str]:
+        return {keeper.state.id: keeper.state.state for keeper in self.pools.keepers}
+
+    def serve(self, *names: str) -> bool:
+        """These and no others."""
+        return self.states() == dict.fromkeys(names, "serving")
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """1 + 1 workers; nothing is left of any afterwards."""
+        pids: set[int] = set()
+
+        def notice(keeper: Keeper) -> None:
+            pids.add(keeper.state.pid)
+            self._changed.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            self.pools.open(tasks, notice)
+            try:
+                await self.pools.scale({Role.PREFILL: 1, Role.DECODE: 1})
+                await self.until(lambda: self.serve("prefill-0", "decode-0"))
+                yield
+            finally:
+                self.pools.close()
+                await self.pools.stop()
+        await asyncio.to_thread(assert_gone, pids - {0})
+
+
+def assert_gone(pids: set[int]) -> None:
+    """A moment later: Ray kills by message."""
+    there = []
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            there.append(psutil.Process(pid))
+    _, alive = psutil.wait_procs(there, timeout=20)
+    assert alive == []
+
+
+def _pools(recipe: Recipe, ray_cluster: Any) -> KeptPools:
+    if ray_cluster is None:
+        return LocalPools(recipe, CLOCK, drain_seconds=5, hung_seconds=20)
+    from baton.runtime.pools.ray import RayPools
+
+    return RayPools(recipe, ray_cluster, CLOCK)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[Any]:
+    """One Ray for all tests, with room for four workers; none of its processes outlives them."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("Ray is not installed")
+    before = dict(os.environ)
+    prepare_ray(own=True)
+    from baton.runtime.pools.ray_cluster import RayCluster
+
+    settings = load_settings(on="ray", ray_worker_cpus=psutil.cpu_count() / 4, device="cpu")
+    cluster = RayCluster(settings)
+    asyncio.run(cluster.connect())
+    children = psutil.Process().children(recursive=True)
+    try:
+        yield cluster
+    finally:
+        asyncio.run(cluster.close())
+        os.environ.clear()
+        os.environ.update(before)
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert alive == []
+
+
+@pytest.fixture(params=["local", "ray"])
+def house(request: pytest.FixtureRequest, tmp_path: Path) -> House:
+    cluster = request.getfixturevalue("ray_cluster") if request.param == "ray" else None
+    return House(tmp_path, cluster)
+
+
+@pytest.fixture
+def ray_house(ray_cluster: Any, tmp_path: Path) -> House:
+    return House(tmp_path, ray_cluster)
+
+
+async def test_grown_and_shrunk(house: House) -> None:
+    async with house.running():
+        await house.pools.scale({Role.DECODE: 3})
+        assert await house.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 3}
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-1", "decode-2"))
+        await house.pools.scale({Role.DECODE: 1})
+        await house.until(lambda: house.serve("prefill-0", "decode-0"))
+        assert sorted(house.stopped()) == ["decode-1", "decode-2"]
+        workers = await house.pools.workers()
+        assert [(worker.id, worker.role, worker.node) for worker in workers] == [
+            ("prefill-0", Role.PREFILL, ""),
+            ("decode-0", Role.DECODE, ""),
+        ]
+        # A number is never used twice.
+        await house.pools.scale({Role.DECODE: 2})
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-3"))
+
+
+async def test_removed(house: House) -> None:
+    async with house.running():
+        await house.pools.scale({Role.PREFILL: 2})
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
+        await house.pools.remove(WorkerId("prefill-0"))
+        await house.pools.remove(WorkerId("prefill-0"))
+        assert await house.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 1}
+        with pytest.raises(Invalid, match="prefill-1 is the last prefill worker"):
+            await house.pools.remove(WorkerId("prefill-1"))
+        await house.until(lambda: house.serve("decode-0", "prefill-1"))
+        assert house.stopped() == ["prefill-0"]
+
+
+async def test_asked_wrongly(house: House) -> None:
+    with pytest.raises(Unavailable, match="starting or stopping"):
+        await house.pools.scale({Role.PREFILL: 2})
+    async with house.running():
+        for wrong in ({Role.ROUTER: 1}, {Role.DECODE: 0}, {Role.DECODE: 257}):
+            with pytest.raises(Invalid, match="scale takes prefill=N and decode=N"):
+                await house.pools.scale(wrong)
+        with pytest.raises(NotFound, match="no worker 'x'; there are prefill-0, decode-0"):
+            await house.pools.remove(WorkerId("x"))
+    with pytest.raises(Unavailable, match="starting or stopping"):
+        await house.pools.remove(WorkerId("decode-0"))
+
+
+async def test_a_killed_worker_comes_back(house: House) -> None:
+    async with house.running():
+        before = house.state("decode-0").pid
+        os.kill(before, signal.SIGKILL)
+        await house.until(lambda: house.state("decode-0").restarts == 1)
+        await house.until(lambda: house.serve("prefill-0", "decode-0"))
+        assert house.state("decode-0").pid != before
+
+
+async def test_who_fails_to_start_says_why_and_is_forgotten(house: House) -> None:
+    house.misbehave(decode_1="wrongly")
+    async with house.running():
+        await house.pools.scale({Role.DECODE: 2})
+        await house.until(lambda: house.keeper("decode-1").failed_to_start)
+        assert house.state("decode-1").message == "decode-1 can't start"
+        await house.pools.scale({Role.DECODE: 2})
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-2"))
+
+
+async def test_who_does_not_serve_yet_goes_first(house: House) -> None:
+    house.misbehave(decode_1="slow")
+    async with house.running():
+        await house.pools.scale({Role.DECODE: 3})
+        await house.until(lambda: house.states()["decode-2"] == "serving")
+        await house.pools.scale({Role.DECODE: 2})
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-2"))
+
+
+async def test_the_impatient_do_not_wait(house: House) -> None:
+    house.misbehave(decode_0="deaf")
+    async with house.running():
+        house.keeper("decode-0").kill()
+
+
+async def test_without_room_a_worker_is_pending_and_says_for_what(ray_house: House) -> None:
+    async with ray_house.running():
+        await ray_house.pools.scale({Role.DECODE: 4})
+        names = [f"decode-{number}" for number in range(1, 4)]
+        await ray_house.until(
+            lambda: (
+                sorted(ray_house.states()[name] for name in names)
+                == ["pending", "serving", "serving"]
+                and any("waits for" in ray_house.state(name).message for name in names)
+            )
+        )
+        await ray_house.pools.scale({Role.DECODE: 3})
+        await ray_house.until(lambda: "pending" not in ray_house.states().values())
+        # Room that one gives back is another's.
+        await ray_house.pools.scale({Role.DECODE: 1, Role.PREFILL: 3})
+        await ray_house.until(lambda: list(ray_house.states().values()) == ["serving"] * 4)
+
+
+async def test_an_actor_that_dies_comes_back_with_its_worker(ray_house: House) -> None:
+    async with ray_house.running():
+        before = ray_house.state("decode-0").pid
+        actor = psutil.Process(before).parent()
+        assert actor is not None
+        actor.kill()
+        await ray_house.until(lambda: ray_house.state("decode-0").pid not in (0, before))
+        await ray_house.until(lambda: ray_house.serve("prefill-0", "decode-0"))
+        assert not psutil.pid_exists(before)
+
+
+async def test_more_than_a_cluster_could_ever_hold(ray_cluster: Any) -> None:
+    with pytest.raises(Unavailable, match=r"5 workers need .* CPU, and Ray has"):
+        await ray_cluster.check(5)
+    await ray_cluster.check(4)
