@@ -69,8 +69,8 @@ class Cluster:
             name,
             role,
             f"h{chance.below(2)}",
-            chance.between(32, 80),
-            chance.uniform(0.5, 3.0),
+            chance.between(20, 60),
+            chance.uniform(1.0, 6.0),
             chance.pick(WAYS),
         )
         return self._bear(plan, f"{name}:1")
@@ -111,7 +111,7 @@ class Cluster:
     def mend(self) -> None:
         """Everything comes back."""
         self.network.heal()
-        self.house.fabric.damage = self.house.fabric.loss = 0.0
+        self.house.fabric.be_well()
         self.house.registry.registry.reachable = True
         self.house.registry.cut_off.clear()
         self.house.index.reachable = True

@@ -7,12 +7,13 @@ from typing import Any
 
 from baton.core.handoff import PullEvent, PullOpen
 from baton.core.request import RequestOutput
-from baton.errors import BatonError
+from baton.errors import BatonError, Unavailable
 from baton.rpc.router_stream import RouterMessage
 from baton.rpc.worker_client import PullReader
 from baton.rpc.worker_service import _take
 from baton.worker.stream import OutputStream
 from baton.worker.worker import Worker
+from router.links import CONNECT_SECONDS
 from tests.sim.whole.network import End
 from tests.sim.whole.process import PROCESS, Process
 
@@ -129,10 +130,15 @@ async def open_channel(address: str, secret: str | None = None) -> AsyncIterator
 
 
 async def connected(channel: SimChannel) -> None:
+    """As ``router.links`` waits for it."""
     process = PROCESS.get()
     channel.end = process.network.open(process, channel.address, "run")
     assert channel.end.connected is not None
-    await channel.end.connected
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            await channel.end.connected
+    except TimeoutError as error:
+        raise Unavailable(f"no connection within {CONNECT_SECONDS:g} s") from error
 
 
 async def converse(

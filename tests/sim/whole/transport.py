@@ -26,14 +26,18 @@ class SimMemory:
 
 
 class Fabric:
-    """Memories by (owner, generation), gone with their process. ``damage`` and ``loss`` are the
-    probabilities that a read arrives damaged, or not at all."""
+    """Memories by (owner, generation), gone with their process. ``damage``, ``loss`` and ``stuck``
+    are the probabilities that a read arrives damaged, not at all, or after everybody's patience."""
 
     def __init__(self, chance: Chance) -> None:
         self.chance = chance
         self.memories: dict[tuple[str, int], tuple[Process, memoryview]] = {}
         self.damage = 0.0
         self.loss = 0.0
+        self.stuck = 0.0
+
+    def be_well(self) -> None:
+        self.damage = self.loss = self.stuck = 0.0
 
     def find(self, endpoint: Endpoint) -> tuple[Process, memoryview]:
         found = self.memories.get((endpoint.owner, endpoint.generation))
@@ -117,7 +121,8 @@ class SimTransport:
             self._finish(transfer)
             return
         transfer.can_be_ended = luck < 0.9
-        seconds = transfer.timeout_seconds * 1.5 if luck > 0.997 else 0.02 * chance.number() ** 2
+        stuck = luck > 1.0 - self._fabric.stuck
+        seconds = 1.0 + 2.0 * chance.number() if stuck else 0.02 * chance.number() ** 2
         loop.call_later(seconds, self._finish, transfer, context=self._process.network.context)
 
     def poll(self, transfer: SimTransfer) -> TransferState:
