@@ -1,0 +1,63 @@
+"""A cluster whose workers are Ray's: it serves, grows, shrinks, and leaves nothing."""
+
+import importlib.util
+import json
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tools.local_cluster import LocalCluster, local_cluster
+
+pytestmark = [
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
+]
+PROMPT = list(range(10, 90))
+FIELDS = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture
+def over_ray() -> Iterator[LocalCluster]:
+    with local_cluster(settings={"on": "ray"}) as running:
+        yield running
+
+
+def states(cluster: LocalCluster, role: str) -> dict[str, str]:
+    return {entry["id"]: entry["state"] for entry in cluster.processes(role)}
+
+
+def test_up_serve_scale_drain_down(over_ray: LocalCluster) -> None:
+    cluster = over_ray
+    state = json.loads((cluster.home / "clusters/default/state.json").read_text())
+    supervisor = psutil.Process(state["supervisor_pid"])
+    assert states(cluster, "prefill") == {"prefill-0": "serving"}
+    tokens = cluster.complete(PROMPT, 16, **FIELDS)
+    assert len(tokens) == 16
+
+    scaled = cluster.baton("scale", "decode=2")
+    assert scaled.stdout.splitlines()[-1] == "decode 1 → 2: done"
+    assert states(cluster, "decode") == {"decode-0": "serving", "decode-1": "serving"}
+    assert cluster.complete(PROMPT, 16, **FIELDS) == tokens
+
+    drained = cluster.baton("drain", "decode-0")
+    assert drained.stdout.splitlines()[-1] == "decode-0 is gone"
+    assert states(cluster, "decode") == {"decode-1": "serving"}
+    assert cluster.complete(PROMPT, 16, **FIELDS) == tokens
+    assert cluster.baton("check").returncode == 0
+
+    processes = supervisor.children(recursive=True)
+    cluster.baton("down")
+    _, alive = psutil.wait_procs([supervisor, *processes], timeout=30)
+    assert alive == []
+
+
+def test_a_killed_supervisor_takes_ray_with_it(over_ray: LocalCluster) -> None:
+    state = json.loads((over_ray.home / "clusters/default/state.json").read_text())
+    supervisor = psutil.Process(state["supervisor_pid"])
+    # Ray's own agents take a minute to believe it.
+    there = supervisor.children(recursive=True)
+    processes = [process for process in there if "Agent" not in process.name()]
+    supervisor.kill()
+    _, alive = psutil.wait_procs([supervisor, *processes], timeout=60)
+    assert alive == []
