@@ -78,7 +78,7 @@ class Planner:
     _trend: LoadTrend | None = None
     _speed: _Speed = field(default_factory=_Speed)
     _sizing: Sizing | None = None
-    """The last one: its lows go on."""
+    """The last one: what was needed goes on."""
 
     # -- what comes ------------------------------------------------------------------------
 
@@ -160,8 +160,8 @@ class Planner:
             decode_capacity_tokens=int(_mean(capacities)),
             queued_prompt_tokens=sum(view.queued_tokens for view in snapshot.prefills),
             promised_tokens=sum(view.promised_tokens for view in snapshot.decodes),
-            prefill_low=sizing.prefill_low if sizing is not None else None,
-            decode_low=sizing.decode_low if sizing is not None else None,
+            prefill_needs=sizing.prefill_needs if sizing is not None else None,
+            decode_needs=sizing.decode_needs if sizing is not None else None,
         )
 
     def _writes(self, view: DecodeView, load: LoadForecast) -> float:

@@ -1,9 +1,10 @@
 """How many workers each pool should have: the rate of work against the rate of a worker.
 
-A pool grows at once, by as much as the load needs. It shrinks only after ``shrink_seconds`` in
-which fewer would have done, to the most that were needed in that time, and only as far as leaves
-``shrink_utilisation``: so the load must grow by the ratio of the two utilisations before what was
-let go is missed. Neither pool gets too small for what was promised already.
+A pool grows at once, by as much as the load needs. It shrinks to the most that were needed in the
+last ``shrink_seconds``, and only as far as leaves ``shrink_utilisation``: so the load must grow by
+the ratio of the two utilisations before what was let go is missed. Neither pool gets too small for
+what was promised already. A queue makes a pool grow only by what it adds to the work of the next
+minute: who starts now comes too late for what waits now.
 """
 
 import math
@@ -29,20 +30,34 @@ class SizingConfig:
     token_gap_seconds: float = 0.05
 
 
+BACKLOG_SECONDS = 60.0
+"""In which what waits to be read is to be read, beside what comes."""
+
+
 @dataclass(frozen=True, slots=True)
-class Low:
-    """Since when fewer workers would do, and the most that were needed since."""
+class Needs:
+    """How many workers of a pool would have done, since ``since_seconds``: ``peaks`` are (when, how
+    many) of the last ``shrink_seconds``, without those that were followed by as many or more."""
 
     since_seconds: float
-    num_needed: int
+    peaks: tuple[tuple[float, int], ...] = ()
+
+    def then(self, now_seconds: float, num_needed: int, shrink_seconds: float) -> "Needs":
+        recent = (peak for peak in self.peaks if peak[0] > now_seconds - shrink_seconds)
+        higher = (peak for peak in recent if peak[1] > num_needed)
+        return Needs(self.since_seconds, (*higher, (now_seconds, num_needed)))
+
+    @property
+    def most(self) -> int:
+        return self.peaks[0][1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolCapacity:
     """What there is, and what one worker of each pool was measured to do: prompt tokens computed
     per second, answer tokens per second while it keeps the SLO, tokens of KV (0 is not measured
-    yet). ``queued_prompt_tokens`` and ``promised_tokens`` of KV are owed already. ``prefill_low``
-    and ``decode_low`` are those of the last :class:`Sizing`."""
+    yet). ``queued_prompt_tokens`` and ``promised_tokens`` of KV are owed already.
+    ``prefill_needs`` and ``decode_needs`` are those of the last :class:`Sizing`."""
 
     now_seconds: float
     num_prefill: int
@@ -52,8 +67,8 @@ class PoolCapacity:
     decode_capacity_tokens: int
     queued_prompt_tokens: int = 0
     promised_tokens: int = 0
-    prefill_low: Low | None = None
-    decode_low: Low | None = None
+    prefill_needs: Needs | None = None
+    decode_needs: Needs | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +86,14 @@ class Sizing:
     decode: int
     reason: str
     alternatives: tuple[Alternative, ...] = ()
-    prefill_low: Low | None = None
-    decode_low: Low | None = None
+    prefill_needs: Needs | None = None
+    decode_needs: Needs | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Pool:
     """``load`` is in workers that would be busy all the time, ``owed`` in workers that the current
-    promises need."""
+    promises need: of those that there are, so many stay."""
 
     name: str
     num_workers: int
@@ -86,12 +101,16 @@ class _Pool:
     owed: int
     least: int
     most: int
-    low: Low | None
+    needs: Needs | None
 
     def needed(self, utilisation: float) -> int:
-        """Within the bounds; who is there for what is owed stays, whatever the bounds are."""
-        wanted = max(math.ceil(self.load / utilisation - 1e-9), self.owed, self.least)
-        return max(min(wanted, self.most), min(self.owed, self.num_workers))
+        """By the load, within the bounds."""
+        return min(max(math.ceil(self.load / utilisation - 1e-9), self.least), self.most)
+
+    @property
+    def kept(self) -> int:
+        """Who is there for what is owed stays, whatever the bounds are."""
+        return min(self.owed, self.num_workers)
 
     def utilisation(self, num_workers: int) -> float:
         return self.load / num_workers if num_workers else math.inf
@@ -100,21 +119,22 @@ class _Pool:
 def size(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> Sizing:
     """Both pools, each by itself."""
     prefill, decode = _prefill_pool(load, pools, config), _decode_pool(load, pools, config)
-    num_prefill, prefill_low, prefill_reason = _sized(prefill, pools.now_seconds, config)
-    num_decode, decode_low, decode_reason = _sized(decode, pools.now_seconds, config)
+    num_prefill, prefill_needs, prefill_reason = _sized(prefill, pools.now_seconds, config)
+    num_decode, decode_needs, decode_reason = _sized(decode, pools.now_seconds, config)
     return Sizing(
         num_prefill,
         num_decode,
         f"{prefill_reason}; {decode_reason}",
         (*_alternatives(prefill, num_prefill), *_alternatives(decode, num_decode)),
-        prefill_low,
-        decode_low,
+        prefill_needs,
+        decode_needs,
     )
 
 
 def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _Pool:
     speed = pools.prefill_tokens_per_second
     computed = load.requests_per_second * load.prompt_tokens * (1 - load.cached_share)
+    computed += pools.queued_prompt_tokens / BACKLOG_SECONDS
     return _Pool(
         "prefill",
         pools.num_prefill,
@@ -124,7 +144,7 @@ def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig)
         else pools.num_prefill,
         config.min_prefill,
         config.max_prefill,
-        pools.prefill_low,
+        pools.prefill_needs,
     )
 
 
@@ -143,7 +163,7 @@ def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) 
         math.ceil(pools.promised_tokens / memory) if memory else pools.num_decode,
         config.min_decode,
         config.max_decode,
-        pools.decode_low,
+        pools.decode_needs,
     )
 
 
@@ -152,29 +172,33 @@ def _over(work: float, capacity: float, num_workers: int, config: SizingConfig) 
     return work / capacity if capacity else num_workers * config.utilisation
 
 
-def _sized(pool: _Pool, now_seconds: float, config: SizingConfig) -> tuple[int, Low | None, str]:
+def _sized(pool: _Pool, now_seconds: float, config: SizingConfig) -> tuple[int, Needs, str]:
     grown, shrunk = pool.needed(config.utilisation), pool.needed(config.shrink_utilisation)
+    needs = (pool.needs or Needs(now_seconds)).then(now_seconds, shrunk, config.shrink_seconds)
     there = f"{pool.name} {pool.num_workers}"
     if grown > pool.num_workers:
-        return grown, None, f"{there} to {grown}: {_why(pool, grown, config.utilisation)}"
+        return grown, needs, f"{there} to {grown}: {_why(pool, grown, config.utilisation)}"
     if shrunk >= pool.num_workers:
-        return pool.num_workers, None, f"{there} stay: {pool.load:.2f} would be busy"
-    low = Low(now_seconds, shrunk)
-    if pool.low is not None and pool.low.num_needed < pool.num_workers:
-        low = Low(pool.low.since_seconds, max(pool.low.num_needed, shrunk))
-    lasted = now_seconds - low.since_seconds
-    if lasted < config.shrink_seconds:
-        waits = f"{low.num_needed} have done for {lasted:.0f} of {config.shrink_seconds:.0f} s"
-        return pool.num_workers, low, f"{there} stay: {waits}"
-    why = _why(pool, low.num_needed, config.shrink_utilisation)
-    return low.num_needed, None, f"{there} to {low.num_needed}: {why}"
+        return pool.num_workers, needs, f"{there} stay: {pool.load:.2f} would be busy"
+    if needs.most >= pool.num_workers:
+        ago = f"{now_seconds - needs.peaks[0][0]:.0f} s ago"
+        return pool.num_workers, needs, f"{there} stay: {needs.most} were needed {ago}"
+    watched = now_seconds - needs.since_seconds
+    if watched < config.shrink_seconds:
+        passed = f"{watched:.0f} of {config.shrink_seconds:.0f} s"
+        return pool.num_workers, needs, f"{there} stay: {needs.most} have done for {passed}"
+    fewer = max(needs.most, pool.kept)
+    if fewer == pool.num_workers:
+        return fewer, needs, f"{there} stay: what is promised needs them"
+    why = _why(pool, fewer, config.shrink_utilisation)
+    return fewer, needs, f"{there} to {fewer}: {why}"
 
 
 def _why(pool: _Pool, num_workers: int, utilisation: float) -> str:
     """What decided about this number."""
     if num_workers == pool.most:
         return f"{pool.load:.2f} would be busy, and {pool.most} is the most"
-    if num_workers == pool.owed > math.ceil(pool.load / utilisation - 1e-9):
+    if num_workers == pool.owed > pool.needed(utilisation):
         return f"what is promised needs {pool.owed}"
     return f"{pool.load:.2f} would be busy, at {utilisation:.0%} at most"
 

@@ -19,6 +19,7 @@ class Caches:
         device_blocks: int,
         node_blocks: int,
     ) -> None:
+        self._device_blocks, self._node_blocks = device_blocks, node_blocks
         self._host_of = dict(host_of)
         self._devices = {worker: Lru(device_blocks) for worker in host_of}
         self._nodes = {host: Lru(node_blocks) for host in host_of.values()}
@@ -28,6 +29,14 @@ class Caches:
         self._gone: set[WorkerId] = set()
         self._owners = Owners()
         self._heads = Heads()
+
+    def join(self, worker: WorkerId, host: str, reads: bool) -> None:
+        """A new worker; its host's store may be new, too."""
+        self._host_of[worker] = host
+        self._devices[worker] = Lru(self._device_blocks)
+        self._nodes.setdefault(host, Lru(self._node_blocks))
+        if reads:
+            self._prefills.setdefault(host, []).append(worker)
 
     def keep(self, worker: WorkerId, keys: Sequence[Key]) -> None:
         """They were computed there, and published to its host's store."""
@@ -45,7 +54,7 @@ class Caches:
         self._heads.record(keys)
 
     def leave(self, worker: WorkerId) -> None:
-        """It died; its host's store outlives it."""
+        """It died or went; its host's store outlives it."""
         self._gone.add(worker)
         self._devices[worker] = Lru(self._devices[worker].num_blocks)
 
@@ -84,6 +93,11 @@ class Wires:
         self._link = link
         self._free_in = dict.fromkeys(hosts, 0.0)
         self._free_out = dict.fromkeys(hosts, 0.0)
+
+    def join(self, host: str) -> None:
+        """If it is new."""
+        self._free_in.setdefault(host, 0.0)
+        self._free_out.setdefault(host, 0.0)
 
     def send(self, source: str, target: str, size_bytes: float, now_seconds: float) -> float:
         """When it will have arrived."""

@@ -7,7 +7,8 @@ from functools import partial
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
-from baton.core.order import ORDERS, Order, Waiting
+from baton.core.order import ORDERS, Waiting
+from baton.core.states import Role
 from baton.errors import BatonError
 from conductor.admissions import Admissions
 from conductor.answers import Answers
@@ -18,6 +19,7 @@ from conductor.policy.rivals import Rule
 from conductor.simulator.arrival import Trace
 from conductor.simulator.caches import Caches, Wires
 from conductor.simulator.decode import DecodeWorker
+from conductor.simulator.elastic import Elastic, ElasticConfig
 from conductor.simulator.events import Events
 from conductor.simulator.faults import Death, Faults
 from conductor.simulator.job import Job
@@ -36,7 +38,8 @@ class ClusterConfig:
     every worker has a host of its own. Workers report every ``report_seconds``; 0 means that the
     conductor knows everything at once. ``peer_fetch``: whether a decision's ``reuse`` is followed.
     ``decodes_read``: whether decode workers may read a prompt themselves. Of ``num_conductors``,
-    each gets every so many-th request, and knows of the others' only by the workers' reports."""
+    each gets every so many-th request, and knows of the others' only by the workers' reports. With
+    ``elastic``, both pools begin with so many, and follow the load."""
 
     num_prefill: int
     num_decode: int
@@ -56,6 +59,7 @@ class ClusterConfig:
     num_conductors: int = 1
     num_hosts: int = 0
     decodes_read: bool = True
+    elastic: ElasticConfig | None = None
 
 
 @dataclass(slots=True)
@@ -84,22 +88,26 @@ class SimulatedCluster:
         self._reported: dict[WorkerId, int] = {}
         self._dead: dict[WorkerId, float] = {}
         """Who, and when that is noticed."""
-        order = ORDERS[config.order]
-        self.prefills = [self._prefill(i, order) for i in range(config.num_prefill)]
+        self._retired: set[WorkerId] = set()
+        self.prefills = [self._prefill(i) for i in range(config.num_prefill)]
         self.decodes = [self._decode(i) for i in range(config.num_decode)]
         self._prefill_by_id = {worker.id: worker for worker in self.prefills}
         self._decode_by_id = {worker.id: worker for worker in self.decodes}
         ids = [*self._prefill_by_id, *self._decode_by_id]
         block = trace.block_tokens
         device = max(config.device_tokens // block, 1)
-        num_hosts = config.num_hosts or len(ids)
-        self._host_of = {worker: f"h{i % num_hosts}" for i, worker in enumerate(ids)}
+        self._num_hosts = config.num_hosts or len(ids)
+        self._host_of = {worker: f"h{i % self._num_hosts}" for i, worker in enumerate(ids)}
         node = max(config.node_tokens // block, 1)
         self._caches = Caches(self._host_of, list(self._prefill_by_id), device, node)
         self._wires = Wires(list(self._host_of.values()), config.link)
         self._conductors = [
             _Conductor(self._ledger(), Admissions()) for _ in range(config.num_conductors)
         ]
+        self.elastic: Elastic | None = None
+        if config.elastic is not None:
+            sizes = {Role.PREFILL: config.num_prefill, Role.DECODE: config.num_decode}
+            self.elastic = Elastic(config.elastic, self, self._events, sizes)
         for slow in faults.slow:
             self._worker(slow.worker).slowness = slow.factor
         for death in faults.deaths:
@@ -124,6 +132,8 @@ class SimulatedCluster:
             self._give_up_misses = give_up_misses
         if self.config.report_seconds:
             self._report_for_ever()
+        if self.elastic is not None:
+            self.elastic.begin()
         self._events.run(self._check_workers if check_always else None)
         self.check_integrity()
         return self.jobs
@@ -206,14 +216,18 @@ class SimulatedCluster:
             token_gap_seconds=self.config.token_gap_seconds,
             promised=job.num_restarts > 0,
         )
+        snapshot = self._snapshot(conductor)
         try:
-            decision = self._place(self._snapshot(conductor), query)
+            decision = self._place(snapshot, query)
         except BatonError:
             self._reject(job)
         finally:
             self._caches.note_request(arrival.blocks)
         if not job.num_restarts:
             conductor.admissions.record(arrival.num_prompt_tokens, not job.rejected)
+            if self.elastic is not None and conductor is self._conductors[0]:
+                placed = None if job.rejected else decision
+                self.elastic.arrived(snapshot, arrival.num_prompt_tokens, placed)
         if not job.rejected:
             conductor.num_placed += 1
             now = self._events.now_seconds
@@ -397,12 +411,59 @@ class SimulatedCluster:
 
     def _reborn(self, worker: WorkerId) -> None:
         del self._dead[worker]
+        if worker in self._retired:
+            return
         self._caches.come_back(worker)
         for conductor in self._conductors:
-            if worker in self._prefill_by_id:
-                conductor.ledger.add_prefill(self._prefill_view(worker))
-            else:
-                conductor.ledger.add_decode(self._decode_view(worker))
+            self._add_view(conductor.ledger, worker)
+
+    # -- who comes and goes ----------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        return self.gave_up or self._num_open == 0
+
+    def planning_snapshot(self) -> Snapshot:
+        """What the first conductor knows now."""
+        if not self.config.report_seconds:
+            self._report()
+        return self._snapshot(self._conductors[0])
+
+    def add(self, role: Role) -> WorkerId:
+        """A new worker takes requests, on a host of its own unless ``num_hosts`` are given."""
+        number = len(self._host_of)
+        host = f"h{number % self._num_hosts}" if self.config.num_hosts else f"h{number}"
+        worker: PrefillWorker | DecodeWorker
+        if role is Role.PREFILL:
+            worker = self._prefill(len(self.prefills))
+            self.prefills.append(worker)
+            self._prefill_by_id[worker.id] = worker
+        else:
+            worker = self._decode(len(self.decodes))
+            self.decodes.append(worker)
+            self._decode_by_id[worker.id] = worker
+        self._host_of[worker.id] = host
+        self._caches.join(worker.id, host, role is Role.PREFILL)
+        self._wires.join(host)
+        for conductor in self._conductors:
+            self._add_view(conductor.ledger, worker.id)
+        return worker.id
+
+    def retire(self, worker: WorkerId) -> None:
+        """It gets nothing new, and ends what it has."""
+        self._retired.add(worker)
+        self._caches.leave(worker)
+        for conductor in self._conductors:
+            conductor.ledger.remove(worker)
+
+    def is_idle(self, worker: WorkerId) -> bool:
+        return self._worker(worker).is_idle
+
+    def load_of(self, worker: WorkerId) -> float:
+        ledger = self._conductors[0].ledger
+        if worker in ledger.prefills:
+            return ledger.prefills[worker].load
+        return ledger.decodes[worker].load if worker in ledger.decodes else 0.0
 
     # -- workers ---------------------------------------------------------------------------
 
@@ -411,11 +472,15 @@ class SimulatedCluster:
 
     def _ledger(self) -> Ledger:
         ledger = Ledger(self.config.num_conductors)
-        for prefill in self.prefills:
-            ledger.add_prefill(self._prefill_view(prefill.id))
-        for decode in self.decodes:
-            ledger.add_decode(self._decode_view(decode.id))
+        for worker in (*self._prefill_by_id, *self._decode_by_id):
+            self._add_view(ledger, worker)
         return ledger
+
+    def _add_view(self, ledger: Ledger, worker: WorkerId) -> None:
+        if worker in self._prefill_by_id:
+            ledger.add_prefill(self._prefill_view(worker))
+        else:
+            ledger.add_decode(self._decode_view(worker))
 
     def _prefill_view(self, worker: WorkerId) -> PrefillView:
         return PrefillView(worker, self.config.prefill_cost, self._host_of[worker])
@@ -425,12 +490,12 @@ class SimulatedCluster:
         reads = self.config.prefill_cost if self.config.decodes_read else None
         return DecodeView(worker, self.config.decode_cost, tokens, host, prefill_cost=reads)
 
-    def _prefill(self, number: int, order: Order) -> PrefillWorker:
+    def _prefill(self, number: int) -> PrefillWorker:
         return PrefillWorker(
             WorkerId(f"p{number}"),
             self._events,
             self.config.prefill_cost,
-            order,
+            ORDERS[self.config.order],
             step_tokens=self.config.step_tokens,
             capacity_tokens=self.config.device_tokens,
             on_last_chunk=self._last_chunk,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from conductor.forecast import LEVEL_SECONDS, Holt, LoadForecast, LoadTrend
-from conductor.policy.sizing import Alternative, Low, PoolCapacity, Sizing, SizingConfig, size
+from conductor.policy.sizing import Alternative, Needs, PoolCapacity, Sizing, SizingConfig, size
 
 LOAD = LoadForecast(requests_per_second=10.0, prompt_tokens=2000.0, answer_tokens=200.0)
 """20,000 prompt tokens a second, and 2,000 of answers. An answer takes 10 s, and has 2,100 tokens
@@ -90,6 +90,8 @@ def test_rates_are_matched() -> None:
             Alternative("decode", 4, pytest.approx(0.525)),
             Alternative("decode", 5, pytest.approx(0.42)),
         ),
+        Needs(1000.0, ((1000.0, 8),)),
+        Needs(1000.0, ((1000.0, 5),)),
     )
 
 
@@ -103,30 +105,44 @@ def test_a_pool_grows_at_once() -> None:
 
 
 def test_what_is_cached_needs_no_worker() -> None:
-    assert size(replace(LOAD, cached_share=0.9), POOLS, CONFIG).prefill_low == Low(1000.0, 1)
+    needs = size(replace(LOAD, cached_share=0.9), POOLS, CONFIG).prefill_needs
+    assert needs == Needs(1000.0, ((1000.0, 1),))
 
 
 def test_a_pool_shrinks_after_a_while_to_the_most_that_was_needed() -> None:
+    """And on, as what was needed before gets older."""
     pools, sizes = POOLS, []
-    for now, rate in ((0, 2.0), (100, 4.0), (200, 1.0), (299, 1.0), (300, 1.0)):
+    for now, rate in ((0, 2.0), (100, 4.0), (200, 1.0), (299, 1.0), (300, 1.0), (400, 1.0)):
         load = replace(LOAD, requests_per_second=rate)
         sizing = size(load, replace(pools, now_seconds=float(now)), CONFIG)
         sizes.append((sizing.prefill, sizing.decode))
-        pools = replace(pools, prefill_low=sizing.prefill_low, decode_low=sizing.decode_low)
-    assert sizes == [(5, 4)] * 4 + [(4, 2)]  # at 4 per second: 1.6 and 0.84 busy, at 50 %
-    assert sizing.prefill_low is sizing.decode_low is None
+        pools = replace(pools, prefill_needs=sizing.prefill_needs, decode_needs=sizing.decode_needs)
+    # At 4 per second: 1.6 and 0.84 busy, at 50 %; at 1 per second: 0.4 and 0.21.
+    assert sizes == [(5, 4)] * 4 + [(4, 2)] + [(1, 1)]
+    assert sizing.prefill_needs == Needs(0.0, ((400.0, 1),))
 
 
-def test_a_busy_moment_begins_the_wait_anew() -> None:
-    low = Low(700.0, 3)
-    stays = size(LOAD, replace(POOLS, prefill_low=low), CONFIG)
-    assert (stays.prefill, stays.prefill_low) == (5, None)
+def test_a_busy_moment_is_remembered() -> None:
+    needs = Needs(0.0, ((700.0, 3),))
+    stays = size(LOAD, replace(POOLS, prefill_needs=needs), CONFIG)
+    assert (stays.prefill, stays.prefill_needs) == (5, Needs(0.0, ((1000.0, 8),)))
+    idle = replace(LOAD, requests_per_second=0.0)
+    later = replace(POOLS, now_seconds=1299.0, prefill_needs=stays.prefill_needs)
+    sizing = size(idle, later, CONFIG)
+    assert sizing.prefill == 5
+    assert sizing.reason.startswith("prefill 5 stay: 8 were needed 299 s ago")
+    assert size(idle, replace(later, now_seconds=1300.0), CONFIG).prefill == 1
 
 
-def test_who_was_resized_by_somebody_else_waits_anew() -> None:
-    pools = replace(POOLS, num_prefill=3, prefill_low=Low(0.0, 4))
+def test_what_was_needed_by_others_holds_for_the_pool_as_it_is() -> None:
+    """Somebody else has resized it: what it needs is what it needed."""
+    pools = replace(POOLS, num_prefill=3, prefill_needs=Needs(0.0, ((900.0, 4), (950.0, 2))))
     sizing = size(replace(LOAD, requests_per_second=1.0), pools, CONFIG)
-    assert (sizing.prefill, sizing.prefill_low) == (3, Low(1000.0, 1))
+    assert sizing.prefill == 3
+    assert sizing.prefill_needs == Needs(0.0, ((900.0, 4), (950.0, 2), (1000.0, 1)))
+
+
+IDLE_FOR_LONG = Needs(0.0, ((900.0, 1),))
 
 
 def test_neither_pool_gets_too_small_for_what_was_promised() -> None:
@@ -135,15 +151,22 @@ def test_neither_pool_gets_too_small_for_what_was_promised() -> None:
         POOLS,
         queued_prompt_tokens=45_000,
         promised_tokens=280_000,
-        prefill_low=Low(0.0, 1),
-        decode_low=Low(0.0, 1),
+        prefill_needs=IDLE_FOR_LONG,
+        decode_needs=IDLE_FOR_LONG,
     )
     idle = replace(LOAD, requests_per_second=0.0)
     sizing = size(idle, pools, CONFIG)
     assert (sizing.prefill, sizing.decode) == (5, 3)
-    assert sizing.reason.endswith("decode 4 to 3: what is promised needs 3")
-    more = size(idle, replace(pools, promised_tokens=480_000), CONFIG)
-    assert more.decode == 5
+    assert sizing.reason == (
+        "prefill 5 stay: what is promised needs them; decode 4 to 3: what is promised needs 3"
+    )
+
+
+def test_what_waits_is_work_of_the_next_minute() -> None:
+    """1,350,000 tokens in a minute are 22,500 a second, beside the 20,000 that come: 8.5 busy."""
+    sizing = size(LOAD, replace(POOLS, queued_prompt_tokens=1_350_000), CONFIG)
+    assert sizing.prefill == 11
+    assert sizing.reason.startswith("prefill 5 to 11: 8.50 would be busy")
 
 
 def test_bounds() -> None:
@@ -151,7 +174,7 @@ def test_bounds() -> None:
     busy = size(replace(LOAD, requests_per_second=99.0), replace(POOLS, num_decode=3), config)
     assert (busy.prefill, busy.decode) == (6, 3)
     assert busy.reason.startswith("prefill 5 to 6: 39.60 would be busy, and 6 is the most")
-    pools = replace(POOLS, prefill_low=Low(0.0, 1), decode_low=Low(0.0, 1))
+    pools = replace(POOLS, prefill_needs=IDLE_FOR_LONG, decode_needs=IDLE_FOR_LONG)
     idle = size(replace(LOAD, requests_per_second=0.0), pools, config)
     assert (idle.prefill, idle.decode) == (2, 2)
     owed = replace(pools, promised_tokens=400_000)
@@ -191,8 +214,8 @@ def test_a_day_without_flapping(config: SizingConfig, seed: int) -> None:
             pools,
             num_prefill=sizing.prefill,
             num_decode=sizing.decode,
-            prefill_low=sizing.prefill_low,
-            decode_low=sizing.decode_low,
+            prefill_needs=sizing.prefill_needs,
+            decode_needs=sizing.decode_needs,
         )
         sizes.append((sizing.prefill, sizing.decode))
     assert short <= 1, "only the first half minute, with one worker"

@@ -1,0 +1,250 @@
+"""Pools that follow the load against the best fixed ones, in simulation.
+
+    python -m benchmarks.autoscale [--trace FILE] [--only NAME …] [--processes 2] [--seed 1]
+
+Workers are L40S with Qwen3-8B (prefill at half of the peak, decode at 0.7 of the bandwidth) and
+take a minute to start. ``day`` is two made-up days of chat of an hour each, from ``low`` to
+``high`` requests per second and back; ``conversation`` is a trace (Mooncake's), half as fast, and
+``tide`` the same requests in the same order, with the times of a made-up day. SLO: first token
+within 2 s and the prompt's own time, 50 ms between tokens in the mean.
+
+Each begins with the pools that the first minutes need. Pools that follow the load are compared with
+fixed ones: with the cheapest that attain as much, and with the best of those that cost no more.
+Worker-hours are paid from the moment that a worker is asked for until it is gone. Everything but
+the machine's own time is the same in every run. Prints a table, and JSON as the last line.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from baton.core.states import Role
+from baton.runtime.scaling import Bounds, ScalingConfig
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from conductor.planner import PlannerConfig
+from conductor.policy.fleet import Link
+from conductor.policy.policies import policy_named
+from conductor.policy.sizing import SizingConfig
+from conductor.simulator.arrival import Trace
+from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.elastic import ElasticConfig
+from conductor.simulator.hardware import gpu_named
+from conductor.simulator.outcome import outcome_of
+from conductor.simulator.roofline import roofline
+from conductor.simulator.shapes import shape_named
+from conductor.simulator.synthetic import KINDS
+from conductor.simulator.tides import Tide, with_tide
+from conductor.simulator.traces import jittered, read_trace, scaled
+
+PERIOD_SECONDS = 3600.0
+REPORT_SECONDS = 1.0
+MOST_WORKERS = 16
+"""Of each pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """``tide`` None: a trace's own times, ``factor`` times as fast. ``start`` are the pools at the
+    beginning."""
+
+    name: str
+    num_requests: int
+    start: tuple[int, int]
+    tide: Tide | None = None
+    kind: str = ""
+    factor: float = 1.0
+
+    def traffic(self, file: Path | None, seed: int) -> Trace:
+        if self.kind:
+            assert self.tide is not None
+            made = KINDS[self.kind](self.num_requests, self.tide.mean_per_second, seed, 1.0)
+            return with_tide(made, self.tide)
+        assert file is not None
+        known = _jittered(file, seed)
+        known = replace(known, arrivals=known.arrivals[: self.num_requests])
+        return with_tide(known, self.tide) if self.tide is not None else scaled(known, self.factor)
+
+
+SCENARIOS = {
+    each.name: each
+    for each in (
+        Scenario("day", 28_800, (1, 3), Tide(1.0, 7.0, PERIOD_SECONDS), kind="chat"),
+        Scenario("conversation", 12_000, (8, 6), factor=0.5),
+        Scenario("tide", 12_000, (3, 2), Tide(0.5, 3.5, PERIOD_SECONDS)),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``prefill`` and ``decode`` are sizes, or means of them."""
+
+    name: str
+    prefill: float
+    decode: float
+    attainment: float
+    rejected: float
+    worker_hours: float
+    ttft_p99: float | None
+    num_steps: int = 0
+
+
+@cache
+def _jittered(file: Path, seed: int) -> Trace:
+    return jittered(read_trace(file), seed)
+
+
+@cache
+def _traffic(scenario: Scenario, file: Path | None, seed: int) -> Trace:
+    return scenario.traffic(file, seed)
+
+
+def cluster_config(prefill: int, decode: int) -> ClusterConfig:
+    costs = roofline(gpu_named("L40S"), shape_named("qwen3-8b"))
+    return ClusterConfig(
+        num_prefill=prefill,
+        num_decode=decode,
+        prefill_cost=costs.prefill,
+        decode_cost=costs.decode,
+        kv_bytes_per_token=costs.kv_bytes_per_token,
+        device_tokens=costs.kv_capacity_tokens,
+        node_tokens=1_500_000,
+        link=Link(12.5e9, 25e9),
+        report_seconds=REPORT_SECONDS,
+    )
+
+
+def elastic_config(sizing: SizingConfig, scaling: ScalingConfig) -> ElasticConfig:
+    planner = PlannerConfig(sizing=sizing)
+    return ElasticConfig(planner=planner, scaling=scaling)
+
+
+def default_elastic() -> ElasticConfig:
+    return elastic_config(
+        SizingConfig(max_prefill=MOST_WORKERS, max_decode=MOST_WORKERS),
+        ScalingConfig(prefill=Bounds(1, MOST_WORKERS), decode=Bounds(1, MOST_WORKERS)),
+    )
+
+
+def elastic(scenario: Scenario, file: Path | None, seed: int, config: ElasticConfig) -> Row:
+    traffic = _traffic(scenario, file, seed)
+    cluster = SimulatedCluster(
+        replace(cluster_config(*scenario.start), elastic=config), traffic, policy_named("baton")
+    )
+    cluster.run()
+    assert cluster.elastic is not None
+    end = traffic.arrivals[-1].at_seconds
+    paid = cluster.elastic.worker_seconds(end)
+    means = [paid[role] / end for role in (Role.PREFILL, Role.DECODE)]
+    return _row(cluster, "follows the load", means, len(cluster.elastic.steps))
+
+
+def fixed(
+    scenario: Scenario, file: Path | None, seed: int, split: tuple[int, int], most_misses: int
+) -> Row | None:
+    """None: it has more misses."""
+    traffic = _traffic(scenario, file, seed)
+    cluster = SimulatedCluster(cluster_config(*split), traffic, policy_named("baton"))
+    cluster.run(most_misses + 1)
+    return None if cluster.gave_up else _row(cluster, "fixed", split, 0)
+
+
+def _row(cluster: SimulatedCluster, name: str, sizes: Sequence[float], num_steps: int) -> Row:
+    outcome = outcome_of(cluster)
+    hours = sum(sizes) * cluster.jobs[-1].arrival.at_seconds / 3600
+    return Row(
+        name,
+        sizes[0],
+        sizes[1],
+        outcome.attainment,
+        outcome.rejected_ratio,
+        hours,
+        outcome.ttft_seconds["p99"],
+        num_steps,
+    )
+
+
+def compared(
+    scenario: Scenario, file: Path | None, seed: int, config: ElasticConfig, processes: int
+) -> Iterator[Row]:
+    """Pools that follow the load, then the cheapest fixed ones that attain as much, then the best
+    fixed ones that cost no more."""
+    follows = elastic(scenario, file, seed, config)
+    yield follows
+    num_requests = len(_traffic(scenario, file, seed).arrivals)
+    misses = round((1 - follows.attainment) * num_requests)
+    mean = follows.prefill + follows.decode
+    with ProcessPoolExecutor(processes) as pool:
+        run = partial(fixed, scenario, file, seed)
+        for total in range(max(math.ceil(mean), 2), 2 * MOST_WORKERS + 1):
+            splits = _splits(total, follows)
+            found = [row for row in pool.map(run, splits, [misses] * len(splits)) if row]
+            if found:
+                yield replace(max(found, key=_by_attainment), name="cheapest fixed as good")
+                break
+        splits = _splits(max(math.floor(mean), 2), follows)
+        rows = pool.map(run, splits, [num_requests] * len(splits))
+        best = max((row for row in rows if row), key=_by_attainment)
+        yield replace(best, name="best fixed as cheap")
+
+
+def _by_attainment(row: Row) -> float:
+    return row.attainment
+
+
+def _splits(total: int, follows: Row) -> list[tuple[int, int]]:
+    """Those around the share that the pools had which followed the load, five at most."""
+    middle = total * follows.prefill / (follows.prefill + follows.decode)
+    ranked = sorted(range(1, total), key=lambda prefill: abs(prefill - middle))
+    return [(prefill, total - prefill) for prefill in sorted(ranked[:5])]
+
+
+HEADER = (
+    f"{'':26}{'prefill':>8}{'decode':>8}{'attained':>10}{'refused':>9}{'TTFT p99':>10}"
+    f"{'worker-hours':>14}{'changes':>9}"
+)
+
+
+def line(row: Row) -> str:
+    ttft = f"{row.ttft_p99:.2f}" if row.ttft_p99 is not None else "-"
+    return (
+        f"{row.name:26}{row.prefill:8.2f}{row.decode:8.2f}{row.attainment:10.4f}"
+        f"{row.rejected:9.4f}{ttft:>10}{row.worker_hours:14.2f}{row.num_steps:9}"
+    )
+
+
+def main(arguments: list[str]) -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--trace", type=Path)
+    parser.add_argument("--only", nargs="*", choices=list(SCENARIOS))
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    machine = describe()
+    print(machine, f"seed {options.seed}")
+    result: dict[str, Any] = {"benchmark": "autoscale", "machine": machine, "seed": options.seed}
+    for name in options.only or SCENARIOS:
+        scenario = SCENARIOS[name]
+        if not scenario.kind and options.trace is None:
+            continue
+        began = SYSTEM_CLOCK()
+        print(f"\n{name}\n{HEADER}", flush=True)
+        rows = []
+        config = default_elastic()
+        for row in compared(scenario, options.trace, options.seed, config, options.processes):
+            rows.append(asdict(row))
+            print(line(row), flush=True)
+        result[name] = rows
+        print(f"{SYSTEM_CLOCK() - began:.0f} s", file=sys.stderr)
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

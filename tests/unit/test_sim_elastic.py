@@ -1,0 +1,154 @@
+"""A simulated cluster that grows and shrinks: who comes, who goes, and what is paid."""
+
+from dataclasses import replace
+
+import pytest
+
+from baton.core.ids import WorkerId
+from baton.core.states import Role
+from baton.runtime.scaling import Bounds, ScalingConfig
+from conductor.planner import PlannerConfig
+from conductor.policy.policies import policy_named
+from conductor.policy.sizing import SizingConfig
+from conductor.simulator.arrival import Arrival, Trace
+from conductor.simulator.cluster import SimulatedCluster
+from conductor.simulator.elastic import ElasticConfig
+from conductor.simulator.faults import Death, Faults
+from conductor.simulator.synthetic import KINDS
+from conductor.simulator.tides import Tide, with_tide
+from tests.unit.test_sim_cluster import BLOCK, CONFIG, arrival
+
+QUICK = ElasticConfig(
+    planner=PlannerConfig(
+        sizing=SizingConfig(shrink_seconds=20.0, max_prefill=3, max_decode=3), start_seconds=10.0
+    ),
+    scaling=ScalingConfig(
+        prefill=Bounds(1, 3),
+        decode=Bounds(1, 2),
+        stable_seconds=0.0,
+        cooldown_seconds=0.0,
+        pending_seconds=100.0,
+    ),
+    start_seconds=10.0,
+)
+ONE_WRITER = replace(QUICK, scaling=replace(QUICK.scaling, decode=Bounds(1, 1)))
+
+
+def ran(
+    arrivals: list[Arrival], config: ElasticConfig = QUICK, faults: Faults = Faults(),
+    **more: object,
+) -> SimulatedCluster:  # fmt: skip
+    settings = replace(CONFIG, elastic=config, **more)  # type: ignore[arg-type]
+    trace = Trace("by-hand", BLOCK, tuple(arrivals))
+    cluster = SimulatedCluster(settings, trace, policy_named("round_robin"), faults)
+    cluster.run(check_always=True)
+    return cluster
+
+
+def steady(gap: float, until: float, start: float = 0.0) -> list[Arrival]:
+    """A prompt of 400 tokens, half a second of work, each ``gap`` seconds."""
+    count = round((until - start) / gap)
+    return [arrival(start + gap * n, 400, 5, head=n + round(start) * 100) for n in range(count)]
+
+
+def steps(cluster: SimulatedCluster) -> list[tuple[float, str, int]]:
+    assert cluster.elastic is not None
+    return [(at, step.role.value, step.new) for at, step in cluster.elastic.steps]
+
+
+def test_a_pool_grows_and_the_new_worker_reads() -> None:
+    """Half a second of work every 0.6 s keeps one busy 0.83 of the time: two at 80 %. The first
+    look is at 5 s, and the second worker serves 10 s later."""
+    cluster = ran(steady(0.6, 60.0), ONE_WRITER)
+    assert steps(cluster) == [(5.0, "prefill", 2)]
+    firsts = [job.arrival.at_seconds for job in cluster.jobs if job.prefill == "p1"]
+    assert firsts[0] == pytest.approx(15.0, abs=1.2)
+    assert [worker.id for worker in cluster.prefills] == ["p0", "p1"]
+
+
+def test_it_is_paid_from_when_it_was_asked_for() -> None:
+    cluster = ran(steady(0.6, 60.0), ONE_WRITER)
+    assert cluster.elastic is not None
+    paid = cluster.elastic.worker_seconds(60.0)
+    assert paid == {Role.PREFILL: 60.0 + 55.0, Role.DECODE: 60.0}
+
+
+LONG_ANSWERS = [arrival(1.0, 50, 4000, head=1), arrival(2.0, 100, 4000, head=2)]
+"""A step of one takes 11 ms, so each takes 44 s."""
+
+LATER = [arrival(float(at), 10, 5, head=at) for at in (30, 60, 70)]
+
+
+def test_who_leaves_ends_what_it_has() -> None:
+    """Two writers, both at a long answer, and hardly any work: after 20 s of watching, the one
+    with less to do gets nothing more. Its answer ends at 45 s, its pay with the next look."""
+    cluster = ran([*LONG_ANSWERS, *LATER], num_decode=2)
+    assert steps(cluster) == [(25.0, "decode", 1)]
+    assert [(job.decode, job.num_restarts) for job in cluster.jobs] == [
+        ("d0", 0), ("d1", 0), ("d1", 0), ("d1", 0), ("d1", 0),
+    ]  # fmt: skip
+    assert cluster.jobs[0].finished_seconds == pytest.approx(1.15 + 3999 * 0.011, abs=0.01)
+    assert cluster.elastic is not None
+    assert cluster.elastic.worker_seconds(70.0) == {Role.PREFILL: 70.0, Role.DECODE: 70.0 + 50.0}
+
+
+def test_a_worker_that_leaves_and_dies_is_not_born_again() -> None:
+    """Its answer goes on elsewhere."""
+    faults = Faults(deaths=(Death(WorkerId("d0"), 40.0, 2.0),))
+    cluster = ran([*LONG_ANSWERS, *LATER], faults=faults, num_decode=2)
+    assert steps(cluster) == [(25.0, "decode", 1)]
+    assert [(job.decode, job.num_restarts) for job in cluster.jobs] == [
+        ("d1", 1), ("d1", 0), ("d1", 0), ("d1", 0), ("d1", 0),
+    ]  # fmt: skip
+
+
+def test_the_last_of_a_pool_stays() -> None:
+    cluster = ran([arrival(float(10 * n), 10, 5, head=n) for n in range(10)])
+    assert steps(cluster) == []
+
+
+def test_growth_that_is_slower_than_its_patience_is_taken_back() -> None:
+    slow = replace(ONE_WRITER, start_seconds=1000.0)
+    config = replace(slow, scaling=replace(slow.scaling, pending_seconds=20.0))
+    cluster = ran(steady(0.6, 40.0), config)
+    assert steps(cluster)[:2] == [(5.0, "prefill", 2), (25.0, "prefill", 1)]
+    assert [worker.id for worker in cluster.prefills] == ["p0"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_made_up_days_lose_nothing_and_are_the_same_every_time(seed: int) -> None:
+    print(f"seed {seed}")
+    made = KINDS["chat"](1200, 2.0, seed, 1.0)
+    tide = with_tide(made, Tide(0.3, 3.7, 300.0))
+    config = replace(
+        CONFIG, device_tokens=45_000, elastic=QUICK, num_conductors=2, report_seconds=1.0,
+        prefill_cost=replace(CONFIG.prefill_cost, per_token_seconds=0.0002),
+    )  # fmt: skip
+
+    def run() -> tuple[list[float], list[tuple[float, str, int]]]:
+        cluster = SimulatedCluster(config, tide, policy_named("baton"))
+        cluster.run()
+        return [job.finished_seconds for job in cluster.jobs], steps(cluster)
+
+    first = run()
+    assert first == run()
+    sizes = [new for _, role, new in first[1] if role == "decode"]
+    assert sizes[:2] == [2, 1]
+
+
+# -- tides ---------------------------------------------------------------------------------
+
+
+def test_a_tide_has_its_rates() -> None:
+    """Of all that come in a period, a quarter of it around midnight has 0.25 - 0.5 / pi / sqrt(2),
+    where the rate swings by half of its mean."""
+    tide = Tide(0.5, 1.5, 3600.0)
+    evenly = Trace("even", BLOCK, tuple(arrival(float(n), 10, 5) for n in range(3600)))
+    times = [each.at_seconds for each in with_tide(evenly, tide).arrivals]
+    assert times == sorted(times)
+    assert times[0] == 0.0
+    assert times[-1] == pytest.approx(3600.0, abs=2.0)
+    night = sum(at < 450 or at > 3150 for at in times)
+    noon = sum(1350 < at < 2250 for at in times)
+    assert night == pytest.approx(3600 * (0.25 - 0.5 / 3.14159 / 2**0.5), abs=3)
+    assert noon == pytest.approx(3600 * (0.25 + 0.5 / 3.14159 / 2**0.5), abs=3)
