@@ -6,6 +6,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError
+from router.admin import add_pools, check_admin
 from router.exchange import (
     ChatExchange,
     CompletionExchange,
@@ -23,6 +24,7 @@ def build_app(service: Service) -> FastAPI:
     _add_answers(app, service)
     _add_models(app, service)
     _add_operations(app, service)
+    add_pools(app, service)
     _add_error_forms(app)
     return app
 
@@ -88,8 +90,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/admin/requests/{request_id}")
     async def explain(request: Request, request_id: str) -> Response:
-        host = request.client.host if request.client is not None else None
-        service.doorkeeper.check_admin(request.headers.get("authorization"), host)
+        check_admin(service, request)
         explained = service.records.explain(request_id)
         if explained is None:
             raise Problem(404, f"no such request is remembered: {request_id}")

@@ -124,6 +124,7 @@ class RouterProgram:
             max_concurrent_requests=settings.max_concurrent_requests,
             tenant_secret=settings.tenant_secret,
             slo_first_token_seconds=settings.slo_first_token_seconds,
+            control_socket=settings.control_socket,
         )
         return Service(
             config=config,

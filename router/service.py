@@ -32,7 +32,8 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """``aliases`` are other names that a client may use for ``model``."""
+    """``aliases`` are other names that a client may use for ``model``. ``control_socket`` is that
+    of the supervisor, if there is one."""
 
     model: str
     vocab_size: int
@@ -42,6 +43,7 @@ class ServiceConfig:
     body_seconds: float = 60.0
     tenant_secret: str | None = None
     slo_first_token_seconds: float = 0.0
+    control_socket: str | None = None
 
 
 def _random_id() -> str:

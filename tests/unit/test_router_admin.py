@@ -1,0 +1,135 @@
+"""Resizing over HTTP, with a supervisor's socket behind it and without one."""
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from baton.core.ids import WorkerId
+from baton.core.states import Role
+from baton.errors import Invalid, NotFound, Overloaded
+from baton.runtime.control import open_control
+from baton.runtime.pools.base import PoolWorker
+from baton.text.tokenizer import Tokenizer
+from tests.unit import test_router_http
+from tests.unit.test_router_http import open_house
+
+tokenizer = test_router_http.tokenizer
+JSON = {"content-type": "application/json"}
+
+
+class TwinPools:
+    """Notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.scaled: list[Mapping[Role, int]] = []
+        self.removed: list[str] = []
+
+    async def sizes(self) -> Mapping[Role, int]:
+        return {Role.PREFILL: 1, Role.DECODE: 2}
+
+    async def workers(self) -> list[PoolWorker]:
+        return [PoolWorker(WorkerId("decode-1"), Role.DECODE, "starting", "10.0.0.2", "soon")]
+
+    async def scale(self, wanted: Mapping[Role, int]) -> None:
+        if wanted.get(Role.DECODE) == 9:
+            raise Overloaded("somebody else is changing the pool")
+        self.scaled.append(wanted)
+
+    async def remove(self, worker_id: WorkerId) -> None:
+        if worker_id == "decode-0":
+            raise Invalid("decode-0 is the last decode worker")
+        if worker_id != "decode-1":
+            raise NotFound(f"there is no worker {worker_id!r}")
+        self.removed.append(worker_id)
+
+
+@pytest.fixture
+async def pools(tmp_path: Path) -> TwinPools:
+    return TwinPools()
+
+
+async def test_pools_are_told_scaled_and_drained(
+    tokenizer: Tokenizer,
+    pools: TwinPools,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "control.sock"
+    control = await open_control(path, pools)
+    async with control, open_house(tokenizer, control_socket=str(path)) as (_, client):
+        told = {
+            "sizes": {"prefill": 1, "decode": 2},
+            "workers": [
+                {
+                    "id": "decode-1", "role": "decode", "state": "starting", "node": "10.0.0.2",
+                    "message": "soon",
+                }
+            ],
+        }  # fmt: skip
+        assert (await client.get("/admin/pools")).json() == told
+        answer = await client.post("/admin/scale", json={"prefill": 2, "decode": 3})
+        assert (answer.status_code, answer.json()) == (200, told)
+        assert pools.scaled == [{Role.PREFILL: 2, Role.DECODE: 3}]
+        answer = await client.post("/admin/drain", json={"worker": "decode-1"})
+        assert (answer.status_code, pools.removed) == (200, ["decode-1"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("scale", b"{}", 400, 'like {"prefill": 2, "decode": 3}'),
+        ("scale", b'{"prefill": true}', 400, "like"),
+        ("scale", b'{"prefill": "2"}', 400, "like"),
+        ("scale", b'{"router": 2}', 400, "scale takes prefill=N and decode=N"),
+        ("scale", b'{"decode": 0}', 400, "not decode=0"),
+        ("scale", b'{"decode": 9}', 429, "somebody else"),
+        ("scale", b"[1]", 400, "must be an object"),
+        ("scale", b"{", 400, "no JSON"),
+        ("scale", b" " * 5000, 413, "at most 4096 bytes"),
+        ("drain", b'{"worker": 1}', 400, 'like {"worker": "decode-1"}'),
+        ("drain", b'{"worker": "decode-1", "now": true}', 400, "like"),
+        ("drain", b'{"worker": "decode-7"}', 404, "no worker 'decode-7'"),
+        ("drain", b'{"worker": "decode-0"}', 400, "the last decode worker"),
+    ],
+)
+async def test_wrong_questions(
+    tokenizer: Tokenizer,
+    pools: TwinPools,
+    tmp_path: Path,
+    path: str,
+    body: bytes,
+    status: int,
+    message: str,
+) -> None:
+    socket = tmp_path / "control.sock"
+    control = await open_control(socket, pools)
+    async with control, open_house(tokenizer, control_socket=str(socket)) as (_, client):
+        answer = await client.post(f"/admin/{path}", content=body, headers=JSON)
+        assert (answer.status_code, pools.scaled, pools.removed) == (status, [], [])
+        assert message in answer.json()["error"]["message"]
+        plain = await client.post(f"/admin/{path}", content=body)
+        assert plain.status_code == 415
+
+
+async def test_without_a_supervisor_it_says_so(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with open_house(tokenizer) as (_, client):
+        answer = await client.get("/admin/pools")
+        assert answer.status_code == 501
+        assert "not started by `baton up`" in answer.json()["error"]["message"]
+    async with open_house(tokenizer, control_socket=str(tmp_path / "gone")) as (_, client):
+        answer = await client.get("/admin/pools")
+        assert answer.status_code == 503
+        assert "the supervisor does not answer" in answer.json()["error"]["message"]
+
+
+async def test_admins_only(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, admin_key="root") as (_, client):
+        asked = [
+            client.get("/admin/pools"),
+            client.post("/admin/scale", json={"decode": 2}),
+            client.post("/admin/drain", json={"worker": "decode-1"}),
+        ]
+        assert [answer.status_code for answer in await asyncio.gather(*asked)] == [401] * 3
+        key = {"authorization": "Bearer root"}
+        assert (await client.get("/admin/pools", headers=key)).status_code == 501
