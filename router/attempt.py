@@ -180,6 +180,9 @@ class Attempt:
             error.retry_after_seconds = _retry_after(output)
             if self._merge.next_index:
                 raise AttemptFailed(error, [self._worker(worker_id)])
+        if status == "NOT_FOUND" and self._prefill is not None:
+            # It was reborn since it was placed, or never got the request: nobody else's doing.
+            raise AttemptFailed(error, [self._prefill])
         if status in RETRYABLE_STATUSES:
             raise AttemptFailed(error, self._suspects())
         raise error
