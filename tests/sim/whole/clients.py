@@ -30,7 +30,8 @@ class WrongHistory(AssertionError):
 
 @dataclass(eq=False)
 class Answer:
-    """What one client saw. ``end`` is complete, error or cancelled; there is exactly one."""
+    """What one client saw. ``end`` is complete, error, cancelled, or lost with its
+    router; there is exactly one."""
 
     ask: Ask
     journey: Journey | None = None
@@ -70,7 +71,7 @@ async def follow(router: RouterLife, answer: Answer) -> None:
         answer.finish("error", f"{type(error).__name__}: {error}")
     except asyncio.CancelledError:
         if not answer.end:
-            answer.finish("cancelled")
+            answer.finish("cancelled" if router.process.alive else "lost")
         raise
 
 

@@ -59,7 +59,7 @@ class Cluster:
         for number in range(chance.between(0, 2)):
             self.start_conductor(f"c{number}")
         await self.clock.sleep(BOOT_SECONDS)
-        self.router = RouterLife(self.house, "router", MAX_MODEL_TOKENS)
+        self.start_router()
 
     # -- births ----------------------------------------------------------------------------
 
@@ -95,6 +95,11 @@ class Cluster:
     def start_conductor(self, name: str) -> None:
         self._num_births += 1
         self.conductors[name] = ConductorLife(self.house, name, self._num_births)
+
+    def start_router(self) -> None:
+        self._num_births += 1
+        name = f"router{self._num_births}"
+        self.router = RouterLife(self.house, name, MAX_MODEL_TOKENS)
 
     # -- who is there ----------------------------------------------------------------------
 

@@ -6,7 +6,19 @@ from baton.core.states import Role
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.cluster import Cluster
 
-GRAVE = ("kill", "kill", "freeze", "freeze", "replace", "reset", "reset", "part", "drain")
+GRAVE = (
+    "kill",
+    "kill",
+    "freeze",
+    "freeze",
+    "replace",
+    "reset",
+    "reset",
+    "part",
+    "drain",
+    "drain",
+    "stall",
+)
 """Each may cost requests a placement."""
 
 LIGHT = (
@@ -20,8 +32,13 @@ LIGHT = (
     "index",
     "reads",
     "reads",
+    "router",
+    "blackout",
 )
-"""None may cost anything but time; but for ``reads``."""
+"""None may cost anything but time; but for those in :data:`OFTEN`."""
+
+OFTEN = ("reads", "blackout")
+"""A request may fail on more placements than a journey bears."""
 
 MAX_GRAVE = 3
 """A journey bears as many failures (``JourneyConfig.max_retries``)."""
@@ -52,13 +69,13 @@ def _draw_seconds(chance: Chance) -> float:
 
 
 class Storm:
-    """``may_fail_often``: a request may have failed on more placements than a journey bears."""
+    """``may_fail_often``: some fault was one of :data:`OFTEN`."""
 
     def __init__(self, cluster: Cluster, faults: list[Fault]) -> None:
         self._cluster = cluster
         self._faults = faults
         self._num_new = 0
-        self.may_fail_often = any(fault.kind == "reads" for fault in faults)
+        self.may_fail_often = any(fault.kind in OFTEN for fault in faults)
         self.told: list[str] = []
 
     async def run(self) -> None:
@@ -135,6 +152,12 @@ class Storm:
     def _left(self, name: str) -> None:
         self.tell(f"{name} has left")
         self._cluster.workers[name].process.kill()
+
+    def _stall(self, fault: Fault) -> str:
+        """The router stands still."""
+        process = self._cluster.router.process
+        self._cluster.network.freeze(process, fault.seconds)
+        return process.name
 
     # -- light -----------------------------------------------------------------------------
 
@@ -221,9 +244,26 @@ class Storm:
         self._later(fault.seconds / 2, lambda _: fabric.be_well(), None)
         return kind
 
+    def _router(self, fault: Fault) -> str:
+        """Its requests end with it, and workers let go of them; clients find another one."""
+        name = self._cluster.router.process.name
+        self._cluster.router.process.kill()
+        self._cluster.start_router()
+        return name
+
+    def _blackout(self, fault: Fault) -> str:
+        """All workers, and soon they are back."""
+        serving = self._cluster.serving()
+        for name in serving:
+            self._cluster.workers[name].process.kill()
+            self._later(min(fault.seconds, 2.0), self._bear_again, name)
+        return " ".join(serving)
+
     # -- parts -----------------------------------------------------------------------------
 
     def _bear_again(self, name: str) -> None:
+        if name in self._cluster.leaving:
+            return
         self.tell(f"{name} is born again")
         self._cluster.bear_again(name)
 

@@ -1,5 +1,6 @@
 """A router without its HTTP: journeys, links, placers and its picture of the cluster."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -8,7 +9,7 @@ from unittest.mock import patch
 from baton.core.ids import TenantId
 from baton.core.request import RequestSpec
 from router.attempt import Deadlines
-from router.cluster import Cluster
+from router.cluster import WORKER_ROLES, Cluster
 from router.conductors import ConductorPlacer
 from router.journey import Guide, Journey, JourneyConfig
 from router.key_chain import keys_of
@@ -45,10 +46,19 @@ class RouterLife:
         )
         placer = FirstThatAnswers([conductors, RingPlacer(self.cluster)])
         self._guide = Guide(placer, self.links, house.clock, JOURNEY)
+        self._started = self.process.spawn(self._start())
+
+    async def _start(self) -> None:
+        """It takes requests once it knows a worker, as its ``/ready`` says."""
+        await self.cluster.refresh()
+        while not any(self.cluster.ready(role) for role in WORKER_ROLES):
+            await self._clock.sleep(0.1)
+            await self.cluster.refresh()
         for work in (self.links.run(), self.cluster.run()):
             self.process.spawn(work)
 
     async def journey(self, spec: RequestSpec) -> Journey:
+        await asyncio.wait([self._started])
         chain = self.cluster.key_chain(spec.tenant_salt)
         keys = await keys_of(chain, spec.token_ids)
         record = JourneyRecord(spec.request_id, self._clock.monotonic(), spec.num_prompt_tokens)

@@ -68,12 +68,15 @@ class Run:
         answer = Answer(ask)
         self.answers.append(answer)
         self.storm.tell(f"asks {ask.spec.request_id}: {len(ask.spec.token_ids)} tokens")
-        task = cluster.router.process.spawn(follow(cluster.router, answer))
+        router = cluster.router
+        task = router.process.spawn(follow(router, answer))
         if ask.leaves_after is not None:
-            cluster.loop.call_later(ask.leaves_after, task.cancel)
+            cluster.loop.call_later(ask.leaves_after, _leave, task, answer)
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
+        if not answer.end:  # it had not even begun
+            answer.finish("cancelled" if router.process.alive else "lost")
         ended = f"{answer.end} {answer.reason or answer.error}"
         self.storm.tell(f"{ask.spec.request_id}: {len(answer.tokens)} tokens, {ended}")
 
@@ -91,6 +94,11 @@ class Run:
             assert left, f"something is never given back: {cluster.describe()}"
             await cluster.clock.sleep(0.25)
         cluster.check_books()
+
+
+def _leave(task: "asyncio.Task[None]", answer: Answer) -> None:
+    if not answer.end:
+        task.cancel()
 
 
 def run_seed(seed: int) -> Outcome:

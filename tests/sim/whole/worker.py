@@ -168,6 +168,7 @@ class WorkerLife:
     def check_books(self) -> None:
         """At any moment."""
         self.engine.check_integrity()
+        assert len(self.worker._jobs) <= WORKER.max_jobs, f"{self.plan.name} took too many"
         jobs = [job.request_id for job in self.worker._jobs.values()]
         assert len(jobs) == len(set(jobs)), f"{self.plan.name} has two placements of a request"
 
@@ -175,7 +176,8 @@ class WorkerLife:
     def is_at_rest(self) -> bool:
         counts = self.engine.stats().pool
         held = counts.referenced or counts.filling or counts.quarantined
-        return self.worker.idle and not held and not self.engine.has_work()
+        waits = self.worker._current or self.worker._intake._room
+        return self.worker.idle and not (held or waits or self.engine.has_work())
 
     def describe(self) -> str:
         return f"{self.plan.name}: {self.engine.stats()} {list(self.worker._jobs)}"
