@@ -1,13 +1,15 @@
 """Client side of a gRPC connection: options, the cluster secret, error translation."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import grpc
 import grpc.aio
 
-from baton.errors import BatonError, Overloaded, error_from_grpc_status
+from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """A Submit of a million tokens is 5 MB; nothing of ours comes near this cap."""
@@ -35,10 +37,8 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 
 def open_channel(address: str, secret: str | None = None) -> grpc.aio.Channel:
     """A channel to ``address`` (host:port); it connects on the first call."""
-    interceptors = (
-        [_UnarySecret(secret), _StreamSecret(secret), _WatchSecret(secret)] if secret else None
-    )
-    return grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS, interceptors=interceptors)
+    channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    return cast(grpc.aio.Channel, _SecretChannel(channel, secret)) if secret else channel
 
 
 def translate(error: grpc.aio.AioRpcError) -> BatonError:
@@ -59,32 +59,33 @@ def translated() -> Iterator[None]:
         yield
     except grpc.aio.AioRpcError as error:
         raise translate(error) from error
+    except asyncio.InvalidStateError as error:  # what is written to a call that has ended
+        raise Unavailable("the call is over") from error
 
 
-def _with_secret(details: Any, secret: str) -> Any:
-    metadata = [*(details.metadata or ()), (SECRET_KEY, secret)]
-    return details._replace(metadata=grpc.aio.Metadata(*metadata))
+class _SecretChannel:
+    """Every call of it carries the cluster secret. gRPC's interceptors could add it, too, but
+    theirs leave tasks behind when a stream breaks."""
 
+    def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
+        self._channel = channel
+        self._metadata = ((SECRET_KEY, secret),)
 
-class _UnarySecret(grpc.aio.UnaryUnaryClientInterceptor):
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
+    async def __aenter__(self) -> "_SecretChannel":
+        return self
 
-    async def intercept_unary_unary(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(_with_secret(details, self._secret), request)
+    async def __aexit__(self, *error: object) -> None:
+        await self._channel.close()
 
+    def __getattr__(self, name: str) -> Any:
+        """What is no kind of call is the channel's own."""
+        return getattr(self._channel, name)
 
-class _StreamSecret(grpc.aio.StreamStreamClientInterceptor):
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
+    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
+        return partial(self._channel.unary_unary(*arguments, **options), metadata=self._metadata)
 
-    async def intercept_stream_stream(self, continuation: Any, details: Any, requests: Any) -> Any:
-        return await continuation(_with_secret(details, self._secret), requests)
+    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
+        return partial(self._channel.unary_stream(*arguments, **options), metadata=self._metadata)
 
-
-class _WatchSecret(grpc.aio.UnaryStreamClientInterceptor):
-    def __init__(self, secret: str) -> None:
-        self._secret = secret
-
-    async def intercept_unary_stream(self, continuation: Any, details: Any, request: Any) -> Any:
-        return await continuation(_with_secret(details, self._secret), request)
+    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
+        return partial(self._channel.stream_stream(*arguments, **options), metadata=self._metadata)
