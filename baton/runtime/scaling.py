@@ -199,7 +199,7 @@ def _growth(sight: Sight, past: Past, config: ScalingConfig) -> Step | None:
     role = max(lacking, key=lambda role: past.wishes[role].nearest / max(sight.sizes[role], 1))
     size = sight.sizes[role]
     count = min(past.wishes[role].nearest - size, config.step, room)
-    return Step(role, size, size + count, _why(sight))
+    return Step(role, size, size + count, _why(sight, role))
 
 
 def _held(sight: Sight, past: Past, role: Role) -> bool:
@@ -213,7 +213,7 @@ def _shrinkage(sight: Sight, past: Past, config: ScalingConfig) -> Step | None:
     for role in _due(sight, past, config, grows=False):
         size = sight.sizes[role]
         count = min(size - past.wishes[role].nearest, config.step)
-        return Step(role, size, size - count, _why(sight))
+        return Step(role, size, size - count, _why(sight, role))
     return None
 
 
@@ -226,5 +226,8 @@ def _due(sight: Sight, past: Past, config: ScalingConfig, grows: bool) -> list[R
     ]
 
 
-def _why(sight: Sight) -> str:
-    return sight.plan.reason if sight.plan is not None else ""
+def _why(sight: Sight, role: Role) -> str:
+    """What the plan says of this pool, beside the sizes."""
+    reason = sight.plan.reason if sight.plan is not None else ""
+    own = [part for part in reason.split("; ") if part.startswith(role.value)]
+    return own[0].partition(": ")[2] if own else reason

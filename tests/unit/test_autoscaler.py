@@ -93,6 +93,14 @@ def test_one_step_at_a_time_with_a_rest_between() -> None:
     assert house.looks(20) == [(15.0, PREFILL, 3), (45.0, PREFILL, 4)]
 
 
+def test_a_step_says_what_the_plan_says_of_its_pool() -> None:
+    house = House(2, 2)
+    said = "prefill 2 stay: 1.2 would be busy; decode 2 to 3: 2.1 would be busy, at 80% at most"
+    house.plan = replace(plan(2, 3), reason=said)
+    house.looks(2)
+    assert str(house.look()) == "decode 2 to 3: 2.1 would be busy, at 80% at most"
+
+
 def test_larger_steps() -> None:
     house = House(2, 2, replace(CONFIG, step=3))
     house.plan = plan(4, 2)
