@@ -14,7 +14,7 @@ from baton.core.request import RequestOutput, RequestSpec
 from baton.errors import BatonError, DeadlineExceeded, Unavailable
 from router.attempt import Attempt, AttemptFailed, AttemptLeft, Deadlines
 from router.key_chain import KeyChain, keys_of
-from router.links import Links
+from router.links import Links, NotReached
 from router.placement import PlaceQuery, Placer
 from router.record import JourneyRecord
 
@@ -81,6 +81,7 @@ class Journey:
         self._dead: dict[WorkerRef, float] = {}  # since when
         self._source: WorkerRef | None = None
         self._num_moves = 0
+        self._failing_since: float | None = None
         self.record = record
 
     async def outputs(self) -> AsyncGenerator[RequestOutput]:
@@ -120,12 +121,22 @@ class Journey:
                     await self._prepare_move(failure)
                     continue
                 failure = AttemptFailed(Unavailable(str(failure)), [failure.worker])
-            num_failures += 1
+            num_failures += self._counts(failure)
             if num_failures > self._config.max_retries:
                 raise _given_up(failure.error, num_failures)
             await self._prepare_retry(failure, num_failures)
 
+    def _counts(self, failure: AttemptFailed) -> bool:
+        """Whoever was not even reached may be starting again, and there is as much patience with
+        many of them as with one: a request may outlive all workers."""
+        now = self._guide.clock.monotonic()
+        if self._failing_since is None:
+            self._failing_since = now
+        patient = now < self._failing_since + self._config.replacement_seconds
+        return not (patient and isinstance(failure.error, NotReached))
+
     def _note(self, output: RequestOutput) -> None:
+        self._failing_since = None
         self._emitted.extend(output.token_ids)
         self.record.note_output(output, self._guide.clock.monotonic())
 
@@ -150,7 +161,8 @@ class Journey:
     async def _prepare_retry(self, failure: AttemptFailed, num_failures: int) -> None:
         """Finds out who failed, and makes the emitted tokens part of what is computed."""
         clock, links = self._guide.clock, self._guide.links
-        await clock.sleep(self._config.retry_pause_seconds * RETRY_FACTOR ** (num_failures - 1))
+        pause_factor = RETRY_FACTOR ** max(num_failures - 1, 0)
+        await clock.sleep(self._config.retry_pause_seconds * pause_factor)
         broken = [w for w in failure.suspects if not links.is_alive(w)]
         self._dead.update(dict.fromkeys(broken, clock.monotonic()))
         self._excluded.update(worker.id for worker in broken or failure.suspects)

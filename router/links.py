@@ -29,6 +29,10 @@ MAX_UNSENT = 16_384
 """Messages. A worker that reads nothing for so long is as good as gone."""
 
 
+class NotReached(Unavailable):
+    """No connection came about: what was to be sent was not, and harmed nobody."""
+
+
 class WorkerLink(Protocol):
     """The way to one life of one worker. No method waits or raises: what goes wrong comes into
     the inboxes, to each that was not forgotten, as Unavailable."""
@@ -70,6 +74,7 @@ class GrpcWorkerLink:
         self._inboxes: dict[tuple[str, int], Inbox] = {}
         self._unsent: asyncio.Queue[RouterMessage] = asyncio.Queue(MAX_UNSENT)
         self.task: asyncio.Task[None] | None = None
+        self._reached = False
         self.alive = True
 
     @property
@@ -97,6 +102,7 @@ class GrpcWorkerLink:
         try:
             async with open_channel(self._worker.address, self._secret) as channel:
                 await _connected(channel)
+                self._reached = True
                 await converse(channel, self._messages(), self._deliver)
         except BatonError as error:
             failure = str(error)
@@ -123,9 +129,10 @@ class GrpcWorkerLink:
     def _break(self, failure: str) -> None:
         self.alive = False
         log.info("link_broke", worker=self._worker.id, error=failure, requests=len(self._inboxes))
+        kind = Unavailable if self._reached else NotReached
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
-            inbox.put(self._worker.id, Unavailable(f"lost worker {self._worker.id}: {failure}"))
+            inbox.put(self._worker.id, kind(f"lost worker {self._worker.id}: {failure}"))
 
 
 class GrpcLinks:

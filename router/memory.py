@@ -11,6 +11,7 @@ from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLo
 from baton.core.task import Task
 from baton.errors import Unavailable
 from router.inbox import Inbox
+from router.links import NotReached
 from router.placement import PlaceQuery
 
 Answer = Callable[[Sequence[TokenId], RequestSpec], TokenId]
@@ -51,7 +52,7 @@ class TwinWorker:
 
     def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None, inbox: Inbox) -> None:
         if not self.alive:
-            inbox.put(self.ref.id, Unavailable(f"lost worker {self.ref.id}: it is dead"))
+            inbox.put(self.ref.id, NotReached(f"lost worker {self.ref.id}: it is dead"))
             return
         job = TwinJob(spec, task, source, inbox, list(spec.token_ids))
         if task is Task.DECODE:

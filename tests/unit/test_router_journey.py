@@ -327,6 +327,35 @@ async def test_a_last_worker_that_only_lost_its_link_goes_on(
     assert [p.epoch for p in scene.record.placements] == [1, 2]
 
 
+async def test_an_answer_outlives_all_workers() -> None:
+    """However many of them: who is not even reached does not count."""
+    scene = Scene(automatic=False)
+    workers = [TwinWorker(f"w{n}", answer, automatic=False) for n in range(8)]
+    scene.links = MemoryLinks(*workers)
+    scene.placer.prefill, scene.placer.decode = [], workers
+    task = asyncio.create_task(scene.collect(replace(FAST, replacement_seconds=2.0)))
+    await settle()
+    workers[0].step()
+    await scene.until(1)
+    for worker in workers:
+        worker.kill()
+    while len(scene.record.placements) < len(workers):
+        await asyncio.sleep(0.001)
+    reborn = TwinWorker("w3", answer)
+    reborn.ref = replace(reborn.ref, generation=Generation(2))
+    scene.links.workers[reborn.ref.id] = reborn
+    scene.placer.decode = [reborn]
+    assert await task == expected(12)
+
+
+async def test_workers_that_are_never_reached_are_given_up_in_time() -> None:
+    scene = Scene()
+    scene.d0.kill()
+    scene.placer.prefill, scene.placer.decode = [], [scene.d0]
+    with pytest.raises(Unavailable):
+        await scene.collect()
+
+
 async def test_pauses_grow_until_the_registry_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reborn worker fails requests as long as routers know its old life only."""
     pauses: list[float] = []
