@@ -37,7 +37,7 @@ LIGHT = (
 )
 """None may cost anything but time; but for those in :data:`OFTEN`."""
 
-OFTEN = ("reads", "blackout")
+OFTEN = ("reads",)
 """A request may fail on more placements than a journey bears."""
 
 MAX_GRAVE = 3
