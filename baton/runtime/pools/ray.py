@@ -133,8 +133,11 @@ class RayKeeper:
             except ActorLost as lost:
                 if lost.for_good or self.stopping:
                     raise
-                self._tell_restart(str(lost))
-                await self._clock.sleep(BACKOFF_SECONDS[0])
+                if self._answers:
+                    self._tell_restart(str(lost))
+                else:
+                    await self._tell_wait(placed)
+                await self._clock.sleep(LOOK_SECONDS)
                 seen = -1
                 continue
             seen = news["number"]
@@ -196,8 +199,10 @@ class RayKeeper:
         log.warning("actor_lost", id=self._order.id, reason=why)
         self._answers = False
         self._num_restarts += 1
-        self.state.restarts += 1
-        self.state.message = why
+        restarts = self.state.restarts + 1
+        self.state = ProcessState(
+            self._order.id, self._order.role, 0, "restarting", restarts=restarts, message=why
+        )
         self._move("restarting")
 
     def _move(self, state: str) -> None:
