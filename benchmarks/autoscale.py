@@ -33,7 +33,8 @@ from conductor.policy.fleet import Link
 from conductor.policy.policies import policy_named
 from conductor.policy.sizing import SizingConfig
 from conductor.simulator.arrival import Trace
-from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.cluster import SimulatedCluster
+from conductor.simulator.cluster_config import ClusterConfig
 from conductor.simulator.elastic import ElasticConfig
 from conductor.simulator.hardware import gpu_named
 from conductor.simulator.outcome import outcome_of

@@ -29,7 +29,8 @@ from conductor.policy.baton import BatonConfig
 from conductor.policy.fleet import Link
 from conductor.policy.policies import POLICIES, policy_named
 from conductor.simulator.arrival import Trace
-from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.cluster import SimulatedCluster
+from conductor.simulator.cluster_config import ClusterConfig
 from conductor.simulator.goodput import SeedGoodput, goodput, hopeless_misses, rates_between
 from conductor.simulator.hardware import gpu_named
 from conductor.simulator.outcome import Outcome, outcome_of

@@ -26,7 +26,8 @@ from benchmarks.machine import describe
 from conductor.policy.fleet import Link
 from conductor.policy.policies import policy_named
 from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.cluster import SimulatedCluster
+from conductor.simulator.cluster_config import ClusterConfig
 from conductor.simulator.roofline import costs_from_table
 from conductor.simulator.traces import jittered, read_trace, scaled
 from tools.cost_table import REQUEST_SECONDS, table, timed

@@ -14,7 +14,8 @@ from conductor.policy.fleet import Link
 from conductor.policy.policies import DEFAULT, POLICIES, policy_named
 from conductor.policy.rivals import RIVALS
 from conductor.simulator.arrival import Trace
-from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.cluster import SimulatedCluster
+from conductor.simulator.cluster_config import ClusterConfig
 from conductor.simulator.faults import Death, Faults, Slow
 from conductor.simulator.hardware import GIB, gpu_named
 from conductor.simulator.roofline import Costs, costs_from_table, roofline

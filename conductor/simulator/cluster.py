@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
 from baton.core.order import ORDERS, Waiting
 from baton.core.states import Role
@@ -14,12 +13,13 @@ from conductor.admissions import Admissions
 from conductor.answers import Answers
 from conductor.ledger import Ledger
 from conductor.policy.decision import Decision
-from conductor.policy.fleet import DecodeView, Link, PrefillView, Query, Snapshot
+from conductor.policy.fleet import DecodeView, PrefillView, Query, Snapshot
 from conductor.policy.rivals import Rule
 from conductor.simulator.arrival import Trace
 from conductor.simulator.caches import Caches, Wires
+from conductor.simulator.cluster_config import ClusterConfig
 from conductor.simulator.decode import DecodeWorker
-from conductor.simulator.elastic import Elastic, ElasticConfig
+from conductor.simulator.elastic import Elastic
 from conductor.simulator.events import Events
 from conductor.simulator.faults import Death, Faults
 from conductor.simulator.job import Job
@@ -30,36 +30,6 @@ DETECT_SECONDS = 1.0
 
 RETRY_SECONDS = 1.0
 """While a pool is empty, between two tries of a request that was let in before."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterConfig:
-    """Workers are spread over ``num_hosts``, each with a store of ``node_tokens``; 0 means that
-    every worker has a host of its own. Workers report every ``report_seconds``; 0 means that the
-    conductor knows everything at once. ``peer_fetch``: whether a decision's ``reuse`` is followed.
-    ``decodes_read``: whether decode workers may read a prompt themselves. Of ``num_conductors``,
-    each gets every so many-th request, and knows of the others' only by the workers' reports. With
-    ``elastic``, both pools begin with so many, and follow the load."""
-
-    num_prefill: int
-    num_decode: int
-    prefill_cost: PrefillCost
-    decode_cost: DecodeCost
-    kv_bytes_per_token: int
-    device_tokens: int
-    node_tokens: int
-    link: Link
-    order: str = "deadline"
-    step_tokens: int = 4096
-    max_batch: int = 256
-    first_token_seconds: float = 2.0
-    token_gap_seconds: float = 0.05
-    report_seconds: float = 0.0
-    peer_fetch: bool = True
-    num_conductors: int = 1
-    num_hosts: int = 0
-    decodes_read: bool = True
-    elastic: ElasticConfig | None = None
 
 
 @dataclass(slots=True)

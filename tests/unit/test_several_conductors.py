@@ -9,7 +9,8 @@ from baton.core.cost import DecodeCost, PrefillCost
 from conductor.policy.fleet import Link
 from conductor.policy.policies import policy_named
 from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.cluster import SimulatedCluster
+from conductor.simulator.cluster_config import ClusterConfig
 
 REQUESTS, WORKERS, BLOCK = 1200, 8, 512
 

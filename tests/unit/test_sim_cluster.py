@@ -14,7 +14,8 @@ from conductor.policy.decision import Decision
 from conductor.policy.fleet import Link, Query, Snapshot, Stored
 from conductor.policy.policies import POLICIES, policy_named
 from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import ClusterConfig, SimulatedCluster
+from conductor.simulator.cluster import SimulatedCluster
+from conductor.simulator.cluster_config import ClusterConfig
 from conductor.simulator.faults import Death, Faults, Slow
 from conductor.simulator.outcome import outcome_of
 from conductor.simulator.synthetic import KINDS
