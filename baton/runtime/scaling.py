@@ -207,11 +207,14 @@ def _held(sight: Sight, past: Past, role: Role) -> bool:
 
 
 def _shrinkage(sight: Sight, past: Past, config: ScalingConfig) -> Step | None:
-    """Nobody goes while somebody is still to come: the plan counts only on those that serve."""
+    """Nobody goes while somebody is still to come: the plan counts only on those that serve. Nor
+    from a pool of which no more serve than are needed: of one that is down, a plan says little."""
     if any(sight.coming(role) for role in sight.sizes):
         return None
     for role in _due(sight, past, config, grows=False):
         size = sight.sizes[role]
+        if past.wishes[role].nearest >= sight.serving(role):
+            continue
         count = min(size - past.wishes[role].nearest, config.step)
         return Step(role, size, size - count, _why(sight, role))
     return None

@@ -138,6 +138,16 @@ def test_who_restarts_does_not_keep_others() -> None:
     assert house.looks(3) == [(15.0, PREFILL, 2)]
 
 
+def test_a_pool_that_is_down_is_not_shrunk() -> None:
+    """Its workers crash and come back; a conductor that sees none of them plans for one."""
+    house = House(4, 2)
+    house.states[PREFILL] = ["restarting"] * 4
+    house.plan = plan(1, 2)
+    assert house.looks(40) == []
+    house.states[PREFILL] = ["restarting"] * 2 + ["serving"] * 2
+    assert house.looks(1) == [(205.0, PREFILL, 3)]
+
+
 def test_at_the_budget_one_goes_before_another_comes() -> None:
     """Growth waits until the place is free, not until it is given up."""
     house = House(5, 3)
