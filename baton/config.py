@@ -157,7 +157,7 @@ class Settings(BaseSettings):
     max_decode: Count = 64
     max_workers: Count = 128
     """Of both pools together: how many there are GPUs for."""
-    autoscale_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.8
+    autoscale_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.7
     """Aimed at when a pool grows."""
     autoscale_shrink_utilisation: Annotated[float, Field(gt=0, le=1)] = 0.6
     """At most, of a pool that has shrunk."""

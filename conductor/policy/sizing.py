@@ -23,7 +23,7 @@ class SizingConfig:
     max_prefill: int = 64
     min_decode: int = 1
     max_decode: int = 64
-    utilisation: float = 0.8
+    utilisation: float = 0.7
     shrink_utilisation: float = 0.6
     shrink_seconds: float = 300.0
     first_token_seconds: float = 2.0

@@ -1,7 +1,5 @@
 """The planner: from requests and reports to sizes, exactly, without a clock."""
 
-from dataclasses import replace
-
 import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
@@ -15,7 +13,8 @@ from tests.unit.test_conductor import House, reader, writer
 
 READS = PrefillCost(0.0, 0.0001, 0.0)
 WRITES = DecodeCost(0.01, 0.001, 0.0)
-CONFIG = PlannerConfig(sizing=SizingConfig(), start_seconds=60.0, max_batch=64)
+SIZING = SizingConfig(utilisation=0.8, shrink_utilisation=0.6, shrink_seconds=300.0)
+CONFIG = PlannerConfig(sizing=SIZING, start_seconds=60.0, max_batch=64)
 
 
 class NoCache:
@@ -152,8 +151,7 @@ def test_when_no_more_comes_the_rate_falls_and_a_prompt_stays_what_it_was() -> N
 
 
 def test_a_pool_shrinks_after_a_while_only() -> None:
-    config = replace(CONFIG, sizing=SizingConfig(shrink_seconds=300.0))
-    planner = Planner(config, 0.0)
+    planner = Planner(CONFIG, 0.0)
     planner.placed(snapshot(1.0), 100, decision(0.01))
     sizes = []
     for turn in range(1, 63):
@@ -192,7 +190,7 @@ def test_tokens_per_second_within_the_slo(
 
 
 async def test_the_conductor_counts_what_it_places() -> None:
-    house = House(admission=False)
+    house = House(admission=False, planner=CONFIG)
     await house.announce(reader("p"), writer("d"))
     assert house.conductor.plan_pools() is None
     for number in range(10):
