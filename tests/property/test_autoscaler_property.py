@@ -1,0 +1,120 @@
+"""The autoscaler under any plans and any fortune of its workers: what it must never do."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from baton.core.ids import WorkerId
+from baton.core.pool_plan import PoolPlan
+from baton.core.states import Role
+from baton.runtime.pools.base import POOLS, PoolWorker
+from baton.runtime.scaling import Bounds, Past, ScalingConfig, Sight, Step, decide
+
+BUDGET = 8
+CONFIG = ScalingConfig(
+    prefill=Bounds(1, 6),
+    decode=Bounds(2, 7),
+    max_workers=BUDGET,
+    step=2,
+    stable_seconds=5.0,
+    cooldown_seconds=10.0,
+    pending_seconds=40.0,
+)
+
+
+class House:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.past = Past()
+        self.sizes = {Role.PREFILL: 2, Role.DECODE: 3}
+        self.states = {role: ["serving"] * size for role, size in self.sizes.items()}
+        self.changes: list[tuple[float, Step]] = []
+
+    @property
+    def occupied(self) -> int:
+        return sum(len(states) for states in self.states.values())
+
+    def look(self, plan: PoolPlan | None) -> None:
+        self.now += 5.0
+        workers = [
+            PoolWorker(WorkerId(f"{role.value}-{number}"), role, state)
+            for role, states in self.states.items()
+            for number, state in enumerate(states)
+        ]
+        sight = Sight(self.now, plan, dict(self.sizes), workers)
+        step, self.past = decide(sight, self.past, CONFIG)
+        if step is not None:
+            self.check(sight, step)
+            self.take(step)
+
+    def check(self, sight: Sight, step: Step) -> None:
+        bounds = CONFIG.bounds(step.role)
+        taken_back = step.reason.startswith("taken back")
+        assert step.old == self.sizes[step.role] != step.new
+        assert bounds.least <= step.new <= bounds.most
+        if step.new > step.old:
+            assert self.occupied + step.new - step.old <= BUDGET, "beyond the budget"
+            assert step.new - step.old <= CONFIG.step
+        elif not taken_back:
+            assert step.old - step.new <= CONFIG.step
+            assert not any(sight.coming(role) for role in POOLS), "somebody is to come"
+        if self.changes and not taken_back:
+            assert self.now - self.changes[-1][0] >= CONFIG.cooldown_seconds
+        self.changes.append((self.now, step))
+
+    def take(self, step: Step) -> None:
+        """Those that do not serve leave first; who never started is gone at once."""
+        self.sizes[step.role] = step.new
+        states = self.states[step.role]
+        states += ["starting"] * (step.new - step.old)
+        for _ in range(step.old - step.new):
+            if "starting" in states:
+                states.remove("starting")
+            else:
+                states[states.index("serving")] = "draining"
+
+    def fate(self, role: Role, before: str, after: str) -> None:
+        states = self.states[role]
+        if before in states:
+            states.remove(before)
+            states += [after] if after else []
+
+
+plans = st.builds(
+    lambda prefill, decode: PoolPlan(prefill, decode, "why", 0, 0, 1.0, 1.0, 1.0, 0.0),
+    st.integers(1, 12),
+    st.integers(1, 12),
+)
+fates = st.tuples(
+    st.sampled_from(POOLS), st.sampled_from([("starting", "serving"), ("draining", "")])
+)
+
+
+@given(st.lists(st.tuples(st.none() | plans, st.lists(fates, max_size=3)), max_size=80))
+def test_never_beyond_its_bounds(events: list[tuple[PoolPlan | None, list[object]]]) -> None:
+    house = House()
+    for plan, fortunes in events:
+        for role, (before, after) in fortunes:  # type: ignore[misc]
+            house.fate(role, before, after)
+        house.look(plan)
+
+
+@given(plans, st.integers(1, 4))
+def test_a_plan_that_stays_is_reached_and_then_nothing_changes(plan: PoolPlan, ahead: int) -> None:
+    """Whatever is asked for, as soon as workers come and go as they are told."""
+    house = House()
+    for _ in range(100):
+        house.look(plan)
+        for role in POOLS:
+            house.fate(role, "starting", "serving")
+            house.fate(role, "draining", "")
+            house.fate(role, "starting", "serving")
+            house.fate(role, "draining", "")
+    settled = dict(house.sizes)
+    num_changes = len(house.changes)
+    for _ in range(10 * ahead):
+        house.look(plan)
+    assert house.sizes == settled
+    assert len(house.changes) == num_changes
+    total = sum(house.sizes.values())
+    wanted = {role: CONFIG.bounds(role).clamp(getattr(plan, role.value)) for role in POOLS}
+    assert house.sizes == wanted if sum(wanted.values()) <= BUDGET else total == BUDGET
