@@ -299,6 +299,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
     except ValidationError as error:
         raise Invalid(_explain(error)) from error
     check_exposure(settings)
+    check_bounds(settings)
     return settings
 
 
@@ -379,6 +380,23 @@ def check_exposure(settings: Settings) -> None:
         raise Invalid(
             f"host is {settings.host!r}: listening beyond loopback needs api_keys "
             "(BATON_API_KEYS=key=tenant), or allow_open_http=true if that is what you want"
+        )
+
+
+def check_bounds(settings: Settings) -> None:
+    """Of pools that follow the load. Raises Invalid."""
+    least = settings.min_prefill + settings.min_decode
+    if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
+        raise Invalid("min_prefill and min_decode must not be above max_prefill and max_decode")
+    if least > settings.max_workers:
+        raise Invalid(
+            f"max_workers is {settings.max_workers}: min_prefill and min_decode are {least}"
+            " together"
+        )
+    if settings.autoscale_shrink_utilisation > settings.autoscale_utilisation:
+        raise Invalid(
+            f"autoscale_shrink_utilisation is {settings.autoscale_shrink_utilisation}: above "
+            f"autoscale_utilisation ({settings.autoscale_utilisation}), pools would flap"
         )
 
 

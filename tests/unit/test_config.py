@@ -177,3 +177,26 @@ def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_who_waits_does_not_spin() -> None:
     assert thread_environment(3)["OMP_NUM_THREADS"] == "3"
     assert thread_environment(0)["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"min_decode": 5, "max_decode": 4}, "must not be above max_prefill and max_decode"),
+        ({"min_prefill": 3, "max_workers": 3}, "max_workers is 3: .* are 4 together"),
+        ({"autoscale_utilisation": 0.5}, "autoscale_shrink_utilisation is 0.6: .* would flap"),
+    ],
+)
+def test_bounds_of_pools_that_contradict_each_other(given: dict[str, float], message: str) -> None:
+    with pytest.raises(Invalid, match=message):
+        load_settings(**given)
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"), [("on", "on"), ("off", "off"), ("dry_run", "dry_run")]
+)
+def test_a_switch_in_yaml(tmp_path: Path, written: str, meant: str) -> None:
+    """YAML reads on and off as true and false."""
+    file = tmp_path / "baton.yaml"
+    file.write_text(f"autoscale: {written}\n")
+    assert load_settings(file).autoscale == meant
