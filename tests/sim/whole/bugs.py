@@ -9,6 +9,7 @@ from baton.core.request import RequestOutput
 from baton.engine.engine import Engine
 from baton.worker.kv_layout import KvLayout
 from router.attempt import Attempt
+from router.inbox import Inbox
 from router.journey import Journey
 from router.links import GrpcWorkerLink
 from router.merge import Merge
@@ -32,13 +33,16 @@ def lost_free() -> Changes:
 
 
 def stale_epoch() -> Changes:
-    """Outputs of an older placement reach the client: no fence of the router holds."""
-    accept, add = Attempt._accept, Merge.add
+    """Outputs go to whoever waits for the request, and no fence of the router holds."""
+    accept, add, submit = Attempt._accept, Merge.add, GrpcWorkerLink.submit
+    latest: dict[str, Inbox] = {}
+
+    def remember(self: GrpcWorkerLink, spec: Any, task: Any, source: Any, inbox: Inbox) -> None:
+        latest[spec.request_id] = inbox
+        submit(self, spec, task, source, inbox)
 
     def deliver(self: GrpcWorkerLink, output: RequestOutput) -> None:
-        for (request_id, _), inbox in self._inboxes.items():
-            if request_id == output.request_id:
-                inbox.put(self._worker.id, output)
+        latest[output.request_id].put(self._worker.id, output)
 
     def accept_any(self: Attempt, worker_id: Any, item: Any) -> list[RequestOutput]:
         if not isinstance(item, RequestOutput) or item.epoch == self._spec.epoch:
@@ -54,6 +58,7 @@ def stale_epoch() -> Changes:
             self._epoch = known
 
     return [
+        (GrpcWorkerLink, "submit", remember),
         (GrpcWorkerLink, "_deliver", deliver),
         (Attempt, "_accept", accept_any),
         (Merge, "add", add_any),

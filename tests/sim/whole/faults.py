@@ -11,6 +11,8 @@ GRAVE = (
     "kill",
     "freeze",
     "freeze",
+    "hang",
+    "hang",
     "replace",
     "reset",
     "reset",
@@ -112,6 +114,14 @@ class Storm:
             self._cluster.network.freeze(process, fault.seconds)
         return name
 
+    def _hang(self, fault: Fault) -> str | None:
+        """It stands still, but its network threads answer for it: no stream breaks."""
+        name = self._victim(fault)
+        if name is not None:
+            process = self._cluster.workers[name].process
+            self._cluster.network.freeze(process, 1.0 + fault.seconds, answers_pings=True)
+        return name
+
     def _replace(self, fault: Fault) -> str | None:
         """It is taken for dead and born again, and the old one comes back beside the new."""
         name = self._freeze(fault)
@@ -202,7 +212,7 @@ class Storm:
         return name
 
     def _slow(self, fault: Fault) -> str:
-        self._cluster.network.slowness = 20.0
+        self._cluster.network.slowness = 10.0
         self._later(fault.seconds / 4, self._fast, None)
         return "network"
 

@@ -309,11 +309,11 @@ class Network:
                 self._miss_keepalives(end, seconds)
                 self._miss_keepalives(end.peer, seconds)
 
-    def freeze(self, process: Process, seconds: float) -> None:
-        """Its peers' keep-alives find out if it takes long."""
+    def freeze(self, process: Process, seconds: float, *, answers_pings: bool = False) -> None:
+        """Its peers' keep-alives find out if it takes long, unless somebody answers for it."""
         process.freeze()
         for end in process.ends:
-            if end.peer is not None:
+            if end.peer is not None and not answers_pings:
                 self._miss_keepalives(end.peer, seconds)
         self.loop.call_later(seconds, self._thaw, process)
 

@@ -25,7 +25,7 @@ from tests.sim.whole.registry import RegistryLink
 if TYPE_CHECKING:
     from tests.sim.whole.worker import House
 
-JOURNEY = JourneyConfig(deadlines=Deadlines(first_token=6.0, handoff=6.0, token_gap=3.0))
+JOURNEY = JourneyConfig(deadlines=Deadlines(first_token=5.0, handoff=5.0, token_gap=1.5))
 
 
 class RouterLife:
