@@ -238,7 +238,14 @@ async def test_without_room_a_worker_is_pending_and_says_for_what(ray_house: Hou
         await ray_house.until(lambda: list(ray_house.states().values()) == ["serving"] * 4)
 
 
-async def test_an_actor_that_dies_comes_back_with_its_worker(ray_house: House) -> None:
+@pytest.mark.parametrize("by_ray", [True, False])
+async def test_an_actor_that_dies_comes_back_with_its_worker(
+    ray_house: House, monkeypatch: pytest.MonkeyPatch, by_ray: bool
+) -> None:
+    from baton.runtime.pools import ray_cluster
+
+    if not by_ray:  # Ray gives it up at once; then we make another
+        monkeypatch.setattr(ray_cluster, "MAX_RESTARTS", 0)
     async with ray_house.running():
         before = ray_house.state("decode-0").pid
         actor = psutil.Process(before).parent()
@@ -246,7 +253,8 @@ async def test_an_actor_that_dies_comes_back_with_its_worker(ray_house: House) -
         actor.kill()
         await ray_house.until(lambda: ray_house.state("decode-0").pid not in (0, before))
         await ray_house.until(lambda: ray_house.serve("prefill-0", "decode-0"))
-        assert not psutil.pid_exists(before)
+        await asyncio.to_thread(assert_gone, {before})
+        assert ray_house.state("decode-0").restarts == 1
 
 
 async def test_more_than_a_cluster_could_ever_hold(ray_cluster: Any) -> None:

@@ -171,7 +171,8 @@ class RayKeeper:
     async def _let_go(self) -> None:
         placing, self._placing = self._placing, None
         if placing is not None:
-            await self._cluster.let_go(await placing)
+            with contextlib.suppress(ActorLost):
+                await self._cluster.let_go(await placing)
 
     async def _ask_to_stop(self) -> None:
         if self._placing is not None and self._placing.done():

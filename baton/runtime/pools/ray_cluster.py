@@ -143,8 +143,12 @@ class RayCluster:
                 )
 
     async def place(self, order: Order) -> Placed:
-        """Reserves, and starts as soon as there is room. Ends with :meth:`let_go`."""
-        return await self._in_thread(lambda: self._place(order))
+        """Reserves, and starts as soon as there is room. Ends with :meth:`let_go`. Raises
+        ActorLost."""
+        try:
+            return await self._in_thread(lambda: self._place(order))
+        except (RayError, ConnectionError) as error:
+            raise ActorLost(_first_line(error), for_good=True) from error
 
     async def ask(self, placed: Placed, method: str, *arguments: int) -> Any:
         """What the actor answers, however long it takes. Raises ActorLost."""
@@ -157,8 +161,12 @@ class RayCluster:
             raise ActorLost(_first_line(error), for_good=True) from error
 
     async def waits_for(self, placed: Placed) -> str:
-        """The resources that a worker waits for, in words; empty when it has them."""
-        return await self._in_thread(lambda: self._waits_for(placed))
+        """The resources that a worker waits for, in words; empty when it has them, or Ray does not
+        say."""
+        try:
+            return await self._in_thread(lambda: self._waits_for(placed))
+        except (RayError, ConnectionError):
+            return ""
 
     def settle(self, placed: Placed, node_id: str) -> None:
         """Where a worker has come to run, which need not be where it was to."""
@@ -196,6 +204,8 @@ class RayCluster:
     def _waits_for(self, placed: Placed) -> str:
         if placement_group_table(placed.group).get("state") == "CREATED":
             return ""
+        if not _nodes():
+            return "Ray has no machine left"
         free, there = ray.available_resources(), ray.cluster_resources()
         told = [
             f"{each:g} {name} ({free.get(name, 0.0):g} of {there.get(name, 0.0):g} are free)"
