@@ -128,8 +128,8 @@ class SpreadCluster:
         return told
 
     def complete(self, prompt: Sequence[int]) -> dict[str, Any]:
-        """What became of a request of one token."""
-        body = {"prompt": list(prompt), "max_tokens": 1, "temperature": 0}
+        """What became of a request; one of a single token would be decoded where it is read."""
+        body = {"prompt": list(prompt), "max_tokens": 2, "temperature": 0}
         answer = httpx.post(self.url + "/v1/completions", json=body, timeout=60)
         answer.raise_for_status()
         return self.explain(answer.headers["x-baton-request-id"])

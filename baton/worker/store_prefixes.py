@@ -235,12 +235,16 @@ class StorePrefixes:
         block_ids = await self._begin_import(keys, after)
         if block_ids is None:
             return 0
-        num_good, unsafe = 0, False
+        num_good, unsafe, began = 0, False, self._clock.monotonic()
         try:
             num_good = (await self._read(lease, block_ids)).num_good
         except TransferFailed as error:
             self._client.blame(lease)
             log.warning("store_read_failed", error=str(error))
+            # At least so long would it have taken: the next piece is a smaller one.
+            link = _link(lease.node, lease.leased.num_promoted > 0)
+            size = len(keys) * self._layout.block_bytes
+            self._links.record(link, size, self._clock.monotonic() - began)
             unsafe = bool(error.strays)
             if unsafe:
                 clear = self._send_later(partial(Engine.release_quarantine, block_ids=block_ids))
