@@ -18,6 +18,10 @@ MIN_SIZE_BYTES = 64 * 1024
 TYPICAL_SIZE_BYTES = 256 * 1024
 """What is much larger counts less in proportion, so that the error is relative."""
 
+MAX_UNCHECKED = 16
+"""Estimates in a row after which no transfer was measured: whoever was judged too slow to be used
+is tried once more then, since it may have been a bad moment."""
+
 LEAST_SPREAD = 0.01
 """Of measured sizes, relative to their mean square."""
 
@@ -44,8 +48,10 @@ class _Line:
     squares: float = 0.0
     times: float = 0.0
     products: float = 0.0
+    num_unchecked: int = 0
 
     def add(self, size_bytes: int, seconds: float) -> None:
+        self.num_unchecked = 0
         weight = (size_bytes + TYPICAL_SIZE_BYTES) ** -2
         for name, value in (
             ("ones", 1.0),
@@ -95,6 +101,11 @@ class LinkMeter:
 
     def estimate_seconds(self, owner: str, size_bytes: int) -> float:
         line = self._lines.get(owner)
+        if line is not None:
+            line.num_unchecked += 1
+            if line.num_unchecked > MAX_UNCHECKED:
+                del self._lines[owner]
+                line = None
         if line is None:
             return PRIOR_LATENCY_SECONDS + size_bytes / PRIOR_BYTES_PER_SECOND
         latency, per_byte = line.parts()

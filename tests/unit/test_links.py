@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from baton.transport.links import PRIOR_BYTES_PER_SECOND, PRIOR_LATENCY_SECONDS, LinkMeter
+from baton.transport.links import (
+    MAX_UNCHECKED,
+    PRIOR_BYTES_PER_SECOND,
+    PRIOR_LATENCY_SECONDS,
+    LinkMeter,
+)
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -51,6 +56,16 @@ def test_no_part_is_negative(small: float, large: float) -> None:
     meter.record("a", 64 * KIB, small)
     meter.record("a", MIB, large)
     assert 0 <= meter.estimate_seconds("a", 0) <= meter.estimate_seconds("a", 10 * MIB)
+
+
+def test_a_link_that_is_judged_and_never_used_is_tried_again() -> None:
+    meter = LinkMeter()
+    meter.record("a", MIB, 1.0)
+    slow = [meter.estimate_seconds("a", MIB) for _ in range(MAX_UNCHECKED)]
+    assert set(slow) == {1.0}
+    assert meter.estimate_seconds("a", MIB) < 0.01
+    meter.record("a", MIB, 1.0)
+    assert meter.estimate_seconds("a", MIB) == 1.0
 
 
 def test_nonsense_is_not_learned() -> None:
