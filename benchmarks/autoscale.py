@@ -9,7 +9,7 @@ take a minute to start. ``day`` is two made-up days of chat of an hour each, fro
 within 2 s and the prompt's own time, 50 ms between tokens in the mean.
 
 Each begins with the pools that the first minutes need. Pools that follow the load are compared with
-fixed ones: with the cheapest that attain as much, and with the best of those that cost no more.
+fixed ones: with the best of those that cost no more, and with the cheapest that attain as much.
 Worker-hours are paid from the moment that a worker is asked for until it is gone. Everything but
 the machine's own time is the same in every run. Prints a table, and JSON as the last line.
 """
@@ -18,7 +18,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
@@ -175,25 +175,41 @@ def _row(cluster: SimulatedCluster, name: str, sizes: Sequence[float], num_steps
 def compared(
     scenario: Scenario, file: Path | None, seed: int, config: ElasticConfig, processes: int
 ) -> Iterator[Row]:
-    """Pools that follow the load, then the cheapest fixed ones that attain as much, then the best
-    fixed ones that cost no more."""
+    """Pools that follow the load, then the best fixed ones that cost no more, then the cheapest
+    fixed ones that attain as much."""
     follows = elastic(scenario, file, seed, config)
     yield follows
     num_requests = len(_traffic(scenario, file, seed).arrivals)
     misses = round((1 - follows.attainment) * num_requests)
-    mean = follows.prefill + follows.decode
+    mean = max(math.floor(follows.prefill + follows.decode), 2)
     with ProcessPoolExecutor(processes) as pool:
-        run = partial(fixed, scenario, file, seed)
-        for total in range(max(math.ceil(mean), 2), 2 * MOST_WORKERS + 1):
+
+        def best(total: int, most_misses: int) -> Row | None:
             splits = _splits(total, follows)
-            found = [row for row in pool.map(run, splits, [misses] * len(splits)) if row]
-            if found:
-                yield replace(max(found, key=_by_attainment), name="cheapest fixed as good")
-                break
-        splits = _splits(max(math.floor(mean), 2), follows)
-        rows = pool.map(run, splits, [num_requests] * len(splits))
-        best = max((row for row in rows if row), key=_by_attainment)
-        yield replace(best, name="best fixed as cheap")
+            run = partial(fixed, scenario, file, seed, most_misses=most_misses)
+            found = [row for row in pool.map(run, splits) if row is not None]
+            return max(found, key=_by_attainment, default=None)
+
+        as_cheap = best(mean, num_requests)
+        assert as_cheap is not None
+        yield replace(as_cheap, name="best fixed as cheap")
+        cheapest = _cheapest(partial(best, most_misses=misses), mean)
+        if cheapest is not None:
+            yield replace(cheapest, name="cheapest fixed as good")
+
+
+def _cheapest(good_enough: Callable[[int], Row | None], total: int) -> Row | None:
+    """From ``total`` on downwards as long as it is good enough, else upwards until it is."""
+    found = good_enough(total)
+    if found is None:
+        totals = range(total + 1, 2 * MOST_WORKERS + 1)
+        return next((row for row in map(good_enough, totals) if row is not None), None)
+    for fewer in range(total - 1, 1, -1):
+        row = good_enough(fewer)
+        if row is None:
+            break
+        found = row
+    return found
 
 
 def _by_attainment(row: Row) -> float:
