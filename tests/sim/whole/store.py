@@ -11,10 +11,10 @@ from baton.core.store import LeasedBlocks, LeaseQuery, PutRequest, PutResult, Wa
 from baton.errors import Unavailable
 from baton.kv.index import Holder
 from baton.registry.heartbeat import Heartbeat
-from baton.transport.base import Transport
+from baton.transport.base import Span, Transport
 from kvstore.node import StoreNode
 from kvstore.publisher import Publisher
-from kvstore.shelf import Shelf
+from kvstore.shelf import Shelf, SlotState
 from tests.sim.whole.network import End, Network
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import RegistryLink
@@ -40,7 +40,9 @@ class StoreLife:
         self.room = room
         self.process = Process(name, house.network)
         memory = SimMemory(room * BLOCK_BYTES)
-        transport = SimTransport(house.fabric, self.process, generation, host, memory)
+        transport = SimTransport(
+            house.fabric, self.process, generation, host, memory, self._may_write
+        )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
         size = room * BLOCK_BYTES
         self.shelf = Shelf(size, size)
@@ -76,6 +78,13 @@ class StoreLife:
     def check_books(self) -> None:
         violation = self.node.stats().violation
         assert not violation, f"{self.name}: {violation}"
+
+    def _may_write(self, span: Span) -> None:
+        """Reads land in slots that wait for them, and in no others."""
+        for offset in range(span.local_offset, span.local_offset + span.size_bytes, BLOCK_BYTES):
+            slot = self.shelf._at.get(offset)
+            waits = slot is not None and slot.state is SlotState.FILLING
+            assert waits, f"{self.name}: a read writes to offset {offset}, to {slot}"
 
     @property
     def is_at_rest(self) -> bool:
