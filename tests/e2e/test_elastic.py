@@ -2,6 +2,9 @@
 
 import importlib.util
 import json
+import re
+import shutil
+import tempfile
 from collections.abc import Iterator
 
 import psutil
@@ -14,6 +17,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
 ]
 PROMPT = list(range(10, 90))
+FOLDER = re.compile(re.escape(tempfile.gettempdir()) + r"/baton-ray-\w+")
 FIELDS = {"temperature": 0, "ignore_eos": True}
 
 
@@ -55,9 +59,17 @@ def test_up_serve_scale_drain_down(over_ray: LocalCluster) -> None:
 def test_a_killed_supervisor_takes_ray_with_it(over_ray: LocalCluster) -> None:
     state = json.loads((over_ray.home / "clusters/default/state.json").read_text())
     supervisor = psutil.Process(state["supervisor_pid"])
-    # Ray's own agents take a minute to believe it.
     there = supervisor.children(recursive=True)
-    processes = [process for process in there if "Agent" not in process.name()]
-    supervisor.kill()
-    _, alive = psutil.wait_procs([supervisor, *processes], timeout=60)
-    assert alive == []
+    # Ray's own agents take a minute to believe it, and nobody removes its folder.
+    agents = [process for process in there if "Agent" in process.name()]
+    folders = {match[0] for process in there for match in FOLDER.finditer(str(process.cmdline()))}
+    try:
+        supervisor.kill()
+        others = [process for process in there if process not in agents]
+        _, alive = psutil.wait_procs([supervisor, *others], timeout=60)
+        assert alive == []
+    finally:
+        for agent in agents:
+            agent.kill()
+        for folder in folders:
+            shutil.rmtree(folder)
