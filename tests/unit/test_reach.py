@@ -1,0 +1,84 @@
+"""How a backend reaches workers that are not its own processes."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.clock import ManualClock
+from baton.core.ids import Generation, WorkerId
+from baton.core.load import Load
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.errors import NotFound, Unavailable
+from baton.registry.memory import MemoryRegistry
+from baton.runtime.pools import reach as reach_module
+from baton.runtime.pools.reach import NoReach, RegistryReach
+
+pytest.importorskip("kubernetes")
+
+from baton.runtime.pools.kubernetes_api import open_api
+
+KUBECONFIG = """\
+apiVersion: v1
+kind: Config
+current-context: here
+contexts:
+  - {name: here, context: {cluster: c, user: u, namespace: models}}
+clusters:
+  - {name: c, cluster: {server: "http://127.0.0.1:1"}}
+users:
+  - {name: u, user: {token: t}}
+"""
+
+
+def member(name: str, role: Role, **load: int) -> Member:
+    state = WorkerState.READY
+    return Member(WorkerId(name), role, f"{name}:1", Generation(1), state, load=Load(**load))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+async def registry() -> MemoryRegistry:
+    made = MemoryRegistry(ManualClock())
+    await made.announce(member("p", Role.PREFILL, queued_tokens=7, promised_tokens=1), 60.0)
+    await made.announce(member("d", Role.DECODE, queued_tokens=1, promised_tokens=9), 60.0)
+    return made
+
+
+async def test_loads_are_what_is_queued_or_promised(registry: MemoryRegistry) -> None:
+    assert await RegistryReach(registry).loads() == {"p": 7, "d": 9}
+
+
+async def test_a_worker_is_drained_where_it_listens(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = []
+
+    async def drain(address: str, secret: str | None) -> None:
+        told.append((address, secret))
+
+    monkeypatch.setattr(reach_module, "drain_worker", drain)
+    await RegistryReach(registry, "s").drain(WorkerId("d"))
+    assert told == [("d:1", "s")]
+    with pytest.raises(NotFound, match="does not know x"):
+        await RegistryReach(registry, "s").drain(WorkerId("x"))
+
+
+async def test_without_a_registry() -> None:
+    with pytest.raises(Unavailable, match="redis_url is not set"):
+        await NoReach().loads()
+    with pytest.raises(Unavailable, match="redis_url is not set"):
+        await NoReach().drain(WorkerId("d"))
+
+
+@pytest.mark.parametrize(("asked", "namespace"), [(None, "models"), ("other", "other")])
+async def test_the_kubeconfig_says_where(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, asked: str | None, namespace: str
+) -> None:
+    file = tmp_path / "config"
+    file.write_text(KUBECONFIG)
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
+    monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
+    api = open_api(asked, "test")
+    with pytest.raises(Unavailable, match=f"127.0.0.1:1 .*: list pods in namespace {namespace}"):
+        await api.pods()
+    api.close()
