@@ -71,13 +71,17 @@ def _draw_seconds(chance: Chance) -> float:
 
 
 class Storm:
-    """``may_fail_often``: some fault was one of :data:`OFTEN`."""
+    """``may_fail_often``: some fault was one of :data:`OFTEN`, or everybody who was known was gone
+    while nobody could be told of their next lives."""
 
     def __init__(self, cluster: Cluster, faults: list[Fault]) -> None:
         self._cluster = cluster
         self._faults = faults
         self._num_new = 0
-        self.may_fail_often = any(fault.kind in OFTEN for fault in faults)
+        kinds = [fault.kind for fault in faults]
+        untold = "registry" in kinds or "reborn" in kinds
+        num_deaths = kinds.count("kill") + kinds.count("replace") + 2 * kinds.count("blackout")
+        self.may_fail_often = not set(OFTEN).isdisjoint(kinds) or (untold and num_deaths > 1)
         self.told: list[str] = []
 
     async def run(self) -> None:
@@ -164,9 +168,9 @@ class Storm:
         self._cluster.workers[name].process.kill()
 
     def _stall(self, fault: Fault) -> str:
-        """The router stands still."""
+        """The router stands still, for less than its own patience with a placement."""
         process = self._cluster.router.process
-        self._cluster.network.freeze(process, fault.seconds)
+        self._cluster.network.freeze(process, min(fault.seconds, 4.0))
         return process.name
 
     # -- light -----------------------------------------------------------------------------
