@@ -11,7 +11,7 @@ from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey, Epoch, TenantId, TokenId, WorkerId
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
-from baton.errors import BatonError, DeadlineExceeded, Unavailable
+from baton.errors import BatonError, DeadlineExceeded, NotFound, Unavailable
 from router.attempt import Attempt, AttemptFailed, AttemptLeft, Deadlines
 from router.key_chain import KeyChain, keys_of
 from router.links import Links, NotReached
@@ -163,7 +163,8 @@ class Journey:
         clock, links = self._guide.clock, self._guide.links
         pause_factor = RETRY_FACTOR ** max(num_failures - 1, 0)
         await clock.sleep(self._config.retry_pause_seconds * pause_factor)
-        broken = [w for w in failure.suspects if not links.is_alive(w)]
+        reborn = isinstance(failure.error, NotFound)
+        broken = [w for w in failure.suspects if reborn or not links.is_alive(w)]
         self._dead.update(dict.fromkeys(broken, clock.monotonic()))
         self._excluded.update(worker.id for worker in broken or failure.suspects)
         await self._begin_epoch(self._emitted)

@@ -187,6 +187,24 @@ async def test_retryable_statuses_go_elsewhere(status: str, suspects: set[str]) 
     assert scene.p0.cancelled == scene.d0.cancelled == [("r", 1)]
 
 
+async def test_a_source_that_was_reborn_is_done_without() -> None:
+    """Even where the registry goes on telling of its earlier life, and nobody else reads."""
+    scene = Scene(automatic=False)
+    scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.d0.fail("UNAVAILABLE")
+    while len(scene.record.placements) < 2:
+        await asyncio.sleep(0)
+    await settle()
+    scene.d0.fail("NOT_FOUND", "worker p0 was reborn since the request was placed")
+    while not task.done():
+        scene.d0.step()
+        await asyncio.sleep(0)
+    assert await task == expected(12)
+    assert [p.placement.prefill for p in scene.record.placements] == [scene.p0.ref] * 2 + [None]
+
+
 async def test_the_last_worker_gets_another_chance() -> None:
     """An error that may be the other's fault excludes nobody when nobody else is there."""
     scene = Scene(automatic=False)
