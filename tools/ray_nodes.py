@@ -1,0 +1,138 @@
+"""Two nodes of Ray on this machine; one dies under traffic, and what was on it comes back.
+
+    python -m tools.ray_nodes [--streams 8] [--seed 1]
+
+A 2+2 cluster is spread over both nodes, which have addresses of their own. The second is killed
+(SIGKILL) while answers stream. Every token is compared with the undisturbed answer. Prints who ran
+where before and after, and how long it took until all served again; JSON as the last line; exits
+with 1 when an answer failed or is another one, or somebody did not come back.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from baton.runtime.preflight import free_port
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from tools.cancellation import idle_workers, is_free
+from tools.chaos import report
+from tools.local_cluster import LocalCluster, local_cluster
+from tools.streams import answered, make_questions, traffic
+
+FIRST, SECOND = "127.0.0.1", "127.0.0.2"
+BACK_SECONDS = 120.0
+NODE_CPUS = 2
+RAY = str(Path(sys.executable).with_name("ray"))
+
+
+def ray(*arguments: str) -> None:
+    command = [RAY, *arguments, "--disable-usage-stats"]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@contextmanager
+def two_nodes() -> Iterator[str]:
+    """The address of a Ray of two nodes."""
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="baton-ray-") as folder:
+        size = [f"--num-cpus={NODE_CPUS}", f"--object-store-memory={80 * 2**20}"]
+        head = ["--head", f"--port={port}", "--include-dashboard=false", f"--temp-dir={folder}"]
+        try:
+            ray("start", *head, f"--node-ip-address={FIRST}", *size)
+            ray("start", f"--address={FIRST}:{port}", f"--node-ip-address={SECOND}", *size)
+            yield f"{FIRST}:{port}"
+        finally:
+            for process in _of_ray(folder):
+                process.kill()
+
+
+def kill_second_node() -> None:
+    """As when its machine goes: Ray's process on it, and everything that it started."""
+    marks = (f"--node_ip_address={SECOND}", f"--node-ip-address={SECOND}")
+    for process in psutil.process_iter(["cmdline"]):
+        command = process.info["cmdline"] or []
+        if any(mark in command for mark in marks):
+            _kill_tree(process)
+
+
+def _kill_tree(process: psutil.Process) -> None:
+    try:
+        family = [*process.children(recursive=True), process]
+    except psutil.NoSuchProcess:
+        return
+    for each in family:
+        try:
+            os.kill(each.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def _of_ray(folder: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(folder in argument for argument in process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def nodes(cluster: LocalCluster) -> dict[str, str]:
+    """Where each worker serves, by id; ``here`` is the node of the supervisor."""
+    entries = [e for role in ("prefill", "decode") for e in cluster.processes(role)]
+    return {e["id"]: e["node"] or "here" for e in entries if e["state"] == "serving"}
+
+
+def _await_all(cluster: LocalCluster, count: int) -> float | None:
+    """Seconds until so many serve again."""
+    began, pause = SYSTEM_CLOCK(), threading.Event()
+    while SYSTEM_CLOCK() - began < BACK_SECONDS:
+        if len(nodes(cluster)) == count:
+            return SYSTEM_CLOCK() - began
+        pause.wait(0.5)
+    return None
+
+
+def lose_a_node(cluster: LocalCluster, streams: int, seed: int) -> dict[str, Any]:
+    questions = answered(cluster.url, make_questions(24, seed, 80, 200), streams)
+    before, pause = nodes(cluster), threading.Event()
+    with traffic(cluster.url, questions, streams) as answers:
+        pause.wait(3)
+        kill_second_node()
+        pause.wait(3)
+        seconds = _await_all(cluster, len(before))
+    after = nodes(cluster)
+    books = idle_workers(cluster)
+    told = report(answers) | {"before": before, "after": after, "back_seconds": seconds}
+    on_both = len(set(before.values())) == 2
+    free = all(is_free(worker) for worker in books)
+    return told | {"ok": on_both and free and told["right"] == told["accepted"] and bool(seconds)}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--streams", type=int, default=8)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args(arguments)
+    print(describe(), f"seed {options.seed}")
+    with two_nodes() as address:
+        settings = {"on": "ray", "ray_address": address, "threads": 1}
+        with local_cluster(None, 2, 2, settings) as cluster:
+            told = lose_a_node(cluster, options.streams, options.seed)
+    for name, value in told.items():
+        print(f"{name}: {value}")
+    print(json.dumps(told))
+    return 0 if told["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
