@@ -11,6 +11,7 @@ import multiprocessing
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from baton.clock import SystemClock
@@ -20,6 +21,9 @@ GC_THRESHOLD = 200_000
 """A run leaves cycles behind, and few of them; looking for them all the time takes a fifth."""
 
 PROGRESS_SECONDS = 30.0
+
+FOR_EVER = ExitStack()
+"""What lasts as long as its process."""
 
 
 @dataclass
@@ -89,7 +93,7 @@ def _outcomes(seed: int, runs: int, processes: int) -> Iterator[Outcome]:
 
 def _begin() -> None:
     """A process that does nothing else."""
-    simulated().__enter__()
+    FOR_EVER.enter_context(simulated())
     gc.set_threshold(GC_THRESHOLD)
 
 
