@@ -13,7 +13,8 @@ class WorkerState(StrEnum):
 WORKER_TRANSITIONS: dict[WorkerState, frozenset[WorkerState]] = {
     WorkerState.JOINING: frozenset({WorkerState.READY, WorkerState.DRAINING, WorkerState.GONE}),
     WorkerState.READY: frozenset({WorkerState.DRAINING, WorkerState.GONE}),
-    WorkerState.DRAINING: frozenset({WorkerState.GONE}),
+    # Who drained to take another role is ready again.
+    WorkerState.DRAINING: frozenset({WorkerState.READY, WorkerState.GONE}),
     WorkerState.GONE: frozenset(),
 }
 

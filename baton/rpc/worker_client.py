@@ -8,11 +8,14 @@ import grpc
 import grpc.aio
 
 from baton.core.handoff import Inspection, PullEvent, PullOpen
+from baton.core.states import Role
 from baton.errors import Unavailable
 from baton.rpc.channel import open_channel, translated
 from baton.rpc.handoff_convert import event_from_proto, inspection_from_proto, open_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
+
+_ROLES = {Role.PREFILL: pb.WORKER_ROLE_PREFILL, Role.DECODE: pb.WORKER_ROLE_DECODE}
 
 MAX_CHANNELS = 1024
 """Peers of one worker; beyond, the channel that was used longest ago is closed."""
@@ -107,3 +110,12 @@ async def drain_worker(
     async with open_channel(address, secret) as channel:
         with translated():
             await pb_grpc.WorkerStub(channel).Drain(pb.DrainRequest(), timeout=timeout_seconds)
+
+
+async def convert_worker(
+    address: str, role: Role, secret: str | None = None, timeout_seconds: float = 5.0
+) -> None:
+    request = pb.ConvertRequest(role=_ROLES.get(role, pb.WORKER_ROLE_UNSPECIFIED))
+    async with open_channel(address, secret) as channel:
+        with translated():
+            await pb_grpc.WorkerStub(channel).Convert(request, timeout=timeout_seconds)

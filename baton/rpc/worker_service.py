@@ -10,6 +10,7 @@ import grpc.aio
 from baton.core.handoff import Inspection, PullEvent, PullOpen, WorkerRef
 from baton.core.ids import Epoch, RequestId
 from baton.core.request import RequestOutput, RequestSpec
+from baton.core.states import Role
 from baton.core.task import Task
 from baton.errors import BatonError, Invalid
 from baton.rpc.convert import output_to_proto, ref_from_proto, spec_from_proto
@@ -21,6 +22,7 @@ from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _TASKS = {pb.TASK_PREFILL: Task.PREFILL, pb.TASK_DECODE: Task.DECODE, pb.TASK_WHOLE: Task.WHOLE}
+_ROLES = {pb.WORKER_ROLE_PREFILL: Role.PREFILL, pb.WORKER_ROLE_DECODE: Role.DECODE}
 
 
 class RouterStream(Protocol):
@@ -65,6 +67,10 @@ class WorkerCore(Protocol):
 
     def start_drain(self) -> None: ...
 
+    def convert(self, role: Role) -> None:
+        """Raises Unavailable when it leaves."""
+        ...
+
 
 class WorkerService(pb_grpc.WorkerServicer):
     def __init__(self, core: WorkerCore) -> None:
@@ -97,6 +103,15 @@ class WorkerService(pb_grpc.WorkerServicer):
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         self._core.start_drain()
         return pb.DrainResponse()
+
+    async def Convert(self, request: pb.ConvertRequest, context: Context) -> pb.ConvertResponse:
+        try:
+            if request.role not in _ROLES:
+                raise Invalid(f"unknown role {request.role}", param="role")
+            self._core.convert(_ROLES[request.role])
+        except BatonError as error:
+            await abort(context, error)
+        return pb.ConvertResponse()
 
 
 def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:

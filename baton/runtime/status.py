@@ -19,7 +19,8 @@ MAX_MESSAGE_LENGTH = 1024
 @dataclass(frozen=True, slots=True)
 class Report:
     """``state`` is starting, serving, draining, stopped or failed. ``done`` of ``total``
-    bytes of ``what`` are loaded, while starting. ``address`` is set from serving on."""
+    bytes of ``what`` are loaded, while starting. ``address`` is set from serving on. A worker that
+    has changed its role says in ``what`` as what it serves."""
 
     state: str
     what: str = ""
@@ -66,6 +67,11 @@ STATUS = StatusPipe()
 def report_progress(what: str, done: int, total: int) -> None:
     """From anywhere in the process, also from a thread."""
     STATUS.progress(what, done, total)
+
+
+def report_role(role: str, address: str) -> None:
+    """A program serves in this role from now on."""
+    STATUS.send(Report("serving", role, address=address))
 
 
 def open_status(file_descriptor: int) -> None:

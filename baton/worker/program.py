@@ -27,7 +27,7 @@ from baton.rpc.server import build_server, listen
 from baton.rpc.worker_client import GrpcPullPeers
 from baton.rpc.worker_service import add_worker_service
 from baton.runtime.pools.base import POOLS
-from baton.runtime.status import report_progress
+from baton.runtime.status import report_progress, report_role
 from baton.transport.base import Region, Transport
 from baton.transport.select import host_id, open_transports
 from baton.worker.engine_thread import EngineThread
@@ -80,10 +80,10 @@ class WorkerProgram:
         )
         self._transports = self._open_transports()
         self._worker = self._build_worker()
-        self._server = await self._listen()
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, self._settings.heartbeat_seconds
         )
+        self._server = await self._listen()
 
     async def run(self) -> None:
         """Serves until cancelled; ends with the engine's crash if that comes first."""
@@ -195,6 +195,8 @@ class WorkerProgram:
             host,
             self._clock,
             self._has_heirs,
+            self._role,
+            self._on_change,
         )
 
     def _has_heirs(self) -> bool:
@@ -230,6 +232,12 @@ class WorkerProgram:
         door = node.door if node.host == host_id() else ""
         return KvStoreClient(node.address, settings.cluster_secret, door, settings.store_seconds)
 
+    def _on_change(self) -> None:
+        """Its state, or its role."""
+        self._heartbeat.hurry()
+        if self._worker.state is not WorkerState.DRAINING:
+            report_role(self._worker.role.value, self._address)
+
     def _on_step(self, result: object) -> None:
         self._worker.on_step(result)  # type: ignore[arg-type]
 
@@ -251,7 +259,7 @@ class WorkerProgram:
         runner = self._runner
         return Member(
             id=self._id,
-            role=self._role,
+            role=self._worker.role,
             address=self._address,
             generation=self._generation,
             state=self._worker.state if self._server else WorkerState.GONE,

@@ -14,7 +14,7 @@ from baton.core.handoff import Inspection, PullOpen, WorkerRef
 from baton.core.ids import Epoch, Generation, RequestId, WorkerId
 from baton.core.load import Load
 from baton.core.request import RequestOutput, RequestSpec
-from baton.core.states import WorkerState
+from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.engine.engine import Engine, EngineStats, StepResult
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
@@ -23,6 +23,7 @@ from baton.transport.links import LinkMeter
 from baton.transport.select import LOCAL_ONLY, choose
 from baton.transport.strays import Strays
 from baton.worker.answers import AnswerMeter
+from baton.worker.duty import Duty
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.hold import Hold
 from baton.worker.intake import Intake, Landing, Shipment
@@ -80,6 +81,8 @@ class Worker:
         host: str,
         clock: Clock,
         has_heirs: Callable[[], bool] = lambda: True,
+        role: Role = Role.PREFILL,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self._id = worker_id
         self._generation = generation
@@ -94,7 +97,7 @@ class Worker:
         self._host = host
         self._clock = clock
         self._has_heirs = has_heirs
-        self._drains_since: float | None = None
+        self._duty = Duty(role, on_change)
         self._jobs: dict[RequestId, Job] = {}  # by placement
         self._current: dict[RequestId, Job] = {}  # by request: its latest placement
         self._strays = Strays()
@@ -103,7 +106,6 @@ class Worker:
         self._load = Load()
         self._answers = AnswerMeter()
         self._links = LinkMeter()
-        self.state = WorkerState.JOINING
 
     # -- life ---------------------------------------------------------------------------
 
@@ -111,21 +113,34 @@ class Worker:
         """Serves until cancelled. A bug in any task ends it."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            self.state = WorkerState.READY
+            self._duty.begin()
             while True:
                 await self._refresh_load()
                 self._drop_unread()
                 self._strays.sweep()
-                if self._drains_since is not None and self._has_heirs():
-                    await self._part(self._drains_since)
+                since = self._duty.drains_since
+                if since is not None and self._has_heirs():
+                    await self._part(since)
+                if self.idle:
+                    self._duty.settle()
                 await self._clock.sleep(SWEEP_SECONDS)
 
     def start_drain(self) -> None:
         """Takes nothing new. While there are others, what has not begun is turned away, and answers
         that take longer go on elsewhere. Idempotent."""
-        self.state = WorkerState.DRAINING
-        if self._drains_since is None:
-            self._drains_since = self._clock.monotonic()
+        self._duty.leave(self._clock.monotonic())
+
+    def convert(self, role: Role) -> None:
+        """Drains, and is ready again in that role once nothing is left: :meth:`Duty.convert`."""
+        self._duty.convert(role, self._clock.monotonic())
+
+    @property
+    def state(self) -> WorkerState:
+        return self._duty.state
+
+    @property
+    def role(self) -> Role:
+        return self._duty.role
 
     @property
     def idle(self) -> bool:

@@ -11,14 +11,20 @@ import pytest
 
 from baton.core.handoff import WorkerRef
 from baton.core.request import RequestOutput, RequestSpec
+from baton.core.states import Role
 from baton.engine.fake_runner import reference_answer
-from baton.errors import Unauthorized, Unavailable
+from baton.errors import Invalid, Unauthorized, Unavailable
 from baton.rpc.channel import open_channel
 from baton.rpc.convert import output_from_proto, ref_to_proto, spec_to_proto
 from baton.rpc.server import build_server
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
-from baton.rpc.worker_client import GrpcPullPeers, drain_worker, inspect_worker
+from baton.rpc.worker_client import (
+    GrpcPullPeers,
+    convert_worker,
+    drain_worker,
+    inspect_worker,
+)
 from baton.rpc.worker_service import add_worker_service
 from tests.sim.worker_cluster import Cluster, cluster, request, tokens_of
 
@@ -115,6 +121,19 @@ async def test_inspect_and_drain() -> None:
         assert (seen.violation, seen.free_blocks, seen.state) == ("", 128, "ready")
         await drain_worker(prefill.address, SECRET)
         assert (await inspect_worker(prefill.address, SECRET)).state == "draining"
+
+
+async def test_convert() -> None:
+    async with served(SECRET) as (running, prefill, _decode):
+        await convert_worker(prefill.address, Role.DECODE, SECRET)
+        await convert_worker(prefill.address, Role.DECODE, SECRET)
+        await running.prefill.wait_until_ready()
+        assert running.prefill.worker.role is Role.DECODE
+        with pytest.raises(Invalid, match="unknown role 0"):
+            await convert_worker(prefill.address, Role.ROUTER, SECRET)
+        await drain_worker(prefill.address, SECRET)
+        with pytest.raises(Unavailable, match="the worker leaves"):
+            await convert_worker(prefill.address, Role.PREFILL, SECRET)
 
 
 @pytest.mark.parametrize("secret", [None, "another"])

@@ -14,6 +14,7 @@ from baton.clock import SystemClock
 from baton.core.handoff import CHECKSUM_XXH3, WorkerRef
 from baton.core.ids import BlockId, Epoch, Generation, RequestId, TokenId, WorkerId
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
+from baton.core.states import Role, WorkerState
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
@@ -55,6 +56,11 @@ class Node:
             await asyncio.sleep(0.001)
         await self.thread.call(Engine.check_integrity)
         assert self.worker.idle
+
+    async def wait_until_ready(self) -> None:
+        """Until it takes requests again; the test's time-out bounds it."""
+        while self.worker.state is not WorkerState.READY:
+            await asyncio.sleep(0.001)
 
 
 class Gate:
@@ -128,7 +134,7 @@ def make_node(
     )  # fmt: skip
     worker = Worker(
         WorkerId(name), Generation(1), config, thread, intake, NoStore(), layout, transports,
-        BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK,
+        BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK, role=Role(name),
     )  # fmt: skip
     peers.workers[name] = worker
     ref = WorkerRef(WorkerId(name), name, Generation(1))

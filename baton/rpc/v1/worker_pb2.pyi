@@ -14,10 +14,19 @@ class Task(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     TASK_PREFILL: _ClassVar[Task]
     TASK_DECODE: _ClassVar[Task]
     TASK_WHOLE: _ClassVar[Task]
+
+class WorkerRole(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WORKER_ROLE_UNSPECIFIED: _ClassVar[WorkerRole]
+    WORKER_ROLE_PREFILL: _ClassVar[WorkerRole]
+    WORKER_ROLE_DECODE: _ClassVar[WorkerRole]
 TASK_UNSPECIFIED: Task
 TASK_PREFILL: Task
 TASK_DECODE: Task
 TASK_WHOLE: Task
+WORKER_ROLE_UNSPECIFIED: WorkerRole
+WORKER_ROLE_PREFILL: WorkerRole
+WORKER_ROLE_DECODE: WorkerRole
 
 class Submit(_message.Message):
     __slots__ = ("spec", "task", "source")
@@ -158,5 +167,15 @@ class DrainRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DrainResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ConvertRequest(_message.Message):
+    __slots__ = ("role",)
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    role: WorkerRole
+    def __init__(self, role: _Optional[_Union[WorkerRole, str]] = ...) -> None: ...
+
+class ConvertResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -55,6 +55,11 @@ class WorkerStub:
                 request_serializer=baton_dot_rpc_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
                 response_deserializer=baton_dot_rpc_dot_v1_dot_worker__pb2.DrainResponse.FromString,
                 _registered_method=True)
+        self.Convert = channel.unary_unary(
+                '/baton.rpc.v1.Worker/Convert',
+                request_serializer=baton_dot_rpc_dot_v1_dot_worker__pb2.ConvertRequest.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_v1_dot_worker__pb2.ConvertResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServicer:
@@ -95,6 +100,16 @@ class WorkerServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Convert(self, request, context):
+        """Begins to take another role, with its weights and its cache as they are; returns at once. The
+        worker drains, and is ready again in the new role when nothing is left; asked for the role
+        that it has, it is ready at once. Idempotent. INVALID_ARGUMENT: no role of a worker.
+        UNAVAILABLE: the worker leaves; retry is useless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -117,6 +132,11 @@ def add_WorkerServicer_to_server(servicer, server):
                     servicer.Drain,
                     request_deserializer=baton_dot_rpc_dot_v1_dot_worker__pb2.DrainRequest.FromString,
                     response_serializer=baton_dot_rpc_dot_v1_dot_worker__pb2.DrainResponse.SerializeToString,
+            ),
+            'Convert': grpc.unary_unary_rpc_method_handler(
+                    servicer.Convert,
+                    request_deserializer=baton_dot_rpc_dot_v1_dot_worker__pb2.ConvertRequest.FromString,
+                    response_serializer=baton_dot_rpc_dot_v1_dot_worker__pb2.ConvertResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -228,6 +248,33 @@ class Worker:
             '/baton.rpc.v1.Worker/Drain',
             baton_dot_rpc_dot_v1_dot_worker__pb2.DrainRequest.SerializeToString,
             baton_dot_rpc_dot_v1_dot_worker__pb2.DrainResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Convert(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/baton.rpc.v1.Worker/Convert',
+            baton_dot_rpc_dot_v1_dot_worker__pb2.ConvertRequest.SerializeToString,
+            baton_dot_rpc_dot_v1_dot_worker__pb2.ConvertResponse.FromString,
             options,
             channel_credentials,
             insecure,
