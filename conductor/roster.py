@@ -114,8 +114,10 @@ class Roster:
         """A report is applied once. One that was not there at the last look was made since,
         whatever the worker's clock says."""
         ledger, node = self._ledger, self._nodes.get(member.host, "")
-        if member.id not in ledger.prefills and member.id not in ledger.decodes:
+        pool = ledger.prefills if member.role is Role.PREFILL else ledger.decodes
+        if member.id not in pool:
             before = None
+            ledger.remove(member.id)  # it may have had the other role
             if member.role is Role.PREFILL:
                 ledger.add_prefill(PrefillView(member.id, self._prefill_cost, node, measured=False))
             else:

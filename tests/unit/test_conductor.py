@@ -301,6 +301,28 @@ async def test_a_reborn_worker_holds_nothing() -> None:
     assert at_hand() == 2
 
 
+@pytest.mark.parametrize("drain_was_seen", [True, False])
+async def test_who_changes_its_role_is_the_other_pools(drain_was_seen: bool) -> None:
+    house = House()
+    await house.announce(reader("w", running=3), reader("p"), writer("d"))
+    house.place("one", 48, keys(1, 2, 3), excluded=frozenset({"p"}))
+    if drain_was_seen:
+        await house.announce(replace(reader("w"), state=WorkerState.DRAINING))
+        house.conductor.snapshot()
+    house.clock.advance(1.0)
+    await house.announce(writer("w", decode_requests=2))
+    snapshot = house.conductor.snapshot()
+    assert (snapshot.prefills.ids, set(snapshot.decodes.ids)) == (("p",), {"d", "w"})
+    assert house.writer("w").num_requests == 2
+    house.clock.advance(1.0)
+    await house.announce(reader("w", running=1))
+    snapshot = house.conductor.snapshot()
+    assert (set(snapshot.prefills.ids), snapshot.decodes.ids) == ({"p", "w"}, ("d",))
+    assert house.reader("w").num_requests == 1
+    # Its pool is the one that it had all the while.
+    assert snapshot.cache.local_blocks(house.reader("w"), keys(1, 2, 3)) == 3
+
+
 async def test_stores_count_for_their_own_host_and_as_a_source() -> None:
     house = House()
     here, there = {"host": "h0"}, {"host": "h1"}
