@@ -75,9 +75,10 @@ class Autoscaler:
         """One that fails is tried again after the cool-down, if it is wanted then."""
         self._say(f"changes {step}")
         try:
-            await self._pools.scale({step.role: step.new})
+            await self._pools.scale(step.sizes)
         except BatonError as error:
-            self._fail(f"could not change {step.role.value}: {error}")
+            roles = " and ".join(role.value for role in step.sizes)
+            self._fail(f"could not change {roles}: {error}")
 
     async def _sight(self) -> Sight:
         sizes, workers = await self._pools.sizes(), await self._pools.workers()
@@ -99,7 +100,7 @@ class Autoscaler:
             self._say(told)
 
 
-def scaling_config(settings: Settings) -> ScalingConfig:
+def scaling_config(settings: Settings, can_convert: bool = False) -> ScalingConfig:
     return ScalingConfig(
         prefill=Bounds(settings.min_prefill, settings.max_prefill),
         decode=Bounds(settings.min_decode, settings.max_decode),
@@ -108,18 +109,26 @@ def scaling_config(settings: Settings) -> ScalingConfig:
         stable_seconds=settings.autoscale_stable_seconds,
         cooldown_seconds=settings.autoscale_cooldown_seconds,
         pending_seconds=settings.autoscale_pending_seconds,
+        can_convert=can_convert,
     )
 
 
-async def run(settings: Settings, pools: Pools, ask_plan: AskPlan, clock: Clock) -> None:
-    """As the settings say, until cancelled; returns at once when it is off."""
+async def run(
+    settings: Settings,
+    pools: Pools,
+    ask_plan: AskPlan,
+    clock: Clock,
+    can_convert: bool = False,
+) -> None:
+    """As the settings say, until cancelled; returns at once when it is off. ``can_convert``:
+    workers of these pools can change from one to the other."""
     if settings.autoscale == "off":
         return
     scaler = Autoscaler(
         pools,
         ask_plan,
         clock,
-        scaling_config(settings),
+        scaling_config(settings, can_convert),
         dry_run=settings.autoscale == "dry_run",
         look_seconds=settings.autoscale_seconds,
     )

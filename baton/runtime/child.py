@@ -126,6 +126,14 @@ class Child:
     def kill(self) -> None:
         self._signal(signal.SIGKILL)
 
+    def change_role(self, spec: ChildSpec) -> None:
+        """Its next life begins with ``spec``. This one is converting until it says that it serves
+        in that role; somebody else tells it to."""
+        self.spec = spec
+        self.state.role = spec.role
+        if self.serving:
+            self._move("converting")
+
     def _is_hopeless(self, code: int) -> bool:
         if self._has_served:
             return False
@@ -232,6 +240,8 @@ class Child:
             self.kill()
 
     def _take(self, report: Report) -> None:
+        if report.state == "serving" and report.what not in ("", self.state.role):
+            return  # the role that it had before
         self.state.loaded_bytes, self.state.total_bytes = report.done, report.total
         self.state.address = report.address or self.state.address
         self.state.message = report.message

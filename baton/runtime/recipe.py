@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from baton.config import (
@@ -127,6 +127,10 @@ class Recipe:
         """Each with a number that none of its pool had before."""
         threads = thread_environment(self._settings.threads)
         return self._program(role, self._next_id(role), threads)
+
+    def in_role(self, spec: ChildSpec, role: Role) -> ChildSpec:
+        """The same worker in another role. It keeps its id: that is a name."""
+        return replace(spec, role=role.value, command=self._command(role))
 
     def order(self, role: Role) -> Order:
         """The same for a worker elsewhere."""

@@ -9,7 +9,7 @@ from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
 from baton.runtime.pools.base import POOLS, PoolWorker
 
-COMING = ("pending", "starting")
+COMING = ("pending", "starting", "converting")
 GONE = ("stopped", "failed")
 
 
@@ -27,7 +27,7 @@ class ScalingConfig:
     """``max_workers`` is the budget of both pools, those included that are leaving. A change must
     have been wanted for ``stable_seconds``, comes ``cooldown_seconds`` after the last one, and is
     of ``step`` workers at most. Growth that does not serve after ``pending_seconds`` is taken back,
-    and not tried again for as long."""
+    and not tried again for as long. ``can_convert``: a worker can change from pool to pool."""
 
     prefill: Bounds = Bounds()
     decode: Bounds = Bounds()
@@ -36,6 +36,7 @@ class ScalingConfig:
     stable_seconds: float = 10.0
     cooldown_seconds: float = 30.0
     pending_seconds: float = 900.0
+    can_convert: bool = False
 
     def bounds(self, role: Role) -> Bounds:
         return self.prefill if role is Role.PREFILL else self.decode
@@ -100,13 +101,21 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Step:
+    """``other`` is at the same time: who leaves the one pool goes to the other."""
+
     role: Role
     old: int
     new: int
     reason: str
+    other: "Step | None" = None
+
+    @property
+    def sizes(self) -> dict[Role, int]:
+        return {self.role: self.new} | (self.other.sizes if self.other else {})
 
     def __str__(self) -> str:
-        return f"{self.role.value} {self.old} to {self.new}: {self.reason}"
+        own = f"{self.role.value} {self.old} to {self.new}: {self.reason}"
+        return f"{own}; {self.other}" if self.other else own
 
 
 def decide(sight: Sight, past: Past, config: ScalingConfig) -> tuple[Step | None, Past]:
@@ -118,7 +127,11 @@ def decide(sight: Sight, past: Past, config: ScalingConfig) -> tuple[Step | None
         return taken_back, _after_taking_back(sight, past, taken_back, config)
     if sight.now_seconds - past.changed_seconds < config.cooldown_seconds:
         return None, past
-    step = _growth(sight, past, config) or _shrinkage(sight, past, config)
+    step = (
+        _exchange(sight, past, config)
+        or _growth(sight, past, config)
+        or _shrinkage(sight, past, config)
+    )
     if step is None:
         return None, past
     return step, _after(sight, past, step)
@@ -181,19 +194,30 @@ def _after_taking_back(sight: Sight, past: Past, step: Step, config: ScalingConf
 
 
 def _after(sight: Sight, past: Past, step: Step) -> Past:
-    wishes = {role: wish for role, wish in past.wishes.items() if role is not step.role}
+    wishes = {role: wish for role, wish in past.wishes.items() if role not in step.sizes}
     growths = past.growths
-    if step.new > step.old:
-        growths = (*growths, Growth(step.role, step.old, step.new, sight.now_seconds))
+    for each in (step, step.other):
+        if each is not None and each.new > each.old:
+            growths = (*growths, Growth(each.role, each.old, each.new, sight.now_seconds))
     return replace(past, changed_seconds=sight.now_seconds, wishes=wishes, growths=growths)
+
+
+def _exchange(sight: Sight, past: Past, config: ScalingConfig) -> Step | None:
+    """One pool gives the other what that lacks. It needs no place, even at the budget."""
+    given = _shrinkage(sight, past, config) if config.can_convert else None
+    lacking = _lacking(sight, past, config)
+    if given is None or not lacking:
+        return None
+    role, size = lacking[0], sight.sizes[lacking[0]]
+    count = min(given.old - given.new, past.wishes[role].nearest - size)
+    taken = Step(role, size, size + count, _why(sight, role))
+    return replace(given, new=given.old - count, other=taken)
 
 
 def _growth(sight: Sight, past: Past, config: ScalingConfig) -> Step | None:
     """Of the pool that lacks most; where there is no place for it, another must leave first."""
     room = config.max_workers - sight.occupied
-    lacking = [
-        role for role in _due(sight, past, config, grows=True) if not _held(sight, past, role)
-    ]
+    lacking = _lacking(sight, past, config)
     if not lacking or room <= 0:
         return None
     role = max(lacking, key=lambda role: past.wishes[role].nearest / max(sight.sizes[role], 1))
@@ -202,8 +226,10 @@ def _growth(sight: Sight, past: Past, config: ScalingConfig) -> Step | None:
     return Step(role, size, size + count, _why(sight, role))
 
 
-def _held(sight: Sight, past: Past, role: Role) -> bool:
-    return sight.now_seconds < past.held_until.get(role, float("-inf"))
+def _lacking(sight: Sight, past: Past, config: ScalingConfig) -> list[Role]:
+    """Who is to grow, and may."""
+    due, now = _due(sight, past, config, grows=True), sight.now_seconds
+    return [role for role in due if now >= past.held_until.get(role, float("-inf"))]
 
 
 def _shrinkage(sight: Sight, past: Past, config: ScalingConfig) -> Step | None:

@@ -17,8 +17,9 @@ _WHOLE_FILE = "hhqqi4x"
 @dataclass(slots=True)
 class ProcessState:
     """``state`` is a program's (starting, serving, draining, stopped, failed), restarting,
-    or pending, while no machine has room for it. While starting, ``loaded_bytes`` of
-    ``total_bytes`` of weights are there. ``node`` is the machine, empty for this one."""
+    converting to ``role`` from the other, or pending, while no machine has room for it. The id is a
+    name, and tells no role. While starting, ``loaded_bytes`` of ``total_bytes`` of weights are
+    there. ``node`` is the machine, empty for this one."""
 
     id: str
     role: str

@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable
+from functools import partial
 
 from baton.clock import Clock
 from baton.config import Settings
@@ -10,6 +11,7 @@ from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
 from baton.errors import Unavailable
 from baton.rpc.conductor_client import ask_pool_plan
+from baton.rpc.worker_client import convert_worker
 from baton.runtime import autoscaler
 from baton.runtime.child import Child, ChildSpec
 from baton.runtime.pools.base import POOLS, Pools
@@ -52,7 +54,11 @@ class Supervisor:
         self._on_change = on_change
         self._recipe = recipe or Recipe(settings, folder)
         self._pools = pools or LocalPools(
-            self._recipe, clock, settings.drain_seconds, settings.hung_seconds
+            self._recipe,
+            clock,
+            settings.drain_seconds,
+            settings.hung_seconds,
+            partial(convert_worker, secret=settings.cluster_secret),
         )
         self._children: dict[Role, Child] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -118,7 +124,9 @@ class Supervisor:
 
     async def _follow_load(self) -> None:
         if self._settings.autoscale_pools == "supervisor":
-            await autoscaler.run(self._settings, self._pools, self._ask_plan, self._clock)
+            await autoscaler.run(
+                self._settings, self._pools, self._ask_plan, self._clock, self._pools.can_convert
+            )
 
     async def _ask_plan(self) -> PoolPlan | None:
         address = self._children[Role.CONDUCTOR].state.address

@@ -20,8 +20,9 @@ from baton.config import load_settings, prepare_ray
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Unavailable
+from baton.rpc.worker_client import convert_worker
 from baton.runtime.pools.kept import Keeper, KeptPools
-from baton.runtime.pools.local import LocalPools
+from baton.runtime.pools.local import LocalPools, TellRole
 from baton.runtime.recipe import Recipe
 from baton.runtime.state import ClusterFolder, ProcessState
 
@@ -31,13 +32,15 @@ CLOCK = SystemClock()
 class House:
     """Pools of programs that only report."""
 
-    def __init__(self, folder: Path, ray_cluster: Any) -> None:
+    def __init__(
+        self, folder: Path, ray_cluster: Any, tell_role: TellRole = convert_worker
+    ) -> None:
         self._folder = folder
         cluster = ClusterFolder(folder, "test")
         cluster.make()
         settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, drain_seconds=5)
         recipe = Recipe(settings, cluster, self._command)
-        self.pools = _pools(recipe, ray_cluster)
+        self.pools = _pools(recipe, ray_cluster, tell_role)
         self._changed = asyncio.Event()
 
     def _command(self, role: Role) -> tuple[str, ...]:
@@ -100,9 +103,9 @@ def assert_gone(pids: set[int]) -> None:
     assert alive == []
 
 
-def _pools(recipe: Recipe, ray_cluster: Any) -> KeptPools:
+def _pools(recipe: Recipe, ray_cluster: Any, tell_role: TellRole) -> KeptPools:
     if ray_cluster is None:
-        return LocalPools(recipe, CLOCK, drain_seconds=5, hung_seconds=20)
+        return LocalPools(recipe, CLOCK, 5, 20, tell_role)
     from baton.runtime.pools.ray import RayPools
 
     return RayPools(recipe, ray_cluster, CLOCK)
@@ -218,6 +221,42 @@ async def test_the_impatient_do_not_wait(house: House) -> None:
     house.misbehave(decode_0="deaf")
     async with house.running():
         house.keeper("decode-0").kill()
+
+
+async def test_one_shrinks_while_the_other_grows(house: House) -> None:
+    """Whoever can't change its role is replaced; here nobody can."""
+    async with house.running():
+        await house.pools.scale({Role.PREFILL: 2})
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
+        await house.pools.scale({Role.PREFILL: 1, Role.DECODE: 2})
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "decode-1"))
+        assert house.stopped() == ["prefill-1"]
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_worker_changes_its_role_and_keeps_it_after_a_crash(
+    tmp_path: Path, dies: bool
+) -> None:
+    async def tell_role(address: str, role: Role) -> None:
+        assert (address, role) == ("127.0.0.1:1007", Role.DECODE)
+        number = signal.SIGKILL if dies else signal.SIGUSR1
+        os.kill(house.state("prefill-1").pid, number)
+
+    house = House(tmp_path, None, tell_role)
+    async with house.running():
+        await house.pools.scale({Role.PREFILL: 2})
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
+        before = house.state("prefill-1").pid
+        await house.pools.scale({Role.PREFILL: 1, Role.DECODE: 2})
+        assert house.states()["prefill-1"] == "converting"
+        assert await house.pools.sizes() == {Role.PREFILL: 1, Role.DECODE: 2}
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
+        assert (house.state("prefill-1").pid == before) is not dies
+        os.kill(house.state("prefill-1").pid, signal.SIGKILL)
+        await house.until(lambda: house.state("prefill-1").restarts == 1 + dies)
+        await house.until(lambda: house.serve("prefill-0", "decode-0", "prefill-1"))
+        told = house.state("prefill-1")
+        assert (told.role, told.address) == ("decode", "127.0.0.1:1006")
 
 
 async def test_without_room_a_worker_is_pending_and_says_for_what(ray_house: House) -> None:

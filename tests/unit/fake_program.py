@@ -4,7 +4,8 @@
 
 Serves until SIGTERM, and writes its id to FOLDER/stopped as it ends. FOLDER/misbehave, a JSON
 object, tells an id to ``fail`` (exit 1), to be asked ``wrongly`` (exit 2), to be ``slow`` (it never
-serves), or to be ``deaf`` to SIGTERM. It gives a sign of life twenty times a second.
+serves), or to be ``deaf`` to SIGTERM. It gives a sign of life twenty times a second. SIGUSR1 makes
+it say that it serves the other pool.
 """
 
 import json
@@ -13,9 +14,10 @@ import signal
 import sys
 from pathlib import Path
 
-from baton.runtime.status import STATUS, Report, open_status
+from baton.runtime.status import STATUS, Report, open_status, report_role
 
 BEAT_SECONDS = 0.05
+OTHER = {"prefill": "decode", "decode": "prefill"}
 
 
 def main(folder: Path, role: str, status_fd: int) -> int:
@@ -29,9 +31,16 @@ def main(folder: Path, role: str, status_fd: int) -> int:
         return 2 if rule == "wrongly" else 1
     if rule == "slow":
         signal.pause()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signals = {signal.SIGTERM, signal.SIGUSR1}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     STATUS.send(Report("serving", address=f"127.0.0.1:{1000 + len(role)}"))
-    while not signal.sigtimedwait({signal.SIGTERM}, BEAT_SECONDS) or rule == "deaf":
+    while True:
+        got = signal.sigtimedwait(signals, BEAT_SECONDS)
+        if got is not None and got.si_signo == signal.SIGTERM and rule != "deaf":
+            break
+        if got is not None and got.si_signo == signal.SIGUSR1:
+            role = OTHER[role]
+            report_role(role, f"127.0.0.1:{1000 + len(role)}")
         STATUS.beat()
     STATUS.send(Report("draining"))
     with (folder / "stopped").open("a") as file:

@@ -50,7 +50,11 @@ class House:
         """So much later; the step is taken."""
         self.now += seconds
         step, self.past = decide(self.sight(), self.past, self.config)
-        if step is not None:
+        if step is not None and step.other is not None:
+            self.sizes |= step.sizes
+            del self.states[step.role][step.new :]
+            self.states[step.other.role] += ["converting"] * (step.other.new - step.other.old)
+        elif step is not None:
             self.sizes[step.role] = step.new
             states = self.states[step.role]
             states += ["starting"] * (step.new - step.old)
@@ -156,6 +160,50 @@ def test_at_the_budget_one_goes_before_another_comes() -> None:
     assert house.looks(20) == []  # it drains
     house.settle(PREFILL)
     assert house.looks(1) == [(120.0, DECODE, 4)]
+
+
+CONVERTING = replace(CONFIG, can_convert=True)
+
+
+def test_what_one_pool_gives_up_the_other_gets() -> None:
+    """In one step, also at the budget; the next one waits until that one serves."""
+    house = House(5, 3, CONVERTING)
+    house.plan = plan(3, 5)
+    assert house.looks(2) == []
+    step = house.look()
+    assert step == Step(PREFILL, 5, 4, "why", Step(DECODE, 3, 4, "why"))
+    assert str(step) == "prefill 5 to 4: why; decode 3 to 4: why"
+    assert house.looks(10) == []
+    house.settle(DECODE)
+    step = house.look()
+    assert step is not None and step.sizes == {PREFILL: 3, DECODE: 5}
+    house.settle(DECODE)
+    assert house.looks(20) == []
+
+
+def test_no_more_change_than_both_pools_want() -> None:
+    house = House(5, 2, replace(CONVERTING, step=3))
+    house.plan = plan(2, 3)
+    house.looks(2)
+    step = house.look()
+    assert step is not None and step.sizes == {PREFILL: 4, DECODE: 3}
+    house.settle(DECODE)
+    assert house.looks(10) == [(45.0, PREFILL, 2)]
+
+
+def test_a_change_of_roles_is_of_wishes_that_are_both_old_enough() -> None:
+    house = House(3, 2, CONVERTING)
+    house.plan = plan(3, 3)
+    house.looks(2)
+    house.plan = plan(2, 3)
+    assert house.looks(1) == [(15.0, DECODE, 3)]
+
+
+def test_who_does_not_change_its_role_in_time_is_taken_back() -> None:
+    house = House(3, 2, CONVERTING)
+    house.plan = plan(2, 3)
+    house.looks(3)
+    assert house.looks(20) == [(115.0, DECODE, 2)]
 
 
 def test_bounds() -> None:

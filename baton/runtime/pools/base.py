@@ -19,8 +19,10 @@ MAX_POOL = 256
 
 @dataclass(frozen=True, slots=True)
 class PoolWorker:
-    """``state`` is starting, serving, draining, restarting, pending, stopped or failed. ``node`` is
-    the machine, empty for this one. ``message`` is for people: why it waits, how far it is."""
+    """``state`` is starting, serving, converting, draining, restarting, pending, stopped or failed.
+    One that is converting has ``role`` next, and drains from the other. The id is a name: a worker
+    keeps it when its role changes. ``node`` is the machine, empty for this one. ``message`` is for
+    people: why it waits, how far it is."""
 
     id: WorkerId
     role: Role

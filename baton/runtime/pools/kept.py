@@ -7,13 +7,17 @@ backends.
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+import structlog
 
 from baton.core.ids import WorkerId
 from baton.core.states import Role
-from baton.errors import Invalid, NotFound, Unavailable
-from baton.runtime.pools.base import PoolWorker, checked
+from baton.errors import BatonError, Invalid, NotFound, Unavailable
+from baton.runtime.pools.base import POOLS, PoolWorker, checked
 from baton.runtime.state import ProcessState
+
+log = structlog.get_logger(__name__)
 
 
 class Keeper(Protocol):
@@ -51,11 +55,16 @@ OnChange = Callable[[Keeper], None]
 
 class KeptPools(ABC):
     """A :class:`~baton.runtime.pools.base.Pools` over keepers. Nothing can be changed before
-    ``open`` and after ``close``."""
+    ``open`` and after ``close``. Where ``can_convert``, workers that one pool gives up and the
+    other wants change their role; elsewhere they stop, and others start."""
+
+    can_convert: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self._keepers: dict[WorkerId, Keeper] = {}
         self._leaving: set[WorkerId] = set()
+        self._converting: set[WorkerId] = set()
+        """Who is being told its role."""
         self._sizes: dict[Role, int] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._on_change: OnChange = lambda keeper: None
@@ -66,6 +75,14 @@ class KeptPools(ABC):
 
     async def check(self, sizes: Mapping[Role, int]) -> None:  # noqa: B027
         """Raises Unavailable when so many workers can never run here."""
+
+    def _change_role(self, keeper: Keeper, role: Role) -> None:
+        """The keeper's own part: its state tells the new role, and its worker comes back in it."""
+        raise NotImplementedError
+
+    async def _convert(self, keeper: Keeper) -> None:
+        """Tells its worker the role that its state has. Raises BatonError."""
+        raise NotImplementedError
 
     def open(self, tasks: asyncio.TaskGroup, on_change: OnChange) -> None:
         """Workers live in ``tasks``; ``on_change`` hears of each one's every new state."""
@@ -96,6 +113,9 @@ class KeptPools(ABC):
         for role, count in sizes.items():
             self._sizes[role] = count
             self._forget_failed(role)
+        if self.can_convert and len(sizes) == len(POOLS):
+            self._exchange(tasks, sizes)
+        for role, count in sizes.items():
             present = self._staying(role)
             for _ in range(count - len(present)):
                 self._start(tasks, role)
@@ -132,6 +152,44 @@ class KeptPools(ABC):
         self._keepers[WorkerId(keeper.state.id)] = keeper
         tasks.create_task(keeper.run())
         self._on_change(keeper)
+
+    def _exchange(self, tasks: asyncio.TaskGroup, sizes: Mapping[Role, int]) -> None:
+        """Of those that one pool gives up, as many as the other lacks change their role. Who does
+        not serve yet has nothing to lose, and is replaced."""
+        surplus = {role: len(self._staying(role)) - count for role, count in sizes.items()}
+        taker, giver = sorted(POOLS, key=lambda role: surplus[role])
+        leaving = least_missed(self._staying(giver))[: max(surplus[giver], 0)]
+        able = [keeper for keeper in leaving if keeper.state.state in ("serving", "converting")]
+        for keeper in able[: max(-surplus[taker], 0)]:
+            self._change_role(keeper, taker)
+            if keeper.state.id not in self._converting:
+                self._converting.add(WorkerId(keeper.state.id))
+                tasks.create_task(self._tell_role(keeper))
+
+    async def _tell_role(self, keeper: Keeper) -> None:
+        """One that changes its role again meanwhile is told once more. One that can't be told is
+        replaced."""
+        worker_id, told = WorkerId(keeper.state.id), ""
+        try:
+            while told != keeper.state.role:
+                told = keeper.state.role
+                await self._convert(keeper)
+        except BatonError as error:
+            log.warning("not_converted", id=worker_id, reason=str(error))
+            await self._replace(keeper)
+        finally:
+            self._converting.discard(worker_id)
+
+    async def _replace(self, keeper: Keeper) -> None:
+        """One after the other, so that both never need a place. Who has died meanwhile comes back
+        in its new role anyway."""
+        if keeper.state.id in self._leaving or keeper.state.state != "converting":
+            return
+        self._leaving.add(WorkerId(keeper.state.id))
+        await self._remove(keeper)
+        role = Role(keeper.state.role)
+        if self._tasks is not None and len(self._staying(role)) < self._sizes[role]:
+            self._start(self._tasks, role)
 
     def _retire(self, tasks: asyncio.TaskGroup, keeper: Keeper) -> None:
         self._leaving.add(WorkerId(keeper.state.id))
