@@ -90,7 +90,18 @@ class Scaling:
         """Empty once all have come and gone. Raises Unavailable for one that does not come."""
         ours = [worker for worker in workers if worker.role in self._wanted]
         self._check(ours)
-        return "; ".join(filter(None, (self._pool(role, ours, members) for role in self._wanted)))
+        told = [self._converting(ours)]
+        told += [self._pool(role, ours, members) for role in self._wanted]
+        return "; ".join(filter(None, told))
+
+    def _converting(self, workers: list[PoolWorker]) -> str:
+        names = [worker.id for worker in workers if worker.state == "converting"]
+        changes = ", ".join(self._change(role) for role in self._wanted)
+        verb = "changes" if len(names) == 1 else "change"
+        return f"{changes}: {', '.join(names)} {verb} role" if names else ""
+
+    def _change(self, role: Role) -> str:
+        return f"{role.value} {self._before[role]} → {self._wanted[role]}"
 
     def _pool(self, role: Role, workers: list[PoolWorker], members: dict[str, Member]) -> str:
         pool = [worker for worker in workers if worker.role == role]
@@ -98,7 +109,7 @@ class Scaling:
         parts = [_coming(coming, state) for state in ("starting", "restarting", "pending")]
         parts += [_leaving(worker, members) for worker in pool if not worker.stays]
         told = ", ".join(filter(None, parts))
-        return told and f"{role.value} {self._before[role]} → {self._wanted[role]}: {told}"
+        return told and f"{self._change(role)}: {told}"
 
     def _check(self, workers: list[PoolWorker]) -> None:
         for worker in workers:

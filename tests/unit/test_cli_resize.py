@@ -45,6 +45,19 @@ def test_both_pools_are_told_of_until_they_are_as_wanted() -> None:
     assert growing().look(workers[:1] + workers[3:4], NOBODY) == ""
 
 
+def test_a_change_of_roles_is_told_of_both_pools() -> None:
+    scaling = Scaling({Role.PREFILL: 1, Role.DECODE: 3}, {Role.PREFILL: 3, Role.DECODE: 1})
+    changing = [
+        PoolWorker(WorkerId(f"prefill-{number}"), Role.DECODE, "converting") for number in (2, 1)
+    ]
+    workers = [worker("prefill-0", "serving"), worker("decode-0", "serving")]
+    both = "prefill 3 → 1, decode 1 → 3: "
+    assert scaling.look(workers + changing, NOBODY) == both + "prefill-2, prefill-1 change role"
+    assert scaling.look([*workers, changing[1], worker("decode-1", "starting")], NOBODY) == (
+        both + "prefill-1 changes role; decode 1 → 3: 1 starting"
+    )
+
+
 def test_a_pool_that_nobody_asked_for_is_not_watched() -> None:
     scaling = Scaling({Role.PREFILL: 1}, {Role.PREFILL: 1})
     assert scaling.look([worker("decode-0", "failed", "no")], NOBODY) == ""
