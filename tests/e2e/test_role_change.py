@@ -1,0 +1,72 @@
+"""Workers change from one pool to the other under a stream: nothing is loaded anew."""
+
+import json
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from tools.local_cluster import LocalCluster, local_cluster
+
+pytestmark = pytest.mark.timeout(300)
+PROMPT = list(range(10, 90))
+TOKENS = 600
+SCALE_AFTER = 20
+FIELDS = {"temperature": 0, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    with local_cluster(prefill=2, decode=1) as running:
+        yield running
+
+
+def stream_and_scale(cluster: LocalCluster, *sizes: str) -> tuple[list[int], str]:
+    """The answer's tokens, and what ``baton scale`` said, which ran since SCALE_AFTER of them."""
+    body = {
+        "prompt": PROMPT, "max_tokens": TOKENS, "stream": True, "return_token_ids": True, **FIELDS,
+    }  # fmt: skip
+    tokens: list[int] = []
+    said = ""
+    url = cluster.url + "/v1/completions"
+    with httpx.Client(timeout=120) as client, client.stream("POST", url, json=body) as answer:
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            event = json.loads(line[6:])
+            assert "error" not in event, event
+            for choice in event["choices"]:
+                tokens += choice.get("token_ids") or []
+            if len(tokens) >= SCALE_AFTER and not said:
+                said = cluster.baton("scale", *sizes).stdout
+    return tokens, said
+
+
+def pids(cluster: LocalCluster) -> dict[str, int]:
+    return {entry["id"]: entry["pid"] for entry in cluster.status()["processes"]}
+
+
+def pool(cluster: LocalCluster, role: str) -> list[str]:
+    return [entry["id"] for entry in cluster.processes(role) if entry["state"] == "serving"]
+
+
+def test_there_and_back_under_a_stream(cluster: LocalCluster) -> None:
+    before = pids(cluster)
+    wanted = cluster.complete(PROMPT, TOKENS, **FIELDS)
+
+    tokens, said = stream_and_scale(cluster, "prefill=1", "decode=2")
+    assert tokens == wanted
+    assert said.splitlines()[-1] == "prefill 2 → 1, decode 1 → 2: done"
+    assert pool(cluster, "prefill") == ["prefill-0"]
+    assert pool(cluster, "decode") == ["prefill-1", "decode-0"]
+
+    # Of the decode workers the newest goes, and the answer that it writes goes on elsewhere.
+    tokens, said = stream_and_scale(cluster, "prefill=2", "decode=1")
+    assert tokens == wanted
+    assert said.splitlines()[-1] == "prefill 1 → 2, decode 2 → 1: done"
+    assert pool(cluster, "prefill") == ["prefill-0", "decode-0"]
+    assert pool(cluster, "decode") == ["prefill-1"]
+
+    assert cluster.complete(PROMPT, TOKENS, **FIELDS) == wanted
+    assert pids(cluster) == before
+    assert cluster.baton("check").returncode == 0
