@@ -1,5 +1,7 @@
 """The autoscaler under any plans and any fortune of its workers: what it must never do."""
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,8 @@ CONFIG = ScalingConfig(
 
 
 class House:
-    def __init__(self) -> None:
+    def __init__(self, can_convert: bool) -> None:
+        self.config = replace(CONFIG, can_convert=can_convert)
         self.now = 0.0
         self.past = Past()
         self.sizes = {Role.PREFILL: 2, Role.DECODE: 3}
@@ -41,10 +44,28 @@ class House:
             for number, state in enumerate(states)
         ]
         sight = Sight(self.now, plan, dict(self.sizes), workers)
-        step, self.past = decide(sight, self.past, CONFIG)
+        step, self.past = decide(sight, self.past, self.config)
         if step is not None:
-            self.check(sight, step)
-            self.take(step)
+            self.check_rest(step)
+            if step.other is None:
+                self.check(sight, step)
+                self.take(step)
+            else:
+                self.check_exchange(sight, step, step.other)
+                self.exchange(step, step.other)
+
+    def check_rest(self, step: Step) -> None:
+        taken_back = step.reason.startswith("taken back")
+        if self.changes and not taken_back:
+            assert self.now - self.changes[-1][0] >= CONFIG.cooldown_seconds
+        self.changes.append((self.now, step))
+
+    def check_exchange(self, sight: Sight, given: Step, taken: Step) -> None:
+        assert self.config.can_convert and given.role is not taken.role
+        assert 0 < given.old - given.new == taken.new - taken.old <= CONFIG.step
+        assert given.new >= CONFIG.bounds(given.role).least
+        assert taken.new <= CONFIG.bounds(taken.role).most
+        assert not any(sight.coming(role) for role in POOLS), "somebody is to come"
 
     def check(self, sight: Sight, step: Step) -> None:
         bounds = CONFIG.bounds(step.role)
@@ -57,9 +78,6 @@ class House:
         elif not taken_back:
             assert step.old - step.new <= CONFIG.step
             assert not any(sight.coming(role) for role in POOLS), "somebody is to come"
-        if self.changes and not taken_back:
-            assert self.now - self.changes[-1][0] >= CONFIG.cooldown_seconds
-        self.changes.append((self.now, step))
 
     def take(self, step: Step) -> None:
         """Those that do not serve leave first; who never started is gone at once."""
@@ -71,6 +89,12 @@ class House:
                 states.remove("starting")
             else:
                 states[states.index("serving")] = "draining"
+
+    def exchange(self, given: Step, taken: Step) -> None:
+        self.sizes |= given.sizes
+        for _ in range(given.old - given.new):
+            self.states[given.role].remove("serving")
+            self.states[taken.role].append("converting")
 
     def fate(self, role: Role, before: str, after: str) -> None:
         states = self.states[role]
@@ -85,26 +109,35 @@ plans = st.builds(
     st.integers(1, 12),
 )
 fates = st.tuples(
-    st.sampled_from(POOLS), st.sampled_from([("starting", "serving"), ("draining", "")])
+    st.sampled_from(POOLS),
+    st.sampled_from([("starting", "serving"), ("converting", "serving"), ("draining", "")]),
 )
 
 
-@given(st.lists(st.tuples(st.none() | plans, st.lists(fates, max_size=3)), max_size=80))
-def test_never_beyond_its_bounds(events: list[tuple[PoolPlan | None, list[object]]]) -> None:
-    house = House()
+@given(
+    st.lists(st.tuples(st.none() | plans, st.lists(fates, max_size=3)), max_size=80), st.booleans()
+)
+def test_never_beyond_its_bounds(
+    events: list[tuple[PoolPlan | None, list[object]]], can_convert: bool
+) -> None:
+    house = House(can_convert)
     for plan, fortunes in events:
         for role, (before, after) in fortunes:  # type: ignore[misc]
             house.fate(role, before, after)
         house.look(plan)
 
 
-@given(plans, st.integers(1, 4))
-def test_a_plan_that_stays_is_reached_and_then_nothing_changes(plan: PoolPlan, ahead: int) -> None:
+@given(plans, st.integers(1, 4), st.booleans())
+def test_a_plan_that_stays_is_reached_and_then_nothing_changes(
+    plan: PoolPlan, ahead: int, can_convert: bool
+) -> None:
     """Whatever is asked for, as soon as workers come and go as they are told."""
-    house = House()
+    house = House(can_convert)
     for _ in range(100):
         house.look(plan)
         for role in POOLS:
+            house.fate(role, "converting", "serving")
+            house.fate(role, "converting", "serving")
             house.fate(role, "starting", "serving")
             house.fate(role, "draining", "")
             house.fate(role, "starting", "serving")
