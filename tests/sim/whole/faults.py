@@ -30,6 +30,7 @@ LIGHT = (
     "cut_off",
     "slow",
     "grow",
+    "convert",
     "store",
     "index",
     "reads",
@@ -227,6 +228,12 @@ class Storm:
         self._num_new += 1
         name = f"n{self._num_new}"
         self._cluster.add_worker(name, Role.PREFILL if fault.luck < 0.5 else Role.DECODE)
+        return name
+
+    def _convert(self, fault: Fault) -> str | None:
+        name = self._victim(fault)
+        if name is not None and name not in self._cluster.leaving:
+            self._cluster.workers[name].convert()
         return name
 
     def _store(self, fault: Fault) -> str | None:

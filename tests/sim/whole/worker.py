@@ -1,6 +1,6 @@
 """One life of a worker: its production code, as ``baton.worker.program`` puts it together."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from baton.core.handoff import CHECKSUM_XXH3
 from baton.core.ids import BlockId, Generation, WorkerId
@@ -79,6 +79,7 @@ class WorkerLife:
         self._house = house
         self._registry = RegistryLink(house.registry, self.process)
         self._membership = Membership(self._registry, house.clock)
+        self._looks = False
         clock = StepClock(house.network.loop)
         runner = SimRunner(plan.num_blocks, clock, plan.slowness)
         self.engine = Engine(
@@ -119,7 +120,7 @@ class WorkerLife:
         self.worker = Worker(
             WorkerId(plan.name), Generation(self.generation), WORKER, door, intake, self.store,
             layout, transports, BLOCK_TOKENS, DIGEST.hex(), plan.host, house.clock,
-            self._has_heirs,
+            self._has_heirs, plan.role, self._hurry,
         )  # fmt: skip
 
     def _build_store(
@@ -150,10 +151,25 @@ class WorkerLife:
         ready = [*self._membership.ready(Role.PREFILL), *self._membership.ready(Role.DECODE)]
         return any(member.id != self.plan.name for member in ready)
 
+    def convert(self) -> None:
+        """To the other pool; its next lives are there, too."""
+        role = Role.DECODE if self.plan.role is Role.PREFILL else Role.PREFILL
+        self.plan = replace(self.plan, role=role)
+        self._look_for_heirs()
+        self.worker.convert(role)
+
+    def _look_for_heirs(self) -> None:
+        """Where there are stores, it does so all the time."""
+        if not (self._house.has_stores or self._looks):
+            self._looks = True
+            self.process.spawn(self._membership.run())
+
+    def _hurry(self) -> None:
+        self._heartbeat.hurry()
+
     async def drain(self) -> None:
         """As ``serve`` does on SIGTERM; ends when its last request has."""
-        if not self._house.has_stores:
-            self.process.spawn(self._membership.run())
+        self._look_for_heirs()
         self.worker.start_drain()
         self._heartbeat.hurry()
         while not self.worker.idle:
@@ -194,7 +210,7 @@ class WorkerLife:
     def _member(self) -> Member:
         return Member(
             id=WorkerId(self.plan.name),
-            role=self.plan.role,
+            role=self.worker.role,
             address=self.address,
             generation=Generation(self.generation),
             state=self.worker.state,
