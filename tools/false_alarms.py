@@ -22,9 +22,12 @@ ALARMS = ("link_broke", "request_fails_over", "registry_forgot", "heartbeat_fail
 
 
 def alarms(cluster: LocalCluster) -> dict[str, int]:
-    """Lines of the router's log, by kind."""
-    log = cluster.baton("logs", "router").stdout
-    return {name: sum(f" {name} " in line for line in log.splitlines()) for name in ALARMS}
+    """Lines of the router's log, by kind; prints them, too."""
+    lines = cluster.baton("logs", "router").stdout.splitlines()
+    found = {name: [line for line in lines if f" {name} " in line] for name in ALARMS}
+    for line in (line for those in found.values() for line in those):
+        print(line)
+    return {name: len(those) for name, those in found.items()}
 
 
 def main(arguments: list[str]) -> int:

@@ -40,6 +40,9 @@ SETTLE_SECONDS = 0.05
 ALL_FAR = "far"
 """The name of all links to other hosts' nodes together. Those of one node have a ``/``."""
 
+MAX_MET = 4096
+"""Links that were used; beyond, all are new again."""
+
 MAX_SPLITS = 8
 SWEEP_SECONDS = 1.0
 
@@ -73,6 +76,7 @@ class StorePrefixes:
         self._prefer = prefer
         self._speed = PrefillSpeed()
         self._links = LinkMeter()
+        self._met: set[str] = set()
         self._strays = Strays()
         self._splits: asyncio.Queue[Extension] = asyncio.Queue(MAX_SPLITS)
 
@@ -224,9 +228,9 @@ class StorePrefixes:
         if num_good:
             size = num_good * self._layout.block_bytes
             seconds = self._clock.monotonic() - began
-            self._links.record(_link(lease.node, num_promoted > 0), size, seconds)
+            self._note_piece(_link(lease.node, num_promoted > 0), size, seconds)
             if lease.transport.name not in LOCAL_ONLY:
-                self._links.record(ALL_FAR, size, seconds)
+                self._note_piece(ALL_FAR, size, seconds)
         return num_good
 
     async def _import(
@@ -241,10 +245,7 @@ class StorePrefixes:
         except TransferFailed as error:
             self._client.blame(lease)
             log.warning("store_read_failed", error=str(error))
-            # At least so long would it have taken: the next piece is a smaller one.
-            link = _link(lease.node, lease.leased.num_promoted > 0)
-            size = len(keys) * self._layout.block_bytes
-            self._links.record(link, size, self._clock.monotonic() - began)
+            self._note_late(lease, len(keys), self._clock.monotonic() - began)
             unsafe = bool(error.strays)
             if unsafe:
                 clear = self._send_later(partial(Engine.release_quarantine, block_ids=block_ids))
@@ -258,6 +259,19 @@ class StorePrefixes:
         elif num_good < len(keys):
             await self._client.report(lease, keys[num_good:])
         return num_good
+
+    def _note_late(self, lease: StoreLease, num_blocks: int, seconds: float) -> None:
+        """At least so long would it have taken, so the next piece is a smaller one."""
+        link = _link(lease.node, lease.leased.num_promoted > 0)
+        self._note_piece(link, num_blocks * self._layout.block_bytes, seconds)
+
+    def _note_piece(self, link: str, size_bytes: int, seconds: float) -> None:
+        """The first over a link says nothing of its speed: it makes a connection, too."""
+        if link in self._met:
+            self._links.record(link, size_bytes, seconds)
+        if len(self._met) >= MAX_MET:
+            self._met.clear()
+        self._met.add(link)
 
     async def _begin_import(
         self, keys: list[BlockKey], after: Sequence[BlockKey]
