@@ -1,6 +1,6 @@
 """Every core is taken several times over, and nobody is taken for dead.
 
-    python -m tools.false_alarms [--seconds 120] [--hogs 8] [--streams 12]
+    python -m tools.false_alarms [--seconds 120] [--hogs 4] [--streams 12]
 
 Streams over a 2+2 cluster beside processes that only burn time. Prints how many links were given
 up, requests that failed over, and members that the registry lost; JSON as the last line; exits with
@@ -33,7 +33,7 @@ def alarms(cluster: LocalCluster) -> dict[str, int]:
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--hogs", type=int, default=8)
+    parser.add_argument("--hogs", type=int, default=4)
     parser.add_argument("--streams", type=int, default=12)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
