@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
+from conductor.policy.alone import READING_SHARE
 from conductor.policy.decision import Decision
 from conductor.policy.fleet import DecodeView, Due, Pool, PrefillView, Query
 
@@ -159,6 +160,8 @@ class Ledger:
             self.prefills.put(view)
         if decision.decode in self.decodes:
             decode = self.decodes.take(decision.decode)
+            if decision.prefill is None:
+                _note_reading(decode, now_seconds, decision.service_seconds * self.num_conductors)
             grown = query.num_tokens + int(min(answer_tokens, query.max_new_tokens))
             answer = _Answer(now_seconds, query.num_tokens, grown)
             self._answers[decode.id].append(answer)
@@ -166,6 +169,11 @@ class Ledger:
                 decode.as_of_seconds = now_seconds
             _add_answer(decode, answer)
             self.decodes.put(decode)
+
+
+def _note_reading(view: DecodeView, now_seconds: float, seconds: float) -> None:
+    began = max(view.reads_until_seconds, now_seconds)
+    view.reads_until_seconds = began + seconds / READING_SHARE
 
 
 def _add_prompt(view: PrefillView, prompt: _Prompt) -> None:

@@ -4,18 +4,23 @@ from conductor.policy.decision import Decision, Scored
 from conductor.policy.fleet import PrefillView, Query, Snapshot, Stored
 from conductor.policy.reuse import service
 
+READING_SHARE = 0.6
+"""Of a decode worker's time. Its answers wait meanwhile, and short ones feel every prompt."""
+
 
 def alone(
     snapshot: Snapshot, query: Query, best: Scored, writer: Scored, stored: Stored | None
 ) -> Decision | None:
     """The decode worker for all of it, if that costs less than to compute elsewhere and ship. To
     compute there holds up everybody in its batch, so that time counts once for each of them, and
-    must not be longer than the gap between two tokens may be."""
+    what it has read of late must not take more of its time than :data:`READING_SHARE`, nor one
+    prompt longer than the gap between two tokens may be."""
     view = snapshot.decodes[writer.worker]
     if view.prefill_cost is None:
         return None
     work = service(snapshot, query, PrefillView(view.id, view.prefill_cost, view.node), stored)
-    if work.compute_seconds > query.token_gap_seconds:
+    behind = max(view.reads_until_seconds - snapshot.now_seconds, 0.0)
+    if behind + work.compute_seconds > query.token_gap_seconds:
         return None
     missing = query.num_tokens - work.local_blocks * snapshot.block_tokens
     shipping = snapshot.link.seconds(max(missing, 0) * snapshot.kv_bytes_per_token)

@@ -58,6 +58,8 @@ class DecodeView:
     num_requests: int = 0
     context_tokens: int = 0
     promised_tokens: int = 0
+    reads_until_seconds: float = 0.0
+    """Until when it had better read no further prompt: see ``policy/alone.py``."""
     as_of_seconds: float = 0.0
     measured: bool = True
     prefill_cost: PrefillCost | None = None
