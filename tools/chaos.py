@@ -30,6 +30,7 @@ SHORTEST, LONGEST = 60, 160
 ROLES = ("prefill", "decode", "conductor", "kvstore", "redis")
 LONGEST_FREEZE = 8.0
 WARMUP = 8
+RECOVERY_SECONDS = 60.0
 
 
 class Villain:
@@ -66,6 +67,16 @@ class Villain:
         elif _signal(victim["pid"], signal.SIGSTOP):
             self._over.wait(freeze)
             _signal(victim["pid"], signal.SIGCONT)
+
+
+def await_recovery(cluster: LocalCluster) -> None:
+    """Until whoever was struck last serves again; whatever is wrong then is told by the books."""
+    until, pause = SYSTEM_CLOCK() + RECOVERY_SECONDS, threading.Event()
+    while SYSTEM_CLOCK() < until:
+        checked = cluster.baton("check", "--json", check=False)
+        if cluster.status()["ready"] and checked.stdout.startswith("{"):
+            return
+        pause.wait(0.5)
 
 
 def _signal(pid: int, number: signal.Signals) -> bool:
@@ -119,6 +130,7 @@ def main(arguments: list[str]) -> int:
         villain = Villain(cluster, options.seed, options.every)
         with traffic(cluster.url, questions, options.streams) as answers:
             villain.rage(options.seconds)
+        await_recovery(cluster)
         workers = idle_workers(cluster)
     told = report(answers) | {"deeds": dict(villain.deeds), "seed": options.seed}
     free = all(is_free(worker) for worker in workers)
