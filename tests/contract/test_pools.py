@@ -116,21 +116,21 @@ def ray_cluster() -> Iterator[Any]:
     """One Ray for all tests, with room for four workers; none of its processes outlives them."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
-    before = dict(os.environ)
+    before, others = dict(os.environ), set(psutil.Process().children(recursive=True))
     prepare_ray(own=True)
     from baton.runtime.pools.ray_cluster import RayCluster
 
     settings = load_settings(on="ray", ray_worker_cpus=psutil.cpu_count() / 4, device="cpu")
     cluster = RayCluster(settings)
     asyncio.run(cluster.connect())
-    children = psutil.Process().children(recursive=True)
+    children = set(psutil.Process().children(recursive=True)) - others
     try:
         yield cluster
     finally:
         asyncio.run(cluster.close())
         os.environ.clear()
         os.environ.update(before)
-        _, alive = psutil.wait_procs(children, timeout=60)  # a busy machine takes its time
+        _, alive = psutil.wait_procs(list(children), timeout=20)
         assert alive == []
 
 
