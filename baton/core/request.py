@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from baton.core.grammar import Grammar
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.store import StoreHint
 
@@ -15,8 +16,10 @@ class SamplingParams:
 
     ``temperature`` 0 is greedy. ``top_k`` 0 and ``top_p`` 1 filter nothing. ``logprobs`` is
     the number of alternatives to report beside the chosen token, or None for no logprobs.
-    ``stop_token_ids`` end the answer like an EOS. Validated where the request enters; see
-    :func:`validate`.
+    ``prompt_logprobs`` is the same for every token of the prompt but the first.
+    ``stop_token_ids`` end the answer like an EOS. With a ``grammar``, only tokens that it allows
+    are chosen from, and an EOS is one only where it is complete. Validated where the request
+    enters.
     """
 
     max_tokens: int
@@ -32,6 +35,8 @@ class SamplingParams:
     logprobs: int | None = None
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
+    grammar: Grammar | None = None
+    prompt_logprobs: int | None = None
 
     @property
     def greedy(self) -> bool:
@@ -107,7 +112,7 @@ class RequestOutput:
     ``first_index`` is the position of ``token_ids[0]`` in the answer, counted from 0 over all
     placements: the router drops what it has and notices what is missing. ``cached_tokens``
     counts prompt tokens that were not computed for this request, and is set with the first
-    output.
+    output; so are ``prompt_logprobs``, of prompt tokens [1, num_prompt_tokens), where asked for.
     """
 
     request_id: RequestId
@@ -119,3 +124,4 @@ class RequestOutput:
     error: str = ""
     cached_tokens: int = 0
     details: dict[str, str] = field(default_factory=dict)
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import cast
 
 from baton.core.block_key import KEY_BYTES
+from baton.core.grammar import Grammar, GrammarKind
 from baton.core.handoff import BlockRef, Endpoint, WorkerRef
 from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
 from baton.core.request import (
@@ -31,6 +32,15 @@ _FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
 }
 _FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
 
+_GRAMMAR_TO_PROTO: dict[GrammarKind, pb.GrammarKind] = {
+    GrammarKind.JSON_OBJECT: pb.GRAMMAR_KIND_JSON_OBJECT,
+    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.CHOICE: pb.GRAMMAR_KIND_CHOICE,
+    GrammarKind.LARK: pb.GRAMMAR_KIND_LARK,
+}
+_GRAMMAR_FROM_PROTO = {value: key for key, value in _GRAMMAR_TO_PROTO.items()}
+
 
 def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
     message = pb.SamplingParams(
@@ -49,10 +59,15 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
     )
     if params.logprobs is not None:
         message.logprobs = params.logprobs
+    if params.prompt_logprobs is not None:
+        message.prompt_logprobs = params.prompt_logprobs
+    if params.grammar is not None:
+        message.grammar.CopyFrom(grammar_to_proto(params.grammar))
     return message
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    """Raises Invalid for a grammar of a kind that this version does not know."""
     return SamplingParams(
         max_tokens=message.max_tokens,
         temperature=message.temperature,
@@ -67,7 +82,21 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         logprobs=message.logprobs if message.HasField("logprobs") else None,
         stop_token_ids=_tokens(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
+        grammar=grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
     )
+
+
+def grammar_to_proto(grammar: Grammar) -> pb.Grammar:
+    return pb.Grammar(kind=_GRAMMAR_TO_PROTO[grammar.kind], text=grammar.text)
+
+
+def grammar_from_proto(message: pb.Grammar) -> Grammar:
+    """Raises Invalid for a kind that this version does not know."""
+    kind = _GRAMMAR_FROM_PROTO.get(message.kind)
+    if kind is None:
+        raise Invalid(f"unknown kind of grammar {message.kind}", param="grammar")
+    return Grammar(kind, message.text)
 
 
 def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
@@ -117,6 +146,7 @@ def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
         error_status=output.details.get("error_status", ""),
         cached_tokens=output.cached_tokens,
         details=output.details,
+        prompt_logprobs=[_logprob_to_proto(entry) for entry in output.prompt_logprobs],
     )
 
 
@@ -134,6 +164,7 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
         error=message.error,
         cached_tokens=message.cached_tokens,
         details=details,
+        prompt_logprobs=tuple(_logprob_from_proto(entry) for entry in message.prompt_logprobs),
     )
 
 

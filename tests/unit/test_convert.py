@@ -4,10 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.request import RequestSpec, SamplingParams
+from baton.core.request import RequestOutput, RequestSpec, SamplingParams, TokenLogprob
 from baton.errors import Invalid
-from baton.rpc.convert import spec_from_proto, spec_to_proto
+from baton.rpc.convert import (
+    output_from_proto,
+    output_to_proto,
+    spec_from_proto,
+    spec_to_proto,
+)
+
+GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
 
 SPEC = RequestSpec(
     RequestId("r"),
@@ -31,3 +39,23 @@ def test_a_time_that_cannot_be_is_refused(seconds: float) -> None:
     with pytest.raises(Invalid, match="first_token_seconds must be at least 0") as refusal:
         spec_from_proto(spec_to_proto(replace(SPEC, first_token_seconds=seconds)))
     assert refusal.value.param == "first_token_seconds"
+
+
+@pytest.mark.parametrize("kind", GrammarKind)
+def test_a_grammar_comes_out_as_it_went_in(kind: GrammarKind) -> None:
+    sampling = SamplingParams(max_tokens=3, grammar=Grammar(kind, "text"), prompt_logprobs=0)
+    spec = replace(SPEC, sampling=sampling)
+    assert spec_from_proto(spec_to_proto(spec)) == spec
+
+
+def test_a_grammar_of_an_unknown_kind_is_refused() -> None:
+    message = spec_to_proto(replace(SPEC, sampling=SamplingParams(3, grammar=GRAMMAR)))
+    message.sampling.grammar.kind = 99  # type: ignore[assignment]
+    with pytest.raises(Invalid, match="unknown kind of grammar 99"):
+        spec_from_proto(message)
+
+
+def test_logprobs_of_a_prompt_come_out_as_they_went_in() -> None:
+    entries = (TokenLogprob(TokenId(6), -0.5, ((TokenId(7), -0.25),)), TokenLogprob(TokenId(8), -1))
+    output = RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(9),), prompt_logprobs=entries)
+    assert output_from_proto(output_to_proto(output)) == output
