@@ -79,6 +79,7 @@ class Journey:
         self._emitted: list[TokenId] = []
         self._excluded: set[WorkerId] = set()
         self._dead: dict[WorkerRef, float] = {}  # since when
+        self._unread: set[WorkerId] = set()  # sources that a decode worker may not reach
         self._source: WorkerRef | None = None
         self._num_moves = 0
         self._failing_since: float | None = None
@@ -167,6 +168,8 @@ class Journey:
         broken = [w for w in failure.suspects if reborn or not links.is_alive(w)]
         self._dead.update(dict.fromkeys(broken, clock.monotonic()))
         self._excluded.update(worker.id for worker in broken or failure.suspects)
+        if not broken and len(failure.suspects) > 1:
+            self._unread.add(failure.suspects[0].id)
         await self._begin_epoch(self._emitted)
         log.warning(
             "request_fails_over",
@@ -199,16 +202,17 @@ class Journey:
 
     async def _place_again(self) -> Placement:
         """Without those that failed this request or others; if nobody else is there, with those
-        that only may have; and with any new life of the dead ones as soon as there is one, or
-        with those that turn out not to be dead."""
+        that only may have, but without hand-offs that may have failed, if somebody can do it all;
+        and with any new life of the dead ones as soon as there is one, or with those that turn out
+        not to be dead."""
         clock = self._guide.clock
         give_up_at = clock.monotonic() + self._config.replacement_seconds
-        failed = frozenset(self._excluded)
+        failed, nobody = frozenset(self._excluded), frozenset[WorkerId]()
         while True:
             dead_refs = self._still_dead()
             dead = frozenset(worker.id for worker in dead_refs)
             shunned = failed | self._guide.links.shunned()
-            for excluded in dict.fromkeys((shunned, failed, dead, frozenset[WorkerId]())):
+            for excluded in dict.fromkeys((shunned, failed, dead | self._unread, dead, nobody)):
                 try:
                     placement = await self._ask(excluded)
                 except Unavailable as error:

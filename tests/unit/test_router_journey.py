@@ -193,16 +193,12 @@ async def test_a_source_that_was_reborn_is_done_without() -> None:
     scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.fail("UNAVAILABLE")
-    while len(scene.record.placements) < 2:
-        await asyncio.sleep(0)
-    await settle()
     scene.d0.fail("NOT_FOUND", "worker p0 was reborn since the request was placed")
     while not task.done():
         scene.d0.step()
         await asyncio.sleep(0)
     assert await task == expected(12)
-    assert [p.placement.prefill for p in scene.record.placements] == [scene.p0.ref] * 2 + [None]
+    assert [p.placement.prefill for p in scene.record.placements] == [scene.p0.ref, None]
 
 
 async def test_the_last_worker_gets_another_chance() -> None:
@@ -218,6 +214,23 @@ async def test_the_last_worker_gets_another_chance() -> None:
         await asyncio.sleep(0)
     assert await task == expected(12)
     assert [p.epoch for p in scene.record.placements] == [1, 2]
+
+
+async def test_a_hand_off_that_fails_between_the_last_two_is_done_without() -> None:
+    """The decode worker can't reach its source, and the router can reach both."""
+    scene = Scene(automatic=False)
+    scene.placer.prefill, scene.placer.decode = [scene.p0], [scene.d0]
+    collecting = asyncio.create_task(scene.collect())
+    await settle()
+    scene.d0.fail("UNAVAILABLE", "connection refused")
+    while len(scene.d0.submitted) < 2:
+        await asyncio.sleep(0)
+    assert scene.d0.submitted[1].task is Task.WHOLE
+    while not collecting.done():
+        scene.d0.step()
+        await asyncio.sleep(0)
+    assert await collecting == expected(12)
+    assert len(scene.p0.submitted) == 1
 
 
 async def test_a_dead_last_worker_may_be_reborn() -> None:
