@@ -1,0 +1,52 @@
+"""POST /v1/completions."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from baton.core.request import MAX_LOGPROBS
+from router.schema.body import only, wrong, wrong_field
+from router.schema.generation import Generation
+
+MAX_PROMPTS = 128
+
+TokenIds = list[int]
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)
+
+
+def _to_prompts(value: Any) -> list[str] | list[TokenIds]:
+    """One or many, text or tokens: always a list of prompts, none of them empty."""
+    if isinstance(value, str) or (_is_token_ids(value) and value):
+        value = [value]
+    if not isinstance(value, list):
+        raise wrong("must be a string, a list of strings, token ids, or a list of token ids")
+    if not value or not all(value):
+        raise wrong("must not be empty")
+    if len(value) > MAX_PROMPTS:
+        raise wrong(f"must have at most {MAX_PROMPTS} prompts")
+    if all(isinstance(each, str) for each in value) or all(map(_is_token_ids, value)):
+        return value
+    raise wrong("must be a string, a list of strings, token ids, or a list of token ids")
+
+
+class CompletionBody(Generation):
+    prompt: Annotated[Any, AfterValidator(_to_prompts)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    suffix: Annotated[Any, AfterValidator(only("", None))] = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.best_of is not None and self.best_of != self.choices:
+            raise wrong_field("best_of", "best_of must equal n")
+        if self.echo and self.logprobs is not None:
+            raise wrong_field("echo", "echo with logprobs (of the prompt) is not supported yet")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs

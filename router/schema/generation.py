@@ -1,0 +1,76 @@
+"""What chats and completions have in common."""
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from router.schema.body import Body, only, wrong, wrong_field
+
+MAX_CHOICES = 16
+MAX_STOPS = 4
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 256
+MAX_BIASES = 1024
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _to_stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise wrong("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise wrong(f"must have at most {MAX_STOPS} stop strings")
+    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+        raise wrong(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class Generation(Body, ABC):
+    """Defaults are OpenAI's."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_to_stops)] = Field(default_factory=list)
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    response_format: Annotated[Any, AfterValidator(only(None, {"type": "text"}))] = None
+    # Beyond OpenAI's
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    return_token_ids: bool | None = None
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise wrong_field("stream_options", "stream_options is only allowed with stream")
+        return self
+
+    @property
+    def choices(self) -> int:
+        return self.n or 1
+
+    @property
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """Alternatives wanted beside each token; None for no logprobs."""
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)

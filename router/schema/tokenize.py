@@ -1,0 +1,31 @@
+"""POST /tokenize and /detokenize."""
+
+from typing import Self
+
+from pydantic import model_validator
+
+from router.schema.body import Body, wrong_field
+from router.schema.message import Messages
+from router.schema.tool import Tools
+
+
+class TokenizeBody(Body):
+    """Either a prompt or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    @model_validator(mode="after")
+    def _one_of_both(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong_field("prompt", "give either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Body):
+    model: str | None = None
+    tokens: list[int]
