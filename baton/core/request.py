@@ -5,6 +5,7 @@ from enum import StrEnum
 
 from baton.core.grammar import Grammar
 from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.priority import Priority
 from baton.core.store import StoreHint
 
 MAX_LOGPROBS = 20
@@ -61,7 +62,8 @@ class RequestSpec:
     the generator's position count the same on every worker. ``tenant_salt`` enters the
     block keys' root. ``store_hint`` says where the placement believes the prefix to be stored.
     ``first_token_seconds`` is what the first token may take from the arrival at a worker, beside
-    what the prompt takes by itself; 0 when there is no such wish.
+    what the prompt takes by itself; 0 when there is no such wish. ``tenant`` names whose it is: a
+    tenant may have several salts, or share one. ``weight`` is the tenant's share beside others.
     """
 
     request_id: RequestId
@@ -72,6 +74,14 @@ class RequestSpec:
     tenant_salt: bytes = b""
     store_hint: StoreHint | None = None
     first_token_seconds: float = 0.0
+    tenant: bytes = b""
+    priority: Priority = Priority.NORMAL
+    weight: float = 1.0
+
+    @property
+    def owner(self) -> bytes:
+        """Who is charged in queues, and whose quota its blocks count to."""
+        return self.tenant or self.tenant_salt
 
     @property
     def num_emitted_tokens(self) -> int:

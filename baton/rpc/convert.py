@@ -8,6 +8,7 @@ from baton.core.block_key import KEY_BYTES
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.handoff import BlockRef, Endpoint, WorkerRef
 from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.priority import Priority
 from baton.core.request import (
     FinishReason,
     RequestOutput,
@@ -16,6 +17,7 @@ from baton.core.request import (
     TokenLogprob,
 )
 from baton.core.store import StoreHint
+from baton.core.tenant import TAG_BYTES
 from baton.errors import Invalid
 from baton.rpc.v1 import common_pb2 as pb
 
@@ -109,6 +111,9 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         tenant_salt=spec.tenant_salt,
         store_hint=hint_to_proto(spec.store_hint),
         first_token_seconds=spec.first_token_seconds,
+        tenant=spec.tenant,
+        priority=spec.priority,
+        weight=spec.weight,
     )
 
 
@@ -122,6 +127,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         raise Invalid("max_tokens must be at least 1", param="max_tokens")
     if not 0 <= message.first_token_seconds < math.inf:
         raise Invalid("first_token_seconds must be at least 0", param="first_token_seconds")
+    _check_standing(message)
     return RequestSpec(
         request_id=RequestId(message.request_id),
         epoch=Epoch(message.epoch),
@@ -131,7 +137,20 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         tenant_salt=message.tenant_salt,
         store_hint=hint_from_proto(message.store_hint),
         first_token_seconds=message.first_token_seconds,
+        tenant=message.tenant,
+        priority=Priority(message.priority),
+        weight=message.weight or 1.0,
     )
+
+
+def _check_standing(message: pb.RequestSpec) -> None:
+    """Raises Invalid."""
+    if len(message.tenant) > TAG_BYTES:
+        raise Invalid(f"tenant has at most {TAG_BYTES} bytes", param="tenant")
+    if not Priority.HIGH <= message.priority <= Priority.BATCH:
+        raise Invalid(f"priority is between {Priority.HIGH} and {Priority.BATCH}", param="priority")
+    if not 0 <= message.weight < math.inf:
+        raise Invalid("weight must be at least 0", param="weight")
 
 
 def output_to_proto(output: RequestOutput) -> pb.RequestOutput:

@@ -1,11 +1,13 @@
 """What becomes of a request on its way through a message."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.priority import Priority
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams, TokenLogprob
 from baton.errors import Invalid
 from baton.rpc.convert import (
@@ -25,6 +27,9 @@ SPEC = RequestSpec(
     SamplingParams(max_tokens=3),
     tenant_salt=b"salt",
     first_token_seconds=2.5,
+    tenant=b"tag",
+    priority=Priority.BATCH,
+    weight=2.5,
 )
 
 
@@ -39,6 +44,16 @@ def test_a_time_that_cannot_be_is_refused(seconds: float) -> None:
     with pytest.raises(Invalid, match="first_token_seconds must be at least 0") as refusal:
         spec_from_proto(spec_to_proto(replace(SPEC, first_token_seconds=seconds)))
     assert refusal.value.param == "first_token_seconds"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "param"),
+    [({"tenant": b"t" * 17}, "tenant"), ({"priority": 3}, "priority"), ({"weight": -1}, "weight")],
+)
+def test_a_standing_that_cannot_be_is_refused(wrong: dict[str, Any], param: str) -> None:
+    with pytest.raises(Invalid) as refusal:
+        spec_from_proto(spec_to_proto(replace(SPEC, **wrong)))
+    assert refusal.value.param == param
 
 
 @pytest.mark.parametrize("kind", GrammarKind)

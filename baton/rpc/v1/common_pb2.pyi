@@ -89,7 +89,7 @@ class Grammar(_message.Message):
     def __init__(self, kind: _Optional[_Union[GrammarKind, str]] = ..., text: _Optional[str] = ...) -> None: ...
 
 class RequestSpec(_message.Message):
-    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "first_token_seconds")
+    __slots__ = ("request_id", "epoch", "token_ids", "num_prompt_tokens", "sampling", "tenant_salt", "store_hint", "first_token_seconds", "tenant", "priority", "weight")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,9 @@ class RequestSpec(_message.Message):
     TENANT_SALT_FIELD_NUMBER: _ClassVar[int]
     STORE_HINT_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    WEIGHT_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     epoch: int
     token_ids: _containers.RepeatedScalarFieldContainer[int]
@@ -106,7 +109,10 @@ class RequestSpec(_message.Message):
     tenant_salt: bytes
     store_hint: StoreHint
     first_token_seconds: float
-    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., first_token_seconds: _Optional[float] = ...) -> None: ...
+    tenant: bytes
+    priority: int
+    weight: float
+    def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., num_prompt_tokens: _Optional[int] = ..., sampling: _Optional[_Union[SamplingParams, _Mapping]] = ..., tenant_salt: _Optional[bytes] = ..., store_hint: _Optional[_Union[StoreHint, _Mapping]] = ..., first_token_seconds: _Optional[float] = ..., tenant: _Optional[bytes] = ..., priority: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class StoreHint(_message.Message):
     __slots__ = ("node", "num_blocks")
