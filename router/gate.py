@@ -1,28 +1,94 @@
-"""How many requests may be under way at once."""
+"""How many requests may be under way at once, and how many of them one tenant's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
+from baton.core.ids import TenantId
 from baton.errors import Overloaded
+
+RESERVED_SHARE = 0.25
+"""Of the gate, kept from who has its fair share already while there are other tenants: whoever
+comes meets an open door, however much somebody else sends."""
+
+NOBODY = TenantId("")
+
+
+@dataclass(slots=True)
+class _Guest:
+    weight: float
+    inside: int = 0
 
 
 class Gate:
-    """Counts answers, so that ``n`` and lists of prompts weigh what they cost."""
+    """Counts answers, so that ``n`` and lists of prompts weigh what they cost.
+
+    Weighted max-min among those inside: who has less than its fair share comes in while there is
+    any room, who has it, while the reserve is untouched.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
+        self._guests: dict[TenantId, _Guest] = {}
+        """Those that have anything inside."""
+        self._weights = 0.0
         self.inside = 0
 
     @contextmanager
-    def enter(self, count: int = 1) -> Iterator[None]:
-        """Raises Overloaded when that many more are too many."""
-        if self.inside + count > self._limit:
-            raise Overloaded(
-                f"{self.inside} requests are under way, and {self._limit} is the limit",
-                retry_after_seconds=1.0,
-            )
+    def enter(
+        self,
+        count: int = 1,
+        tenant: TenantId = NOBODY,
+        weight: float = 1.0,
+        *,
+        shared: bool = False,
+    ) -> Iterator[None]:
+        """Raises Overloaded when that many more are too many. ``shared``: others may come."""
+        self._check(count, tenant, weight, shared)
+        guest = self._guests.get(tenant)
+        if guest is None:
+            guest = self._guests[tenant] = _Guest(weight)
+            self._weights += weight
+        guest.inside += count
         self.inside += count
         try:
             yield
         finally:
-            self.inside -= count
+            self._leave(tenant, guest, count)
+
+    def inside_of(self, tenant: TenantId) -> int:
+        guest = self._guests.get(tenant)
+        return guest.inside if guest is not None else 0
+
+    def _check(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
+        wanted = self.inside + count
+        if wanted > self._limit:
+            raise Overloaded(
+                f"{self.inside} requests are under way, and {self._limit} is the limit",
+                retry_after_seconds=1.0,
+            )
+        if not shared or wanted <= self._limit - int(RESERVED_SHARE * self._limit):
+            return
+        own = self.inside_of(tenant)
+        share = self._fair_share(tenant, weight)
+        if own + count > share:
+            raise Overloaded(
+                f"{own} requests of this tenant are under way, and {share:.0f} is its share "
+                f"of {self._limit} while {self.inside} are",
+                retry_after_seconds=1.0,
+            )
+
+    def _fair_share(self, tenant: TenantId, weight: float) -> float:
+        """Nobody's, while the tenant is alone: then the reserve is for who may come."""
+        guest = self._guests.get(tenant)
+        if guest is not None and len(self._guests) == 1:
+            return 0.0
+        weights = self._weights if guest is not None else self._weights + weight
+        return self._limit * weight / weights
+
+    def _leave(self, tenant: TenantId, guest: _Guest, count: int) -> None:
+        guest.inside -= count
+        self.inside -= count
+        if guest.inside == 0:
+            del self._guests[tenant]
+            self._weights = self._weights - guest.weight if self._guests else 0.0

@@ -5,8 +5,8 @@ from enum import IntEnum
 
 
 class Priority(IntEnum):
-    """The lower, the sooner, as vLLM counts. Between classes fairness and order say nothing: whoever
-    is of a lower one gets what the others leave."""
+    """The lower, the sooner, as vLLM counts. Between classes neither fairness nor order counts:
+    whoever is of a lower one gets what the others leave."""
 
     HIGH = -1
     NORMAL = 0

@@ -20,3 +20,19 @@ def tenant_salt(secret: str | None, tenant: TenantId) -> bytes:
 def tenant_tag(salt: bytes) -> bytes:
     """Names a tenant in the store, for quotas and for the operator; tells nothing of the salt."""
     return hashlib.blake2b(salt, digest_size=TAG_BYTES, person=b"baton.tag.v1").digest()
+
+
+def shared_salt(secret: str | None, name: str) -> bytes:
+    """Of tenants who share their prefixes under a name: never that of a tenant so called."""
+    key = hashlib.blake2b((secret or "").encode(), digest_size=32).digest()
+    return hashlib.blake2b(
+        name.encode(), digest_size=SALT_BYTES, key=key, person=b"baton.shared.v1"
+    ).digest()
+
+
+def salted_again(salt: bytes, cache_salt: str) -> bytes:
+    """What a client adds by itself keeps its prefixes apart within the tenant's; it can't lead out
+    of them, whatever it says."""
+    return hashlib.blake2b(
+        cache_salt.encode(), digest_size=SALT_BYTES, key=salt, person=b"baton.client.v1"
+    ).digest()

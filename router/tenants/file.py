@@ -1,0 +1,175 @@
+"""The tenants file: YAML, checked to the last field, since a typo in it may open a door."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from baton.core.api_key import read_hashed
+from baton.core.ids import TenantId
+from baton.core.priority import Priority
+from baton.errors import Invalid
+from router.tenants.roll import Roll, merged
+from router.tenants.tenant import Limits, Prices, Tenant
+
+MAX_FILE_BYTES = 16 * 2**20
+"""About 60,000 tenants."""
+
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$"
+"""In metrics, logs and usage: nothing that would have to be escaped there."""
+
+MAX_KEYS = 64
+"""Of one tenant, so that keys can be rolled over; more is a mistake."""
+
+
+def _priority(value: Any) -> Any:
+    names = {each.name.lower(): each for each in (Priority.HIGH, Priority.NORMAL, Priority.LOW)}
+    if not isinstance(value, str) or value not in names:
+        raise ValueError(f"must be one of {', '.join(names)}")
+    return names[value]
+
+
+def _key(value: Any) -> Any:
+    """What is wrong may be a key in plain text: it is not shown."""
+    digest = read_hashed(value) if isinstance(value, str) else None
+    if digest is None:
+        raise ValueError("must look like sha256:HEX, as `baton key hash` prints it for a key")
+    return digest
+
+
+Limit = Annotated[int, Field(ge=1, le=10**12)] | None
+Price = Annotated[float, Field(ge=0, le=10**9)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class _Limits(_Part):
+    requests_per_minute: Limit = None
+    tokens_per_minute: Limit = None
+    concurrent_requests: Limit = None
+
+
+class _Prices(_Part):
+    input: Price = 0.0
+    cached: Price | None = None
+    output: Price = 0.0
+
+
+class _Terms(_Part):
+    """What a tenant gets; what it does not say is as in ``defaults``."""
+
+    priority: Annotated[Priority, BeforeValidator(_priority)] = Priority.NORMAL
+    weight: Annotated[float, Field(ge=0.01, le=100)] = 1.0
+    limits: _Limits = Field(default_factory=_Limits)
+    prices: _Prices = Field(default_factory=_Prices)
+
+
+class _Tenant(_Terms):
+    keys: Annotated[
+        list[Annotated[bytes, BeforeValidator(_key)]], Field(max_length=MAX_KEYS, repr=False)
+    ] = Field(default_factory=list)
+    salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+
+
+class _File(_Part):
+    defaults: _Terms = Field(default_factory=_Terms)
+    tenants: dict[Annotated[str, Field(pattern=NAME)], _Tenant]
+
+
+def read_tenants(path: Path) -> Roll:
+    """Raises Invalid, naming the file, the tenant, the field, and what would be right."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise Invalid(f"tenants file {path}: {error.strerror or error}") from error
+    if len(data) > MAX_FILE_BYTES:
+        raise Invalid(f"tenants file {path}: larger than {MAX_FILE_BYTES} bytes")
+    try:
+        return parse_tenants(data)
+    except Invalid as error:
+        raise Invalid(f"tenants file {path}: {error}") from error
+
+
+def parse_tenants(data: bytes) -> Roll:
+    """Raises Invalid."""
+    try:
+        values = yaml.load(data, _UniqueKeys)  # noqa: S506 (a SafeLoader)
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise Invalid(f"not YAML: {_short(error)}") from error
+    if not isinstance(values, dict) or "tenants" not in values:
+        raise Invalid("must be a mapping with `tenants`: a mapping of names to what each gets")
+    try:
+        return _roll(_File.model_validate(_with_defaults(values)))
+    except ValidationError as error:
+        raise Invalid(_explain(error)) from error
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML lets the last of two equal keys win, silently: a tenant would lose its keys."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in names:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"{key.value!r} stands there twice, again at line {line}")
+            names.add(key.value if isinstance(key, yaml.ScalarNode) else key)
+        return super().construct_mapping(node, deep)
+
+
+def _with_defaults(values: dict[str, Any]) -> dict[str, Any]:
+    """Field by field, so that a tenant with one limit of its own keeps the other defaults."""
+    defaults, tenants = values.get("defaults"), values["tenants"]
+    if not isinstance(defaults, dict) or not isinstance(tenants, dict):
+        return values
+    return {**values, "tenants": {name: _filled(defaults, own) for name, own in tenants.items()}}
+
+
+def _filled(defaults: dict[str, Any], own: Any) -> Any:
+    if not isinstance(own, dict):
+        return own
+    filled = {**defaults, **own}
+    for part in ("limits", "prices"):
+        if isinstance(defaults.get(part), dict) and isinstance(own.get(part), dict):
+            filled[part] = {**defaults[part], **own[part]}
+    return filled
+
+
+def _roll(file: _File) -> Roll:
+    tenants = {TenantId(name): _tenant(name, entry) for name, entry in file.tenants.items()}
+    pairs = [(key, TenantId(name)) for name, entry in file.tenants.items() for key in entry.keys]
+    return Roll(tenants, merged(pairs), needs_keys=True)
+
+
+def _tenant(name: str, entry: _Tenant) -> Tenant:
+    return Tenant(
+        TenantId(name),
+        entry.salt,
+        entry.priority,
+        entry.weight,
+        Limits(**entry.limits.model_dump()),
+        Prices(**entry.prices.model_dump()),
+    )
+
+
+def _explain(error: ValidationError) -> str:
+    """The first wrong field, where it is, and what would be right. Keys and salts are not shown."""
+    first = error.errors(include_url=False)[0]
+    steps = [str(step) for step in first["loc"] if step != "[key]"]
+    where = f"tenant {steps[1]!r}: " if steps[0] == "tenants" and len(steps) > 1 else ""
+    named = first["loc"][-1] != "[key]"
+    name = ".".join(steps[2:] if where else steps) if named else "the name"
+    if first["type"] == "extra_forbidden":
+        return f"{where}there is no field {name!r}"
+    secret = "keys" in steps or "salt" in steps
+    shown = "wrong" if secret else repr(first["input"])[:80]
+    message = first["msg"].removeprefix("Value error, ")
+    return f"{where}{name or 'what it gets'} is {shown}: {message[0].lower()}{message[1:]}"
+
+
+def _short(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]

@@ -1,0 +1,40 @@
+"""Everybody who may come in: which key is whose, and what each tenant gets."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from baton.core.api_key import KeyDigest, digest_of
+from baton.core.ids import TenantId
+from baton.errors import Invalid
+from router.tenants.tenant import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Roll:
+    """As of one reading of the file. ``needs_keys`` is False where nobody was given any: then
+    whoever comes is the tenant ``default``."""
+
+    tenants: Mapping[TenantId, Tenant] = field(default_factory=dict)
+    keys: Mapping[KeyDigest, TenantId] = field(default_factory=dict, repr=False)
+    needs_keys: bool = False
+
+    def tenant(self, tenant_id: TenantId) -> Tenant:
+        """One that nobody described has no limits."""
+        return self.tenants.get(tenant_id) or Tenant(tenant_id)
+
+    def with_keys(self, api_keys: Mapping[str, str]) -> "Roll":
+        """And those of the setting, in plain text. Raises Invalid."""
+        pairs = [(digest_of(key), TenantId(name)) for key, name in api_keys.items()]
+        keys = merged([*self.keys.items(), *pairs])
+        return Roll(self.tenants, keys, self.needs_keys or bool(api_keys))
+
+
+def merged(pairs: Iterable[tuple[KeyDigest, TenantId]]) -> dict[KeyDigest, TenantId]:
+    """Raises Invalid for a key of two tenants."""
+    keys: dict[KeyDigest, TenantId] = {}
+    for digest, tenant in pairs:
+        other = keys.setdefault(digest, tenant)
+        if other != tenant:
+            shown = f"sha256:{digest.hex()[:8]}…"
+            raise Invalid(f"tenants {other!r} and {tenant!r} have the same key {shown}")
+    return keys

@@ -1,0 +1,55 @@
+"""A tenant, as the operator describes it."""
+
+from dataclasses import dataclass, field
+
+from baton.core.ids import TenantId
+from baton.core.priority import Priority
+from baton.core.tenant import salted_again, shared_salt, tenant_salt, tenant_tag
+
+DEFAULT_TENANT = TenantId("default")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """None: no limit. Of all routers together; each gives its share of them."""
+
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    concurrent_requests: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Per million tokens, in whatever currency the operator thinks. ``cached`` None: as input."""
+
+    input: float = 0.0
+    cached: float | None = None
+    output: float = 0.0
+
+    def cost(self, computed_tokens: int, cached_tokens: int, completion_tokens: int) -> float:
+        cached = self.input if self.cached is None else self.cached
+        total = self.input * computed_tokens + cached * cached_tokens
+        return (total + self.output * completion_tokens) / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Tenants with the same ``salt`` share their prefixes. ``weight`` is the share beside others of
+    the same priority."""
+
+    id: TenantId
+    salt: str | None = None
+    priority: Priority = Priority.NORMAL
+    weight: float = 1.0
+    limits: Limits = field(default_factory=Limits)
+    prices: Prices = field(default_factory=Prices)
+
+    def block_salt(self, secret: str | None, cache_salt: str | None = None) -> bytes:
+        """Enters the keys of the tenant's blocks. Derived here: a client can add, not choose."""
+        own = tenant_salt(secret, self.id)
+        salt = own if self.salt is None else shared_salt(secret, self.salt)
+        return salted_again(salt, cache_salt) if cache_salt else salt
+
+    def tag(self, secret: str | None) -> bytes:
+        """Names the tenant where its blocks and its share are counted, whatever salts it uses."""
+        return tenant_tag(tenant_salt(secret, self.id))
