@@ -18,6 +18,7 @@ from baton.text.detokenizer import (
     byte_level_alphabet,
     byte_level_bytes,
 )
+from baton.text.fast_encoder import fast_encoder
 
 SPECIAL_TOKEN_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
@@ -37,13 +38,14 @@ class Tokenizer:
         byte_level: bool,
     ) -> None:
         self._tokenizer = tokenizer
+        self._fast = fast_encoder(tokenizer)
         self._chat_template = chat_template
         self._byte_level = byte_level
         ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
         self.vocab_size = 1 + max(ids, default=-1)
         added = tokenizer.get_added_tokens_decoder().items()
-        special = {token_id for token_id, token in added if token.special}
-        self._hidden = frozenset(special | (set(range(self.vocab_size)) - ids))
+        self.special_ids = frozenset(token_id for token_id, token in added if token.special)
+        self._hidden = self.special_ids | (set(range(self.vocab_size)) - ids)
         self.token_bytes = lru_cache(maxsize=self.vocab_size)(self._token_bytes)
 
     @classmethod
@@ -64,7 +66,9 @@ class Tokenizer:
         return loaded
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids = self._fast.ids(text, add_special_tokens) if self._fast is not None else None
+        if ids is None:
+            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
@@ -76,20 +80,33 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._chat_template is not None
 
+    @property
+    def chat_template_source(self) -> str:
+        """What its template is written as, all of them if there are several; empty for none."""
+        return self._chat_template.source if self._chat_template is not None else ""
+
     def apply_chat_template(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Raises Invalid when the model has no template, or its template fails."""
         if self._chat_template is None:
             raise Invalid("the model has no chat template; use /v1/completions", param="messages")
-        return self._chat_template.render(messages, tools, add_generation_prompt)
+        return self._chat_template.render(messages, tools, add_generation_prompt, variables)
 
-    def detokenizer(self) -> IncrementalDetokenizer:
-        """A fresh one, that skips special tokens."""
-        return ByteLevelDetokenizer(self) if self._byte_level else WindowDetokenizer(self)
+    def detokenizer(self, shown: frozenset[int] = frozenset()) -> IncrementalDetokenizer:
+        """A fresh one, that skips special tokens, but for those in ``shown``."""
+        if self._byte_level:
+            return ByteLevelDetokenizer(self, shown)
+        return WindowDetokenizer(self, shown)
+
+    def token_id(self, token: str) -> int | None:
+        """Of a token as the vocabulary spells it."""
+        token_id: int | None = self._tokenizer.token_to_id(token)
+        return token_id
 
     # What detokenisers and logprobs ask of single tokens
 

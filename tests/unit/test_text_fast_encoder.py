@@ -1,0 +1,88 @@
+"""The fast encoder gives the reference's ids, or is not used."""
+
+import pytest
+import tokenizers
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
+
+from baton.config import DEMO_MODEL
+from baton.text.fast_encoder import FastEncoder, fast_encoder
+from baton.text.tokenizer import Tokenizer
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+CORPUS = [
+    "the quick brown fox jumps over the lazy dog",
+    "größer façade naïve 日本語 🎉🎊 12 345",
+] * 4
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+
+
+def trained(pattern: str, normalizer: normalizers.Normalizer | None) -> tokenizers.Tokenizer:
+    """As Llama 3 and Qwen split texts: a pattern, then bytes."""
+    made = tokenizers.Tokenizer(models.BPE())
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    trainer = trainers.BpeTrainer(
+        vocab_size=380,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    made.train_from_iterator(CORPUS, trainer)
+    made.add_tokens([AddedToken("<tool_call>"), AddedToken("日本")])
+    return made
+
+
+REFERENCES = {
+    "demo": tokenizers.Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json")),
+    "llama3": trained(LLAMA3, None),
+    "qwen2": trained(QWEN2, normalizers.NFC()),
+}
+ENCODERS = {name: fast_encoder(reference) for name, reference in REFERENCES.items()}
+
+PIECES = st.one_of(
+    st.text(),
+    st.sampled_from([*SPECIAL, "<tool_call>", "日本", " ", "\n", "\t", "  ", "\r\n", "'s", "'LL"]),
+    st.text("0123456789 abcXYZ.,;-_\n", max_size=12),
+)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@given(pieces=st.lists(PIECES, max_size=12), special=st.booleans())
+def test_equals_the_reference(name: str, pieces: list[str], special: bool) -> None:
+    encoder, text = ENCODERS[name], "".join(pieces)
+    assert encoder is not None
+    expected = REFERENCES[name].encode(text, add_special_tokens=special).ids
+    assert encoder.ids(text, special) == expected
+
+
+def test_what_it_cannot_read_goes_to_the_reference() -> None:
+    words = {"<unk>": 0, "a": 1, "b": 2}
+    made = tokenizers.Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    assert fast_encoder(made) is None
+    assert Tokenizer(made, None, byte_level=False).encode("a b c") == [1, 2, 0]
+
+
+def test_one_that_differs_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FastEncoder, "ids", lambda self, text, special: [1, 2, 3])
+    assert fast_encoder(REFERENCES["demo"]) is None
+
+
+def test_a_text_that_it_gives_up_on_goes_to_the_reference() -> None:
+    class GivesUp:
+        def encode(self, text: str, add_special_tokens: bool) -> None:
+            raise RuntimeError("match limit exceeded")
+
+    assert FastEncoder(GivesUp()).ids("text", False) is None
