@@ -98,9 +98,19 @@ def _pairs(value: Any) -> Any:
     return {key: tenant for key, _, tenant in pairs}
 
 
+def _origins(value: Any) -> Any:
+    """Where web pages come from, as browsers write it; ``*`` for all."""
+    names = _names(value)
+    for name in names if isinstance(names, (tuple, list)) else ():
+        if name != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", str(name)):
+            raise ValueError("must be *, or origins like https://chat.example.com, without a path")
+    return names
+
+
 Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
 SizeOrNone = Annotated[int, BeforeValidator(_size), Field(ge=0)]
 Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 Count = Annotated[int, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -125,6 +135,12 @@ class Settings(BaseSettings):
     # Where it listens. Port 0 means: any that is free
     host: str = "127.0.0.1"
     port: Port = 8000
+    reuse_port: bool = False
+    """Several routers listen on one port of one machine, each with an address of its own beside."""
+    tls_certificate: str | None = None
+    """A PEM file with the router's certificate and what leads to its authority. When it changes it
+    is read again."""
+    tls_key: str | None = None
     grpc_host: str = "127.0.0.1"
     grpc_port: Port = 0
     advertise_address: str | None = None
@@ -134,6 +150,8 @@ class Settings(BaseSettings):
     """Where workers run: as processes of this machine, or as actors of a Ray cluster."""
     prefill: Count = 1
     decode: Count = 1
+    routers: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes, all on the one port."""
     hung_seconds: Annotated[float, Field(ge=0)] = 20.0
     """Without a sign of life (one a second) until a process that has served is killed and started
     again; 0: never."""
@@ -232,6 +250,21 @@ class Settings(BaseSettings):
     """What a request waits for a call of the store at most."""
     store_reload: Literal["auto", "fetch", "recompute", "split"] = "auto"
 
+    # Mock workers: `baton serve mock`, `baton up --mock`
+    mock: bool = False
+    """`baton up`: mock workers instead of real ones, all in one process, and no store."""
+    mock_prefill: Annotated[int, Field(ge=0, le=1024)] = 4
+    mock_decode: Annotated[int, Field(ge=0, le=1024)] = 4
+    """Of one process; each has a port of its own."""
+    mock_prefill_tokens_per_second: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 20_000.0
+    """Of each worker; 0: prompts take no time."""
+    mock_step_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.02
+    """Between two tokens of an answer; 0: the next one comes when the router has taken the last."""
+    mock_kv_tokens: Count = 2**20
+    """A worker's memory, as it is reported."""
+    mock_cache_tokens: Annotated[int, Field(ge=0)] = 2**17
+    """Of prefixes, on each worker: cached_tokens is counted by them. 0: none."""
+
     # The router
     api_keys: Pairs = Field(default_factory=dict)
     admin_key: str | None = None
@@ -241,6 +274,26 @@ class Settings(BaseSettings):
     allow_open_http: bool = False
     max_body_bytes: Size = 8 * 2**20
     max_concurrent_requests: Count = 1024
+    max_connections: Count = 16_384
+    """Of one router; whoever comes then gets a 503. As many as files may be open, if those are
+    fewer."""
+    max_header_bytes: Annotated[int, BeforeValidator(_size), Field(ge=1024)] = 32 * 2**10
+    """Of a request's line and headers together."""
+    max_headers: Annotated[int, Field(ge=8)] = 100
+    header_seconds: Seconds = 10.0
+    """From a connection's, or a further request's, first byte to the end of its headers."""
+    body_seconds: Seconds = 60.0
+    keep_alive_seconds: Seconds = 75.0
+    """That a connection may idle between two requests. More than load balancers keep theirs, so
+    that it is they who close."""
+    write_seconds: Seconds = 30.0
+    """For a client to read what has been written (64 KiB), before it is given up."""
+    request_seconds: Seconds = 3600.0
+    """For a request from its body's end to its answer's."""
+    cors_origins: Origins = ()
+    """Whose web pages may ask from a browser: exact origins, or ``*``. Never the admin API."""
+    access_log: bool = False
+    """A line of JSON for each request, to stderr. Neither prompts nor answers."""
     place_seconds: Seconds = 5.0
     first_token_seconds: Seconds = 120.0
     next_token_seconds: Seconds = 60.0
@@ -384,7 +437,7 @@ def check_exposure(settings: Settings) -> None:
 
 
 def check_bounds(settings: Settings) -> None:
-    """Of pools that follow the load. Raises Invalid."""
+    """What must go together. Raises Invalid."""
     least = settings.min_prefill + settings.min_decode
     if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
         raise Invalid("min_prefill and min_decode must not be above max_prefill and max_decode")
@@ -393,6 +446,8 @@ def check_bounds(settings: Settings) -> None:
             f"max_workers is {settings.max_workers}: min_prefill and min_decode are {least}"
             " together"
         )
+    if (settings.tls_certificate is None) != (settings.tls_key is None):
+        raise Invalid("tls_certificate and tls_key go together: give both, or none")
     if settings.autoscale_shrink_utilisation > settings.autoscale_utilisation:
         raise Invalid(
             f"autoscale_shrink_utilisation is {settings.autoscale_shrink_utilisation}: above "
