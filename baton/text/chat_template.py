@@ -31,23 +31,33 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise Invalid(f"the chat template does not compile: {error}") from error
 
+    @property
+    def source(self) -> str:
+        return "\n".join(self._sources.values())
+
     def render(
         self,
         messages: Sequence[Message],
         tools: Sequence[Mapping[str, Any]] | None,
         add_generation_prompt: bool,
+        variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Raises Invalid when the template refuses the messages, or fails on them."""
+        """``variables`` are what the template's author lets its users choose; what has a meaning of
+        its own is not theirs. Raises Invalid when the template refuses the messages, or fails on
+        them."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         if "developer" not in self._sources[name]:
             messages = [_as_system(message) for message in messages]
         try:
             return self._templates[name].render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=add_generation_prompt,
-                **self._variables,
+                {
+                    **(variables or {}),
+                    "messages": messages,
+                    "tools": tools,
+                    "documents": None,
+                    "add_generation_prompt": add_generation_prompt,
+                    **self._variables,
+                }
             )
         # A template is a program of the model's author: on messages that it did not expect, it
         # may fail with anything (TemplateError, TypeError, IndexError, …).

@@ -39,10 +39,13 @@ class ByteLevelDetokenizer:
     """For byte-level BPE, where every token is a string of bytes.
 
     An invalid byte sequence becomes one replacement character per maximal invalid part, in
-    Python as in Rust (the practice recommended in Unicode 15, section 3.9)."""
+    Python as in Rust (the practice recommended in Unicode 15, section 3.9).
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    Tokens in ``shown`` are not skipped although they are hidden."""
+
+    def __init__(self, vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> None:
         self._vocabulary = vocabulary
+        self._shown = shown
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
@@ -50,7 +53,7 @@ class ByteLevelDetokenizer:
         data = b"".join(
             vocabulary.token_bytes(token_id)
             for token_id in token_ids
-            if not vocabulary.is_hidden(token_id)
+            if not vocabulary.is_hidden(token_id) or token_id in self._shown
         )
         return self._decoder.decode(data)
 
@@ -62,10 +65,12 @@ class WindowDetokenizer:
     """For any other decoder: the text of a token is what it adds to that of the token before.
 
     A run of byte tokens (``<0xE4>``) is held until it ends, because an invalid byte turns the
-    whole run into replacement characters."""
+    whole run into replacement characters. Tokens in ``shown`` are not skipped although they are
+    hidden: they stand for themselves, and what follows begins anew."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> None:
         self._vocabulary = vocabulary
+        self._shown = shown
         self._context: list[int] = []
         self._held: list[int] = []
 
@@ -80,6 +85,10 @@ class WindowDetokenizer:
         return text
 
     def _push_one(self, token_id: int) -> str:
+        if token_id in self._shown:
+            text = self.flush() + self._vocabulary.token(token_id)
+            self._context.clear()
+            return text
         if self._vocabulary.is_hidden(token_id):
             return ""
         self._held.append(token_id)

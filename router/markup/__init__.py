@@ -1,0 +1,1 @@
+"""What models write beside text: calls of tools, and thoughts. Each family in its own markup."""

@@ -1,0 +1,94 @@
+"""How a model writes its calls and its thoughts, by its chat template or by the settings."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from baton.core.grammar import Grammar
+from baton.text.tokenizer import Tokenizer
+from router.markup.forced import CallForm, forced_calls
+from router.markup.hermes import HermesParser
+from router.markup.llama3 import Llama3Parser
+from router.markup.mistral import MistralParser
+from router.markup.parser import CallParser
+from router.markup.reader import Reader
+from router.markup.thinking import CLOSE, OPEN, Thinking
+
+MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
+         OPEN, CLOSE)  # fmt: skip
+"""Some tokenizers have them as special tokens, which are not shown otherwise."""
+
+Tool = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """``call_form`` is None where nobody knows one: calls can be forced then, and are plain JSON.
+    ``thinks_first`` is for models whose prompts don't open the thought that their answers close.
+    ``marks`` are tokens that are special and yet to be read."""
+
+    call_form: CallForm | None = None
+    knows_tools: bool = False
+    thinks: bool = False
+    thinks_first: bool = False
+    marks: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, tool_parser: str = "auto", reasoning_parser: str = "auto"
+    ) -> "Dialect":
+        template = tokenizer.chat_template_source
+        form = _form_of(template) if tool_parser == "auto" else _FORMS.get(tool_parser)
+        thinks = OPEN in template if reasoning_parser == "auto" else reasoning_parser != "none"
+        ids = map(tokenizer.token_id, MARKS)
+        return cls(
+            call_form=form,
+            knows_tools="tools" in template,
+            thinks=thinks,
+            thinks_first=reasoning_parser == "deepseek_r1",
+            marks=tokenizer.special_ids.intersection(id_ for id_ in ids if id_ is not None),
+        )
+
+    def in_thought(self, prompt: str) -> bool:
+        """Whether an answer to it begins with a thought that needs no opening."""
+        return self.thinks and (self.thinks_first or prompt.rstrip().endswith(OPEN))
+
+    def reader(
+        self, tools: Sequence[Tool], *, in_thought: bool, max_calls: int | None
+    ) -> Reader | None:
+        """None when an answer is text and nothing else."""
+        thinking = Thinking(inside=in_thought) if self.thinks else None
+        calls = self._parser(tools) if tools else None
+        if thinking is None and calls is None:
+            return None
+        return Reader(thinking, calls, max_calls)
+
+    def forced(self, tools: Sequence[Tool], *, in_thought: bool, max_calls: int | None) -> Grammar:
+        """An answer that calls some of ``tools``, and says nothing else."""
+        return forced_calls(
+            self.call_form or CallForm.JSON,
+            [tool["function"] for tool in tools],
+            thinks=self.thinks,
+            in_thought=in_thought,
+            one=max_calls == 1,
+        )
+
+    def _parser(self, tools: Sequence[Tool]) -> CallParser:
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools}
+        if self.call_form is CallForm.HERMES:
+            return HermesParser({n: f.get("parameters") or {} for n, f in functions.items()})
+        if self.call_form is CallForm.MISTRAL:
+            return MistralParser()
+        return Llama3Parser(functions.keys())
+
+
+_FORMS = {form.value: form for form in (CallForm.HERMES, CallForm.LLAMA3, CallForm.MISTRAL)}
+
+
+def _form_of(template: str) -> CallForm | None:
+    if "<tool_call>" in template:
+        return CallForm.HERMES
+    if "[TOOL_CALLS]" in template:
+        return CallForm.MISTRAL
+    is_llama = "<|start_header_id|>" in template and '"parameters"' in template
+    return CallForm.LLAMA3 if is_llama or "<|python_tag|>" in template else None
