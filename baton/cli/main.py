@@ -69,6 +69,9 @@ def up(
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     transports: Annotated[str | None, typer.Option(help="Of shm,nixl,grpc; best first.")] = None,
+    mock: Annotated[
+        bool, typer.Option("--mock", help="Workers without a model, in one process; no store.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Return when ready.")] = False,
     name: Name = None,
     config: Config = None,
@@ -91,6 +94,7 @@ def up(
         "device": device,
         "dtype": dtype,
         "transports": transports,
+        "mock": mock or None,
     }
     run_up(load_settings(config, **merged(flags, set_)), detach)
 
@@ -188,7 +192,7 @@ def serve(
     config: Config = None,
     set_: Setting = None,
 ) -> None:
-    """Run one role in the foreground: router, conductor, prefill, decode or kvstore."""
+    """Run one role in the foreground: router, conductor, prefill, decode, kvstore or mock."""
     from baton.cli.serve import run_role
 
     run_role(role, status_fd, config, settings_of(set_))

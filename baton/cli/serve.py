@@ -18,6 +18,7 @@ MODULES = {
     Role.PREFILL: "prefill_worker.program",
     Role.DECODE: "decode_worker.program",
     Role.KVSTORE: "kvstore.program",
+    Role.MOCK: "baton.worker.mock.program",
 }
 WORKERS = (Role.PREFILL, Role.DECODE)
 

@@ -26,3 +26,5 @@ class Role(StrEnum):
     DECODE = "decode"
     KVSTORE = "kvstore"
     REDIS = "redis"
+    MOCK = "mock"
+    """A process of mock workers; each of them is a member in a worker's role."""

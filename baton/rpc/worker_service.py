@@ -1,7 +1,7 @@
 """A worker's gRPC service: decode, call the core, encode."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 import grpc
@@ -72,14 +72,27 @@ class WorkerCore(Protocol):
         ...
 
 
+async def _write_outputs(stream: Any, context: Context) -> None:
+    while True:
+        outputs = [output_to_proto(output) for output in await stream.outputs()]
+        await context.write(pb.WorkerMessage(outputs=outputs))
+
+
 class WorkerService(pb_grpc.WorkerServicer):
+    write_outputs: Callable[[Any, Context], Coroutine[Any, Any, None]] = staticmethod(
+        _write_outputs
+    )
+    """Writes what comes of a stream's requests, until cancelled."""
+
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
 
     async def Run(self, requests: AsyncIterator[pb.RouterMessage], context: Context) -> None:
         stream = self._core.open_stream()
         try:
-            await _until_either(_take_all(stream, requests), _write_outputs(stream, context))
+            await _until_either(
+                _take_all(stream, requests), self.write_outputs(stream, context)
+            )
         except BatonError as error:
             await abort(context, error)
         finally:
@@ -134,12 +147,6 @@ def _take(stream: RouterStream, message: pb.RouterMessage) -> None:
 async def _take_all(stream: RouterStream, requests: AsyncIterator[pb.RouterMessage]) -> None:
     async for message in requests:
         _take(stream, message)
-
-
-async def _write_outputs(stream: RouterStream, context: Context) -> None:
-    while True:
-        outputs = [output_to_proto(output) for output in await stream.outputs()]
-        await context.write(pb.WorkerMessage(outputs=outputs))
 
 
 async def _opening(requests: AsyncIterator[pb.PullRequest]) -> PullOpen:

@@ -123,6 +123,11 @@ class Recipe:
         }
         return self._program(Role.ROUTER, "router", LIGHT_ENVIRONMENT, listening)
 
+    def mock(self) -> ChildSpec:
+        """All mock workers of both pools."""
+        pools = {f"mock_{role.value}": str(getattr(self._settings, role.value)) for role in POOLS}
+        return self._program(Role.MOCK, "mock", LIGHT_ENVIRONMENT, pools)
+
     def worker(self, role: Role) -> ChildSpec:
         """Each with a number that none of its pool had before."""
         threads = thread_environment(self._settings.threads)
@@ -157,9 +162,9 @@ class Recipe:
         role: Role,
         child_id: str,
         extra: dict[str, str],
-        listening: dict[str, str] | None = None,
+        own: dict[str, str] | None = None,
     ) -> ChildSpec:
-        named = self._named(child_id) | (listening or {})
+        named = self._named(child_id) | (own or {})
         return ChildSpec(
             child_id,
             role.value,

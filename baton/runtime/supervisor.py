@@ -104,7 +104,8 @@ class Supervisor:
             await self._until(self._all_serve, stop)
         if stop.is_set() or self._failure:
             return
-        self._start(self._recipe.store())
+        if not self._settings.mock:
+            self._start(self._recipe.store())
         self._start(self._recipe.conductor())
         assert self._tasks is not None
         self._pools.open(self._tasks, self._notice)

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from baton.clock import Clock
 from baton.config import Settings, prepare_ray
 from baton.errors import Invalid
+from baton.runtime.pools.mock import MockPools
 from baton.runtime.recipe import Recipe
 from baton.runtime.state import ClusterFolder, ClusterState
 from baton.runtime.supervisor import Supervisor
@@ -24,6 +25,9 @@ def check_backend(settings: Settings) -> None:
         raise Invalid("on is 'ray': Ray is not installed: pip install 'baton[ray]'")
     if settings.on != "ray" and settings.ray_address is not None:
         raise Invalid(f"ray_address is {settings.ray_address!r}: it needs --on ray")
+    if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):
+        raise Invalid("mock is true: mock workers are processes of this machine (on=local), and as "
+                      "many as they were started (autoscale=off)")  # fmt: skip
 
 
 @asynccontextmanager
@@ -35,6 +39,10 @@ async def open_supervisor(
     if settings.on == "ray":
         async with _over_ray(settings, folder, clock, on_change) as supervisor:
             yield supervisor
+    elif settings.mock:
+        recipe = Recipe(settings, folder)
+        pools = MockPools(recipe, clock, settings.drain_seconds, settings.hung_seconds)
+        yield Supervisor(settings, folder, clock, on_change, recipe, pools)
     else:
         yield Supervisor(settings, folder, clock, on_change)
 

@@ -1,0 +1,1 @@
+"""Workers without a model: the same protocol at a set speed, hundreds in one process."""

@@ -1,0 +1,51 @@
+"""What a mock worker reports of itself."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from baton.core.answer_length import corrected
+from baton.core.cost import DecodeCost
+from baton.core.load import Load
+from baton.core.task import Task
+from baton.worker.answers import AnswerMeter
+from baton.worker.mock.job import MockJob
+from baton.worker.mock.reading import Reading
+
+UNKNOWN_ANSWER_TOKENS = 256.0
+"""As for a real worker, before any has ended here."""
+
+
+def measure(
+    reading: Reading,
+    decode_cost: DecodeCost,
+    jobs: Iterable[MockJob],
+    answers: AnswerMeter,
+    now: float,
+) -> Load:
+    """All but blocks, and the moment by the wall's clock."""
+    load = Load(
+        running=reading.num_running,
+        waiting=len(reading.waiting),
+        queued_tokens=reading.queued_tokens,
+        queue=reading.queue(now),
+        prefill_cost=reading.cost,
+        decode_cost=decode_cost,
+        answer_tokens=answers.mean,
+        short_answer_tokens=answers.short,
+    )
+    expected = int(answers.mean or UNKNOWN_ANSWER_TOKENS)
+    writing = [job for job in jobs if job.task is not Task.PREFILL]
+    return replace(
+        load,
+        running=load.running + len(writing),
+        decode_requests=len(writing),
+        context_tokens=sum(job.num_known for job in writing),
+        promised_tokens=sum(_grown(job, expected) for job in writing),
+    )
+
+
+def _grown(job: MockJob, expected: int) -> int:
+    """Its length in the end, if it gets as long as others do."""
+    most = job.spec.sampling.max_tokens
+    length = corrected(min(expected, most), job.next_index, most)
+    return max(job.num_known, job.spec.num_prompt_tokens + length)

@@ -1,0 +1,181 @@
+"""``baton serve mock``: the mock workers of one process."""
+
+import asyncio
+import hashlib
+import os
+
+import grpc.aio
+import structlog
+
+from baton.checkpoint import ModelConfig, load_model_config, resolve_model
+from baton.clock import Clock, SystemClock
+from baton.config import Settings
+from baton.core.cost import PrefillCost
+from baton.core.ids import Generation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role
+from baton.errors import Invalid
+from baton.registry.heartbeat import Heartbeat
+from baton.registry.redis import RedisRegistry
+from baton.rpc.encoded_service import add_encoded_worker_service
+from baton.rpc.server import build_server, listen
+from baton.text.tokenizer import Tokenizer
+from baton.transport.select import host_id
+from baton.worker.mock.handovers import Handovers
+from baton.worker.mock.lexicon import lexicon_of
+from baton.worker.mock.worker import House, MockConfig, MockWorker
+
+log = structlog.get_logger(__name__)
+
+SWEEP_SECONDS = 0.25
+KV_DTYPE, KV_ELEMENT_BYTES = "bfloat16", 2
+"""As if it were a GPU's."""
+
+
+class MockProgram:
+    """Each worker has a port of its own: routers tell workers by their addresses."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
+        self._host = host_id()
+        self._workers: list[MockWorker] = []
+        self._heartbeats: list[Heartbeat] = []
+        self._addresses: dict[WorkerId, str] = {}
+        self._servers: list[grpc.aio.Server] = []
+        if settings.grpc_port:
+            raise Invalid("grpc_port: mock workers have a port each, which is any that is free")
+
+    @property
+    def address(self) -> str:
+        """Of the first one."""
+        return next(iter(self._addresses.values()), "")
+
+    @property
+    def workers(self) -> list[MockWorker]:
+        return self._workers
+
+    # -- Program ---------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises Invalid, Unavailable."""
+        settings = self._settings
+        await self._registry.ping()
+        folder = await asyncio.to_thread(resolve_model, settings.model)
+        self._model = load_model_config(folder)
+        tokenizer = await asyncio.to_thread(Tokenizer.load, folder, self._clock)
+        lexicon = await asyncio.to_thread(lexicon_of, tokenizer, self._model.vocab_size)
+        house = House(mock_config(settings), lexicon, self._clock, Handovers(), {})
+        generation = self._clock.wall_nanoseconds()
+        for number, (worker_id, role) in enumerate(names(settings)):
+            self._add(house, worker_id, role, Generation(generation + number))
+        for worker in self._workers:
+            await self._listen(worker)
+            worker.begin()
+        for heartbeat in self._heartbeats:
+            await heartbeat.beat()
+
+    async def run(self) -> None:
+        """Serves until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for number, heartbeat in enumerate(self._heartbeats):
+                tasks.create_task(self._beat(heartbeat, number))
+            while True:
+                for worker in self._workers:
+                    worker.sweep()
+                await self._clock.sleep(SWEEP_SECONDS)
+
+    async def drain(self) -> None:
+        """All take nothing new; returns when nothing is left."""
+        for worker in self._workers:
+            worker.start_drain()
+        for heartbeat in self._heartbeats:
+            heartbeat.hurry()
+        while not all(worker.idle for worker in self._workers):
+            await self._clock.sleep(0.05)
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(server.stop(grace=1.0) for server in self._servers))
+        for worker in self._workers:
+            worker.close()
+        await self._registry.close()
+
+    # -- parts -----------------------------------------------------------------------------
+
+    def _add(self, house: House, worker_id: WorkerId, role: Role, generation: Generation) -> None:
+        worker = MockWorker(worker_id, generation, role, house, lambda: heartbeat.hurry())
+        heartbeat = Heartbeat(
+            self._registry,
+            lambda: self._member(worker),
+            self._clock,
+            self._settings.heartbeat_seconds,
+        )
+        self._workers.append(worker)
+        self._heartbeats.append(heartbeat)
+
+    async def _listen(self, worker: MockWorker) -> None:
+        settings = self._settings
+        server = build_server(settings.cluster_secret)
+        add_encoded_worker_service(server, worker)
+        port = await listen(server, settings.grpc_host, 0)
+        host = settings.advertise_address or settings.grpc_host
+        self._servers.append(server)
+        self._addresses[worker.id] = f"{host}:{port}"
+
+    async def _beat(self, heartbeat: Heartbeat, number: int) -> None:
+        """Not all at once: hundreds of reports would hold up everybody's tokens."""
+        share = number / len(self._heartbeats)
+        await self._clock.sleep(share * self._settings.heartbeat_seconds)
+        await heartbeat.run()
+
+    def _member(self, worker: MockWorker) -> Member:
+        settings, model = self._settings, self._model
+        return Member(
+            id=worker.id,
+            role=worker.role,
+            address=self._addresses[worker.id],
+            generation=worker.generation,
+            state=worker.state,
+            host=self._host,
+            pid=os.getpid(),
+            model=settings.model,
+            model_digest=hashlib.sha256(f"mock {settings.model}".encode()).hexdigest(),
+            block_tokens=settings.block_tokens,
+            kv_dtype=KV_DTYPE,
+            kv_bytes_per_token=model.kv_elements_per_token * KV_ELEMENT_BYTES,
+            device="mock",
+            max_model_tokens=_longest(settings, model),
+            load=worker.load,
+        )
+
+
+def build(settings: Settings) -> MockProgram:
+    return MockProgram(settings)
+
+
+def names(settings: Settings) -> list[tuple[WorkerId, Role]]:
+    """All mock workers of a process, by its own id."""
+    prefix = settings.id or f"mock-{os.getpid()}"
+    pools = ((Role.PREFILL, settings.mock_prefill), (Role.DECODE, settings.mock_decode))
+    return [
+        (WorkerId(f"{prefix}-{role.value}-{number}"), role)
+        for role, count in pools
+        for number in range(count)
+    ]
+
+
+def mock_config(settings: Settings) -> MockConfig:
+    speed = settings.mock_prefill_tokens_per_second
+    return MockConfig(
+        prefill_cost=PrefillCost(0.0, 1 / speed if speed else 0.0, 0.0),
+        step_seconds=settings.mock_step_seconds,
+        block_tokens=settings.block_tokens,
+        kv_tokens=settings.mock_kv_tokens,
+        cache_tokens=settings.mock_cache_tokens,
+    )
+
+
+def _longest(settings: Settings, model: ModelConfig) -> int:
+    limit = model.max_position_embeddings
+    return min(settings.max_model_tokens or limit, limit)
