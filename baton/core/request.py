@@ -88,6 +88,12 @@ class RequestSpec:
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of the prompt are wanted and not told yet. Then every token of it is
+        computed, whatever is cached."""
+        return self.sampling.prompt_logprobs is not None and self.num_emitted_tokens == 0
+
+    @property
     def max_new_tokens(self) -> int:
         """Tokens that may still be generated, counted from the end of ``token_ids``."""
         return self.sampling.max_tokens - self.num_emitted_tokens

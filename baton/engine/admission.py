@@ -3,6 +3,7 @@
 from baton.core.request import RequestSpec
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
+from baton.engine.constraint import Constraint
 from baton.errors import Invalid
 
 
@@ -35,6 +36,12 @@ def check_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_blocks: 
             param="max_tokens",
             code="context_length_exceeded",
         )
+
+
+def check_constraint(spec: RequestSpec, constraint: Constraint | None) -> None:
+    """Raises Invalid for a grammar that nobody would hold the answer to."""
+    if spec.sampling.grammar is not None and constraint is None:
+        raise Invalid("this worker can't follow grammars", param="response_format")
 
 
 def most_kv_tokens(spec: RequestSpec, task: Task) -> int:

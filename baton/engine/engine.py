@@ -9,11 +9,12 @@ from baton.core.answer_length import AnswerLengths
 from baton.core.block_key import KeyRoot
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
-from baton.core.request import FinishReason, RequestOutput, RequestSpec
+from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.core.task import Task
-from baton.engine.admission import check_spec
+from baton.engine.admission import check_constraint, check_spec
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.constraint import Constraint
 from baton.engine.decode_speed import DecodeSpeed
 from baton.engine.imports import Imports
 from baton.engine.integrity import check_lineups, check_owners, check_sequence
@@ -81,15 +82,18 @@ class Engine:
 
     # Requests come and go
 
-    def add(self, spec: RequestSpec, task: Task) -> None:
-        """Queues a WHOLE or PREFILL request. Raises Invalid when it could never be served or
-        its id is taken, Overloaded when the queue is full."""
+    def add(self, spec: RequestSpec, task: Task, constraint: Constraint | None = None) -> None:
+        """Queues a WHOLE or PREFILL request. ``constraint`` is that of its grammar, where the answer
+        is after ``spec.token_ids``. Raises Invalid when it could never be served or its id is
+        taken, Overloaded when the queue is full."""
         assert task is not Task.DECODE, "a DECODE request enters by reserve()"
         self._check(spec, task)
+        check_constraint(spec, constraint)
         num_waiting = len(self._scheduler.lineups[Phase.WAITING])
         if num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{num_waiting} requests are waiting already")
         sequence = self._new_sequence(spec, task, Phase.WAITING)
+        sequence.constraint = constraint
         self._enter(sequence)
         self._scheduler.enqueue(sequence)
 
@@ -107,16 +111,20 @@ class Engine:
         self._enter(sequence)
         return Reservation(sequence.block_ids, sequence.num_sealed)
 
-    def start(self, request_id: RequestId, token_id: TokenId) -> None:
+    def start(
+        self, request_id: RequestId, token_id: TokenId, constraint: Constraint | None = None
+    ) -> None:
         """KV of all ``token_ids`` of the reservation has landed: join the batch.
 
-        ``token_id`` is the answer's next token, known to the client already. If the answer
-        ends with it, the request ends here, without an output. NotFound if there is no such
-        reservation.
+        ``token_id`` is the answer's next token, known to the client already; ``constraint`` that of
+        :meth:`add`, before it. If the answer ends with it, the request ends here, without an
+        output. NotFound if there is no such reservation; Invalid without a needed constraint.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RESERVED:
             raise NotFound(f"there is no reservation for request {request_id}")
+        check_constraint(sequence.spec, constraint)
+        sequence.constraint = constraint
         sequence.num_computed = sequence.num_known
         self._scheduler.seal_computed(sequence)
         sequence.first_start = 0  # here nothing is counted as cached: the source did that
@@ -125,6 +133,8 @@ class Engine:
         self._scheduler.transfer(sequence, Phase.RUNNING)
         if sequence.finish_reason(self._eos_token_ids) is not None:
             self._finish(sequence)
+        elif constraint is not None:
+            constraint.accept(token_id)
 
     def release(self, request_id: RequestId) -> None:
         """The hand-off of a PREFILL request is over: its blocks are unpinned, and stay cached.
@@ -168,6 +178,7 @@ class Engine:
         sequence.spec = replace(sequence.spec, request_id=heir)
         self._sequences[heir] = sequence
         self._scheduler.transfer(sequence, Phase.HELD)
+        sequence.constraint = None  # whoever goes on finds its place by the tokens
         num_blocks = self._config.blocks_for(sequence.num_computed)
         progress = PrefillProgress(
             heir,
@@ -245,16 +256,22 @@ class Engine:
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
         sealed: list[SealedRun] = []
-        for row, sampled in zip(plan.rows, output.sampled, strict=True):
+        scores = output.scores or ((),) * len(plan.rows)
+        for row, sampled, scored in zip(plan.rows, output.sampled, scores, strict=True):
             sequence = self._sequences[row.request_id]
             sequence.num_computed = row.context_tokens
+            assert len(scored) == len(row.targets), f"scores of {row.request_id}"
+            if row.targets:
+                sequence.scores[row.start :] = scored
             self._scheduler.seal_computed(sequence)
             num_sealed = sequence.num_sealed
             if sequence.task is Task.PREFILL:
                 progress.append(self._progress(sequence, row))
-            assert (sampled is not None) == row.sample, f"row of {row.request_id}"
+            assert (sampled is not None) == row.sample or row.mask, f"row of {row.request_id}"
             if sampled is not None:
                 outputs.append(self._accept(sequence, sampled))
+            elif row.sample:
+                outputs.append(self._end_astray(sequence))
             sealed += _sealed_run(sequence, num_sealed)
         return StepResult(tuple(outputs), tuple(progress), tuple(sealed), work)
 
@@ -277,11 +294,14 @@ class Engine:
         sequence.append(sampled.token_id)
         finish_reason = sequence.finish_reason(self._eos_token_ids)
         if sequence.task is Task.PREFILL:
+            sequence.constraint = None  # the reader finds its place by the tokens
             self._scheduler.transfer(sequence, Phase.HELD)
         elif finish_reason is not None:
             cut = finish_reason is FinishReason.LENGTH
             self._lengths.learn(spec.tenant_salt, first_index + 1, cut=cut)
             self._finish(sequence)
+        elif sequence.constraint is not None:
+            sequence.constraint.accept(sampled.token_id)
         return RequestOutput(
             spec.request_id,
             spec.epoch,
@@ -290,6 +310,22 @@ class Engine:
             logprobs=() if sampled.logprob is None else (sampled.logprob,),
             finish_reason=finish_reason,
             cached_tokens=sequence.cached_tokens if is_first_output else 0,
+            prompt_logprobs=_take_scores(sequence),
+        )
+
+    def _end_astray(self, sequence: Sequence) -> RequestOutput:
+        """The grammar lets no token come next: the request ends here, and the engine goes on."""
+        spec, constraint = sequence.spec, sequence.constraint
+        assert constraint is not None, f"{spec.request_id} has no grammar"
+        self._finish(sequence)
+        return RequestOutput(
+            spec.request_id,
+            spec.epoch,
+            sequence.num_known - spec.num_prompt_tokens,
+            (),
+            finish_reason=FinishReason.ERROR,
+            error=constraint.error or "the grammar allows no token here",
+            details={"error_status": "INVALID_ARGUMENT"},
         )
 
     def pin_cached(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:
@@ -393,6 +429,12 @@ class Engine:
     def _finish(self, sequence: Sequence) -> None:
         self._scheduler.finish(sequence)
         del self._sequences[sequence.request_id]
+
+
+def _take_scores(sequence: Sequence) -> tuple[TokenLogprob, ...]:
+    """Told once, with the first output."""
+    scores, sequence.scores = tuple(sequence.scores), []
+    return scores
 
 
 def _sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:

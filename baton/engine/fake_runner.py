@@ -44,7 +44,10 @@ class FakeRunner:
         contexts = [self._read(row.block_ids, row.start) for row in plan.rows]
         for row, context in zip(plan.rows, contexts, strict=True):
             self._write(row, compute_slots(context, row.token_ids, row.start))
-        return StepOutput(tuple(self._sample(row) if row.sample else None for row in plan.rows))
+        sampled = tuple(self._sample(row) if row.sample else None for row in plan.rows)
+        if not any(row.targets for row in plan.rows):
+            return StepOutput(sampled)
+        return StepOutput(sampled, tuple(map(self._score, plan.rows)))
 
     def export_block(self, block_id: BlockId) -> bytes:
         """A block's content, as a transfer reads it."""
@@ -68,9 +71,24 @@ class FakeRunner:
             index = block_id * self._block_tokens + position % self._block_tokens
             self.memory[index * SLOT_BYTES : (index + 1) * SLOT_BYTES] = slot
 
-    def _sample(self, row: Row) -> SampledToken:
+    def _sample(self, row: Row) -> SampledToken | None:
         context = self._read(row.block_ids, row.context_tokens)
-        return sample(context, row.sampling, row.history, row.num_prompt_tokens, self._vocab_size)
+        sampled = sample(
+            context, row.sampling, row.history, row.num_prompt_tokens, self._vocab_size
+        )
+        if row.mask is None:
+            return sampled
+        allowed = allowed_tokens(row.mask(), self._vocab_size)
+        return SampledToken(allowed[sampled.token_id % len(allowed)]) if allowed else None
+
+    def _score(self, row: Row) -> tuple[TokenLogprob, ...]:
+        """A target's logprob is a hash of all KV before it."""
+        context = self._read(row.block_ids, row.context_tokens)
+        scores = []
+        for position, target in enumerate(row.targets, row.start + 1):
+            seen = hashlib.blake2b(context[: position * SLOT_BYTES], digest_size=2).digest()
+            scores.append(TokenLogprob(target, -1.0 - int.from_bytes(seen, "little") / 1024))
+        return tuple(scores)
 
     def _check(self, plan: Plan) -> None:
         """What a real runner would crash on, or silently get wrong."""
@@ -87,6 +105,12 @@ class FakeRunner:
             written |= mine
         lengths = [row.num_tokens > 1 for row in plan.rows]
         assert lengths == sorted(lengths), "decodes come first"
+
+
+def allowed_tokens(mask: bytes, vocab_size: int) -> list[TokenId]:
+    """The ids whose bits are set."""
+    bits = int.from_bytes(mask, "little")
+    return [TokenId(token_id) for token_id in range(vocab_size) if bits >> token_id & 1]
 
 
 def compute_slots(context: bytes, token_ids: Sequence[TokenId], start: int) -> list[bytes]:

@@ -25,7 +25,11 @@ class Model:
         )
 
     def forward(self, token_ids: torch.Tensor, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
-        """Logits [num_wanted, vocab] in FP32 of the tokens with indices ``wanted``.
+        """:meth:`logits` of :meth:`hidden`."""
+        return self.logits(self.hidden(token_ids, batch), wanted)
+
+    def hidden(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """What the last layer says of each token, [num_tokens, hidden_size].
 
         ``token_ids`` [num_tokens] are the packed rows of ``batch``, whose KV is written.
         """
@@ -35,9 +39,13 @@ class Model:
         for index, layer in enumerate(self._weights.layers):
             x = x + self._attend(index, layer, self._norm(x, layer.input_norm), cos, sin)
             x = x + self._feed_forward(index, layer, self._norm(x, layer.post_norm))
+        return x
+
+    def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Logits [num_wanted, vocab] in FP32 of the tokens with indices ``wanted``."""
         if wanted.numel() == 0:
-            return torch.empty((0, self._config.vocab_size), device=x.device)
-        x = self._norm(x[wanted], self._weights.norm)
+            return torch.empty((0, self._config.vocab_size), device=hidden.device)
+        x = self._norm(hidden[wanted], self._weights.norm)
         return functional.linear(x, self._weights.head).float()
 
     def _attend(

@@ -5,11 +5,16 @@ The step is three verbs: ``schedule() -> Plan``, ``run(plan) -> StepOutput``,
 a decode is a row with one token to compute, a prefill chunk a row with many.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
+
+Mask = Callable[[], bytes]
+"""Tells which tokens may come next, as ``baton.engine.constraint`` has it. It is asked once the
+logits are there, or on their way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +26,9 @@ class Row:
     ``sample`` is set, the last token's logits choose the next token, whose position in the
     sequence is ``start + len(token_ids)`` (what the generator is keyed with). ``history`` are
     all known tokens and ``num_prompt_tokens`` how many of them are the prompt; they are
-    given only when the sampling parameters need them (penalties), else empty and 0.
+    given only when the sampling parameters need them (penalties), else empty and 0. ``mask`` is
+    None where every token may be sampled. ``targets`` are the tokens of the prompt that follow each
+    of ``token_ids``, where their logprobs were asked for: as many, or one less at its end.
     """
 
     request_id: RequestId
@@ -32,6 +39,8 @@ class Row:
     sampling: SamplingParams
     history: tuple[TokenId, ...] = ()
     num_prompt_tokens: int = 0
+    mask: Mask | None = field(default=None, repr=False)
+    targets: tuple[TokenId, ...] = ()
 
     @property
     def num_tokens(self) -> int:
@@ -65,9 +74,11 @@ class SampledToken:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One entry per row of the plan; None for a row that does not sample."""
+    """One entry per row of the plan; None for a row that does not sample, or whose mask allows
+    nothing. ``scores`` are the logprobs of the rows' targets; empty when no row has any."""
 
     sampled: tuple[SampledToken | None, ...]
+    scores: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
 class Runner(Protocol):

@@ -11,6 +11,7 @@ from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.loader import Progress, load_weights
 from baton.engine.model import Model
 from baton.engine.plan import Plan, SampledToken, StepOutput
+from baton.engine.prompt_scores import score_targets
 from baton.engine.sampler import sample
 from baton.errors import Invalid
 
@@ -88,18 +89,18 @@ class ModelRunner:
         tokens = [token for row in plan.rows for token in row.token_ids]
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         wanted = [batch.offsets[index + 1] - 1 for index in sampling]
-        logits = self._model.forward(
-            torch.tensor(tokens, device=self._device),
-            batch,
-            torch.tensor(wanted, dtype=torch.int64, device=self._device),
+        hidden = self._model.hidden(torch.tensor(tokens, device=self._device), batch)
+        logits = self._model.logits(
+            hidden, torch.tensor(wanted, dtype=torch.int64, device=self._device)
         )
         sampled: list[SampledToken | None] = [None] * len(plan.rows)
         rows = [plan.rows[index] for index in sampling]
         for index, token in zip(sampling, sample(logits, rows), strict=True):
             sampled[index] = token
+        scores = score_targets(self._model, hidden, plan.rows, batch.offsets)
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # readers of the pool know nothing of streams
-        return StepOutput(tuple(sampled))
+        return StepOutput(tuple(sampled), scores)
 
 
 def make_attention(pool: KvPool) -> Attention:

@@ -1,4 +1,4 @@
-"""From logits to tokens. A row's result depends on its own logits and parameters alone."""
+"""From logits to tokens. A row's result depends on its own logits, mask and parameters alone."""
 
 from collections.abc import Sequence
 
@@ -7,19 +7,26 @@ import torch
 from baton.core.ids import TokenId
 from baton.core.philox import uniform
 from baton.core.request import SamplingParams, TokenLogprob
+from baton.engine.mask import masked
 from baton.engine.plan import Row, SampledToken
 
 
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken]:
-    """One token per row. ``logits`` [num_rows, vocab], FP32.
+def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
+    """One token per row, or None where its mask allows none. ``logits`` [num_rows, vocab], FP32.
 
-    Reported logprobs are the model's own: before penalties, bias and temperature.
+    Masks come before everything else. Reported logprobs are the model's own: before masks,
+    penalties, bias and temperature.
     """
-    best = logits.argmax(dim=-1).tolist() if any(_is_plain(row.sampling) for row in rows) else []
-    return [
-        _sample_row(logits[index], row, best[index] if _is_plain(row.sampling) else None)
-        for index, row in enumerate(rows)
-    ]
+    scores, barren = masked(logits, [row.mask for row in rows])
+    best = scores.argmax(dim=-1).tolist() if any(_is_plain(row.sampling) for row in rows) else []
+    sampled: list[SampledToken | None] = []
+    for index, row in enumerate(rows):
+        if index in barren:
+            sampled.append(None)
+            continue
+        chosen = best[index] if _is_plain(row.sampling) else _choose(scores[index], row)
+        sampled.append(_sampled(logits[index], row, chosen))
+    return sampled
 
 
 def _is_plain(params: SamplingParams) -> bool:
@@ -27,8 +34,7 @@ def _is_plain(params: SamplingParams) -> bool:
     return params.greedy and not params.needs_history and not params.logit_bias
 
 
-def _sample_row(logits: torch.Tensor, row: Row, best: int | None) -> SampledToken:
-    chosen = best if best is not None else _choose(logits, row)
+def _sampled(logits: torch.Tensor, row: Row, chosen: int) -> SampledToken:
     if row.sampling.logprobs is None:
         return SampledToken(TokenId(chosen))
     return SampledToken(TokenId(chosen), _logprob(logits, chosen, row.sampling.logprobs))

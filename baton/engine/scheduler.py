@@ -204,6 +204,8 @@ class Scheduler:
     def _adopt(self, sequence: Sequence) -> None:
         """Takes over the blocks that follow and that others have sealed meanwhile: an import, or
         a request with the same prompt. The last known token is always computed."""
+        if sequence.scores_prompt:
+            return
         block_tokens = self._config.block_tokens
         first = sequence.num_sealed
         limit = (sequence.num_known - 1) // block_tokens
@@ -228,7 +230,7 @@ class Scheduler:
         block_tokens, first = self._config.block_tokens, sequence.num_sealed
         start = first * block_tokens
         wanted = sequence.token_ids[start : min(start + block_tokens, sequence.num_known - 1)]
-        if sequence.num_computed != start or not wanted:
+        if sequence.num_computed != start or not wanted or sequence.scores_prompt:
             return 0
         best, length = None, 0
         for other in (*self._running, *self.lineups[Phase.HELD]):
@@ -246,7 +248,8 @@ class Scheduler:
     def _chunk(self, sequence: Sequence, budget: int) -> Row | None:
         """None while another computes in this very step what comes next: it is taken over then."""
         first = sequence.num_sealed
-        if sequence.keys[first : first + 1] and sequence.keys[first] in self._coming:
+        comes = sequence.keys[first : first + 1] and sequence.keys[first] in self._coming
+        if comes and not sequence.scores_prompt:
             return None
         row = sequence.row(min(sequence.num_remaining, self._config.chunk_limit, budget))
         self._coming.update(sequence.keys[first : row.context_tokens // self._config.block_tokens])
@@ -289,7 +292,7 @@ class Scheduler:
     def _take_blocks(self, sequence: Sequence, cached_limit: int) -> bool:
         """Fills the block table: cached blocks, ``cached_limit`` at most, then new ones. Else
         ``_blocked_at`` says when to ask again."""
-        cached = self._pool.find(sequence.keys, cached_limit)
+        cached = self._pool.find(sequence.keys, 0 if sequence.scores_prompt else cached_limit)
         num_new = self._config.blocks_for(sequence.num_known) - len(cached)
         if not self.fits(cached, num_new):
             self._note_blocked(sequence, self._pool.num_allocatable)

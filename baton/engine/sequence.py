@@ -4,8 +4,9 @@ from enum import StrEnum
 
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.order import Waiting
-from baton.core.request import FinishReason, RequestSpec
+from baton.core.request import FinishReason, RequestSpec, TokenLogprob
 from baton.core.task import Task
+from baton.engine.constraint import Constraint
 from baton.engine.plan import Row
 from baton.engine.prefix import KeyChain
 
@@ -49,6 +50,7 @@ class Sequence:
         "arrival",
         "arrival_seconds",
         "block_ids",
+        "constraint",
         "expected_tokens",
         "first_start",
         "max_tokens",
@@ -58,6 +60,7 @@ class Sequence:
         "num_sealed",
         "num_shared",
         "phase",
+        "scores",
         "spec",
         "task",
         "token_ids",
@@ -98,6 +101,10 @@ class Sequence:
         """What orders know of it."""
         self.first_start: int | None = None
         """Tokens that were cached when it was first admitted; None before."""
+        self.constraint: Constraint | None = None
+        """Where the answer is in its grammar, as long as it is written here."""
+        self.scores: list[TokenLogprob] = []
+        """Logprobs of the prompt's tokens from the second on, as far as computed."""
         self._chain = chain
 
     @property
@@ -122,6 +129,12 @@ class Sequence:
     def keys(self) -> list[BlockKey]:
         """Chain keys of the full blocks of the known tokens, computed or not."""
         return self._chain.keys
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether logprobs of the prompt are to be computed here, each with its token's KV."""
+        untold = len(self.token_ids) == len(self.spec.token_ids)
+        return self.spec.scores_prompt and untold and self.task is not Task.DECODE
 
     @property
     def preemptable(self) -> bool:
@@ -152,12 +165,15 @@ class Sequence:
             sampling,
             tuple(self.token_ids) if with_history else (),
             self.spec.num_prompt_tokens if with_history else 0,
+            self.constraint.mask if sample and self.constraint is not None else None,
+            tuple(self.token_ids[start + 1 : end + 1]) if self.scores_prompt else (),
         )
 
     def finish_reason(self, eos_token_ids: frozenset[TokenId]) -> FinishReason | None:
         """Whether the last known token, a token of the answer, ends it."""
         token_id, sampling = self.token_ids[-1], self.spec.sampling
-        if token_id in eos_token_ids and not sampling.ignore_eos:
+        ignored = sampling.ignore_eos and sampling.grammar is None
+        if token_id in eos_token_ids and not ignored:
             return FinishReason.STOP
         if token_id in sampling.stop_token_ids:
             return FinishReason.STOP
