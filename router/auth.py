@@ -1,31 +1,40 @@
-"""API keys to tenants, tenants to salts, and who may use the admin API."""
+"""API keys to tenants, and who may use the admin API."""
 
-import hashlib
 import hmac
 import ipaddress
 from collections.abc import Mapping
 
+from baton.core.api_key import digest_of
 from baton.core.ids import TenantId
 from router.problem import Problem
+from router.tenants.roll import Roll
+from router.tenants.tenant import DEFAULT_TENANT
 
-DEFAULT_TENANT = TenantId("default")
 _SCHEME = "bearer "
 
 
 class Doorkeeper:
     """Without API keys everybody is the tenant ``default``; without an admin key only clients
-    on this machine are admins."""
+    on this machine are admins. :meth:`admit` whenever the tenants file has changed."""
 
-    def __init__(self, api_keys: Mapping[str, str], admin_key: str | None) -> None:
-        # By digest: how long a look-up takes says nothing about a key.
-        self._tenants = {_digest(key): TenantId(tenant) for key, tenant in api_keys.items()}
+    def __init__(
+        self, api_keys: Mapping[str, str], admin_key: str | None, roll: Roll | None = None
+    ) -> None:
+        """Raises Invalid for a key of two tenants."""
+        self._api_keys = api_keys
         self._admin_key = admin_key
+        self.admit(roll or Roll())
+
+    def admit(self, roll: Roll) -> None:
+        """From now on these come in, beside those of the setting. Raises Invalid."""
+        self.roll = roll.with_keys(self._api_keys)
 
     def tenant_of(self, authorization: str | None) -> TenantId:
         """Raises Problem (401) when keys are needed and this is none of them."""
-        if not self._tenants:
+        if not self.roll.needs_keys:
             return DEFAULT_TENANT
-        tenant = self._tenants.get(_digest(_bearer(authorization)))
+        # By digest: how long a look-up takes says nothing about a key.
+        tenant = self.roll.keys.get(digest_of(_bearer(authorization)))
         if tenant is None:
             raise _unauthorized("an API key is needed" if not authorization else "wrong API key")
         return tenant
@@ -43,10 +52,6 @@ class Doorkeeper:
 def _bearer(authorization: str | None) -> str:
     value = authorization or ""
     return value[len(_SCHEME) :].strip() if value.lower().startswith(_SCHEME) else ""
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=32).digest()
 
 
 def _is_loopback(host: str | None) -> bool:

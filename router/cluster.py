@@ -36,6 +36,11 @@ class Cluster:
         return self._membership.ready(role)
 
     @property
+    def num_routers(self) -> int:
+        """That take requests, this one among them once it is announced."""
+        return len(self.ready(Role.ROUTER))
+
+    @property
     def is_ready(self) -> bool:
         """Whether anything can be answered."""
         return bool(self.ready(Role.DECODE))

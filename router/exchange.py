@@ -18,12 +18,14 @@ from router.prepare import Preparer, Prompt, check_token_ids, tokens_of
 from router.problem import Problem, problem_of
 from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from router.service import Service, off_loop_if_large
+from router.tenants.visit import UNSAID_ANSWER_TOKENS, Visit
 from router.wire import (
     CLIENT_LEFT,
     JSON_HEADERS,
     STREAM_HEADERS,
     ClientLeft,
     Wire,
+    declared_size,
     header,
     read_body,
     while_connected,
@@ -43,6 +45,7 @@ class Exchange(Response, ABC):
         super().__init__()
         self._service = service
         self._known_headers: dict[str, str] = {}
+        self._visit: Visit
 
     @abstractmethod
     async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
@@ -68,7 +71,8 @@ class Exchange(Response, ABC):
         service, config = self._service, self._service.config
         service.check_open()
         tenant = service.doorkeeper.tenant_of(header(scope, b"authorization"))
-        with service.gate.enter():
+        with service.entrance.enter(tenant, declared_size(scope)) as self._visit:
+            self._known_headers |= self._visit.headers()
             data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
             await while_connected(receive, self.answer(wire, data, tenant))
 
@@ -85,19 +89,28 @@ class AnswerExchange(Exchange):
         self._known_headers["x-baton-request-id"] = request_id
         body = await off_loop_if_large(len(data), lambda: self._parse(data))
         service.check_model(body.model)
-        preparer = service.preparer(tenant)
+        preparer = service.preparer(tenant, body.cache_salt)
         prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
-        with service.gate.enter(len(prompts) * body.choices - 1):
-            choices = service.choices(request_id, tenant, body, prompts, arrived_at)
-            answers = [
-                Answer(choice.index, prompt.token_ids, prompt.text)
-                for choice, prompt in zip(choices, _each(prompts, body.choices), strict=True)
-            ]
-            wording = self._wording(self._envelope(request_id, body), body)
-            if body.stream:
-                await self._stream(wire, choices, answers, wording, body)
-            else:
-                await self._whole(wire, choices, answers, wording, body)
+        self._promise(prompts, body)
+        choices = service.choices(request_id, tenant, body, prompts, arrived_at)
+        self._visit.follow([choice.record for choice in choices], body.choices)
+        answers = [
+            Answer(choice.index, prompt.token_ids, prompt.text)
+            for choice, prompt in zip(choices, _each(prompts, body.choices), strict=True)
+        ]
+        wording = self._wording(self._envelope(request_id, body), body)
+        if body.stream:
+            await self._stream(wire, choices, answers, wording, body)
+        else:
+            await self._whole(wire, choices, answers, wording, body)
+
+    def _promise(self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody) -> None:
+        """What the tenant may use of its limits. Raises RateLimited or Overloaded."""
+        answer_tokens = body.asked_tokens or UNSAID_ANSWER_TOKENS
+        longest = max(prompt.sampling.max_tokens for prompt in prompts)
+        sizes = [len(prompt.token_ids) for prompt in prompts]
+        self._visit.promise(sizes, body.choices, min(answer_tokens, longest))
+        self._known_headers |= self._visit.headers()
 
     @abstractmethod
     def _parse(self, data: bytes) -> ChatBody | CompletionBody: ...

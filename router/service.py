@@ -10,7 +10,6 @@ from typing import TypeVar
 from baton.clock import Clock
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.request import RequestSpec
-from baton.core.tenant import tenant_salt
 from baton.errors import BatonError, Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.auth import Doorkeeper
@@ -23,6 +22,9 @@ from router.prepare import Limits, Preparer, Prompt
 from router.problem import Problem
 from router.record import JourneyRecord, Records
 from router.schema import ChatBody, CompletionBody
+from router.tenants.ledger import TenantLedger
+from router.tenants.tenant import Standing
+from router.tenants.visit import Entrance
 
 LARGE_BODY_BYTES = 32 * 1024
 """Beyond, parsing and tokenising take milliseconds, and move to a thread."""
@@ -69,10 +71,20 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     records: Records = field(default_factory=Records)
     gate: Gate = field(init=False)
+    ledger: TenantLedger = field(init=False)
+    entrance: Entrance = field(init=False)
     draining: bool = False
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.config.max_concurrent_requests)
+        self.ledger = TenantLedger(self.metrics.tenants, self.clock)
+        self.entrance = Entrance(
+            self.gate,
+            lambda: self.doorkeeper.roll,
+            lambda: self.cluster.num_routers,
+            self.ledger,
+            self.clock,
+        )
 
     def check_open(self) -> None:
         """Raises Unavailable while draining."""
@@ -85,8 +97,9 @@ class Service:
             message = f"The model {name!r} does not exist"
             raise Problem(404, message, param="model", code="model_not_found")
 
-    def preparer(self, tenant: TenantId) -> Preparer:
-        salt = tenant_salt(self.config.tenant_secret, tenant)
+    def preparer(self, tenant: TenantId, cache_salt: str | None = None) -> Preparer:
+        described = self.doorkeeper.roll.tenant(tenant)
+        salt = described.block_salt(self.config.tenant_secret, cache_salt)
         limits = Limits(self.cluster.max_model_tokens, self.config.vocab_size)
         return Preparer(self.tokenizer, limits, self.cluster.key_chain(salt), self.new_seed())
 
@@ -99,8 +112,10 @@ class Service:
         arrived_at: float,
     ) -> list[Choice]:
         """``n`` answers for each prompt, in the order of their indexes."""
-        salt = tenant_salt(self.config.tenant_secret, tenant)
-        chain = self.cluster.key_chain(salt)
+        standing = self.doorkeeper.roll.tenant(tenant).standing(
+            self.config.tenant_secret, body.cache_salt, body.priority or 0
+        )
+        chain = self.cluster.key_chain(standing.salt)
         total = len(prompts) * body.choices
         every_token = bool(body.return_token_ids) or body.num_logprobs is not None
         choices: list[Choice] = []
@@ -108,7 +123,7 @@ class Service:
             for number in range(body.choices):
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
                 record = JourneyRecord(RequestId(name), arrived_at, len(prompt.token_ids))
-                spec = _spec(prompt, name, number, salt, self.config.slo_first_token_seconds)
+                spec = _spec(prompt, name, number, standing, self.config.slo_first_token_seconds)
                 model = self.config.model
                 journey = Journey(self.guide, spec, tenant, model, chain, prompt.keys, record)
                 choices.append(
@@ -158,7 +173,7 @@ async def off_loop_if_large(size_bytes: int, call: Callable[[], Result]) -> Resu
 
 
 def _spec(
-    prompt: Prompt, name: str, number: int, salt: bytes, first_token_seconds: float
+    prompt: Prompt, name: str, number: int, standing: Standing, first_token_seconds: float
 ) -> RequestSpec:
     sampling = replace(prompt.sampling, seed=(prompt.sampling.seed + number) % 2**64)
     return RequestSpec(
@@ -167,8 +182,11 @@ def _spec(
         token_ids=prompt.token_ids,
         num_prompt_tokens=len(prompt.token_ids),
         sampling=sampling,
-        tenant_salt=salt,
+        tenant_salt=standing.salt,
         first_token_seconds=first_token_seconds,
+        tenant=standing.tag,
+        priority=standing.priority,
+        weight=standing.weight,
     )
 
 

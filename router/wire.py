@@ -65,6 +65,12 @@ def header(scope: Scope, name: bytes) -> str | None:
     return None
 
 
+def declared_size(scope: Scope) -> int:
+    """Bytes of the body, as its header says; 0 where it does not."""
+    length = header(scope, b"content-length")
+    return int(length) if length is not None and length.isascii() and length.isdigit() else 0
+
+
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
     """Raises Problem (408, 413, 415) or ClientLeft. Never holds more than ``max_bytes`` and what
     the server hands over at once."""

@@ -55,6 +55,10 @@ class Generation(Body, ABC):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
     return_token_ids: bool | None = None
+    priority: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Behind others of the same tenant, by so many steps; never before them."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Keeps prefixes apart within the tenant's own."""
 
     @model_validator(mode="after")
     def _options_need_a_stream(self) -> Self:
@@ -65,6 +69,11 @@ class Generation(Body, ABC):
     @property
     def choices(self) -> int:
         return self.n or 1
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """Of the answer, at most; None: the client set no bound."""
+        return self.max_tokens
 
     @property
     @abstractmethod

@@ -10,7 +10,7 @@ from baton.core.api_key import read_hashed
 from baton.core.ids import TenantId
 from baton.core.priority import Priority
 from baton.errors import Invalid
-from router.tenants.roll import Roll, merged
+from router.tenants.roll import Roll, make_roll
 from router.tenants.tenant import Limits, Prices, Tenant
 
 MAX_FILE_BYTES = 16 * 2**20
@@ -97,7 +97,7 @@ def read_tenants(path: Path) -> Roll:
 def parse_tenants(data: bytes) -> Roll:
     """Raises Invalid."""
     try:
-        values = yaml.load(data, _UniqueKeys)  # noqa: S506 (a SafeLoader)
+        values = yaml.load(data, _UniqueKeys)
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
         raise Invalid(f"not YAML: {_short(error)}") from error
     if not isinstance(values, dict) or "tenants" not in values:
@@ -142,7 +142,7 @@ def _filled(defaults: dict[str, Any], own: Any) -> Any:
 def _roll(file: _File) -> Roll:
     tenants = {TenantId(name): _tenant(name, entry) for name, entry in file.tenants.items()}
     pairs = [(key, TenantId(name)) for name, entry in file.tenants.items() for key in entry.keys]
-    return Roll(tenants, merged(pairs), needs_keys=True)
+    return make_roll(tenants, pairs, needs_keys=True)
 
 
 def _tenant(name: str, entry: _Tenant) -> Tenant:

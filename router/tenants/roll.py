@@ -11,12 +11,13 @@ from router.tenants.tenant import Tenant
 
 @dataclass(frozen=True, slots=True)
 class Roll:
-    """As of one reading of the file. ``needs_keys`` is False where nobody was given any: then
-    whoever comes is the tenant ``default``."""
+    """As of one reading of the file. Where ``needs_keys`` is False nobody was given any: whoever
+    comes is the tenant ``default``. ``is_shared``: there is more than one tenant."""
 
     tenants: Mapping[TenantId, Tenant] = field(default_factory=dict)
     keys: Mapping[KeyDigest, TenantId] = field(default_factory=dict, repr=False)
     needs_keys: bool = False
+    is_shared: bool = False
 
     def tenant(self, tenant_id: TenantId) -> Tenant:
         """One that nobody described has no limits."""
@@ -25,11 +26,16 @@ class Roll:
     def with_keys(self, api_keys: Mapping[str, str]) -> "Roll":
         """And those of the setting, in plain text. Raises Invalid."""
         pairs = [(digest_of(key), TenantId(name)) for key, name in api_keys.items()]
-        keys = merged([*self.keys.items(), *pairs])
-        return Roll(self.tenants, keys, self.needs_keys or bool(api_keys))
+        needs_keys = self.needs_keys or bool(api_keys)
+        return make_roll(self.tenants, [*self.keys.items(), *pairs], needs_keys=needs_keys)
 
 
-def merged(pairs: Iterable[tuple[KeyDigest, TenantId]]) -> dict[KeyDigest, TenantId]:
+def make_roll(
+    tenants: Mapping[TenantId, Tenant],
+    pairs: Iterable[tuple[KeyDigest, TenantId]],
+    *,
+    needs_keys: bool,
+) -> Roll:
     """Raises Invalid for a key of two tenants."""
     keys: dict[KeyDigest, TenantId] = {}
     for digest, tenant in pairs:
@@ -37,4 +43,5 @@ def merged(pairs: Iterable[tuple[KeyDigest, TenantId]]) -> dict[KeyDigest, Tenan
         if other != tenant:
             shown = f"sha256:{digest.hex()[:8]}…"
             raise Invalid(f"tenants {other!r} and {tenant!r} have the same key {shown}")
-    return keys
+    is_shared = len({*tenants, *keys.values()}) > 1
+    return Roll(dict(tenants), keys, needs_keys, is_shared)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from baton.core.ids import TenantId
-from baton.core.priority import Priority
+from baton.core.priority import Priority, lowered
 from baton.core.tenant import salted_again, shared_salt, tenant_salt, tenant_tag
 
 DEFAULT_TENANT = TenantId("default")
@@ -33,6 +33,17 @@ class Prices:
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """How a request of a tenant stands beside others: what its blocks' keys are made of, whom it is
+    counted to, and who goes before it."""
+
+    salt: bytes
+    tag: bytes
+    priority: Priority
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tenant:
     """Tenants with the same ``salt`` share their prefixes. ``weight`` is the share beside others of
     the same priority."""
@@ -44,12 +55,22 @@ class Tenant:
     limits: Limits = field(default_factory=Limits)
     prices: Prices = field(default_factory=Prices)
 
+    @property
+    def is_limited(self) -> bool:
+        return self.limits != Limits()
+
     def block_salt(self, secret: str | None, cache_salt: str | None = None) -> bytes:
         """Enters the keys of the tenant's blocks. Derived here: a client can add, not choose."""
         own = tenant_salt(secret, self.id)
         salt = own if self.salt is None else shared_salt(secret, self.salt)
         return salted_again(salt, cache_salt) if cache_salt else salt
 
-    def tag(self, secret: str | None) -> bytes:
-        """Names the tenant where its blocks and its share are counted, whatever salts it uses."""
-        return tenant_tag(tenant_salt(secret, self.id))
+    def standing(self, secret: str | None, cache_salt: str | None, behind: int) -> Standing:
+        """``behind``: by how many steps the request itself gives way, from 0. Whatever salts a
+        tenant uses, it has one tag."""
+        return Standing(
+            self.block_salt(secret, cache_salt),
+            tenant_tag(tenant_salt(secret, self.id)),
+            lowered(self.priority, behind),
+            self.weight,
+        )

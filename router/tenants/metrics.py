@@ -1,0 +1,72 @@
+"""What tenants use, as metrics, with a bounded number of names."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from baton.core.ids import TenantId
+from router.tenants.spent import Spent
+from router.tenants.usage import OTHER
+
+MAX_NAMES = 100
+"""Tenants with a label of their own: each is ten series. Those who come after are ``other``."""
+
+
+class TenantMetrics:
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._names: set[TenantId] = set()
+        self._requests = Counter(
+            "baton_tenant_requests_total",
+            "Requests that were answered or begun, by tenant.",
+            ["tenant"],
+            registry=registry,
+        )
+        self._prompt_tokens = Counter(
+            "baton_tenant_prompt_tokens_total",
+            "Tokens of prompts, by tenant, and whether they were computed or cached.",
+            ["tenant", "source"],
+            registry=registry,
+        )
+        self._completion_tokens = Counter(
+            "baton_tenant_completion_tokens_total",
+            "Tokens of answers, by tenant.",
+            ["tenant"],
+            registry=registry,
+        )
+        self._refusals = Counter(
+            "baton_tenant_refusals_total",
+            "Requests that were refused (429), by tenant and the limit that was reached.",
+            ["tenant", "reason"],
+            registry=registry,
+        )
+        self.unsent = Gauge(
+            "baton_usage_unsent",
+            "Counters of usage that Redis does not know yet.",
+            registry=registry,
+        )
+        self.file_failures = Counter(
+            "baton_tenants_file_failures_total",
+            "Readings of the tenants file that failed: the one before stays in force.",
+            registry=registry,
+        )
+        self.file_stale = Gauge(
+            "baton_tenants_file_stale",
+            "1 while the tenants file can't be read as it is.",
+            registry=registry,
+        )
+
+    def note_spent(self, tenant: TenantId, spent: Spent) -> None:
+        name = self._name(tenant)
+        self._requests.labels(name).inc(spent.requests)
+        self._prompt_tokens.labels(name, "computed").inc(spent.computed_tokens)
+        self._prompt_tokens.labels(name, "cached").inc(spent.cached_tokens)
+        self._completion_tokens.labels(name).inc(spent.completion_tokens)
+
+    def note_refused(self, tenant: TenantId, reason: str) -> None:
+        self._refusals.labels(self._name(tenant), reason).inc()
+
+    def _name(self, tenant: TenantId) -> TenantId:
+        if tenant in self._names:
+            return tenant
+        if len(self._names) >= MAX_NAMES:
+            return OTHER
+        self._names.add(tenant)
+        return tenant
