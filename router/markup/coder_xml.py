@@ -1,10 +1,10 @@
 """A call as Qwen3-Coder writes it.
 
-    <function=f>
-    <parameter=x>
-    1
-    </parameter>
-    </function>
+<function=f>
+<parameter=x>
+1
+</parameter>
+</function>
 """
 
 import json

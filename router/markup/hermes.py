@@ -1,8 +1,8 @@
 """Calls as Hermes, Qwen 2.5 and Qwen 3 write them, and those of Qwen3-Coder, in the same tags.
 
-    <tool_call>
-    {"name": "f", "arguments": {"x": 1}}
-    </tool_call>
+<tool_call>
+{"name": "f", "arguments": {"x": 1}}
+</tool_call>
 """
 
 import string

@@ -1,6 +1,6 @@
 """Calls as Llama 3.1 to 3.3 write them: JSON as the whole answer, or after a special token.
 
-    {"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}
+{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}
 """
 
 import string

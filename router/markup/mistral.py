@@ -1,7 +1,7 @@
 """Calls as Mistral's models write them: a list of objects, or a name and its arguments.
 
-    [TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]
-    [TOOL_CALLS]f[ARGS]{"x": 1}
+[TOOL_CALLS] [{"name": "f", "arguments": {"x": 1}}]
+[TOOL_CALLS]f[ARGS]{"x": 1}
 """
 
 import re

@@ -1,9 +1,8 @@
 """What all bodies share: strictness, and words for what is wrong."""
 
-from collections.abc import Callable
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic_core import PydanticCustomError
 
 
@@ -21,10 +20,29 @@ def wrong_field(field: str, message: str) -> PydanticCustomError:
     return PydanticCustomError(f"field:{field}", "{message}", {"message": message})
 
 
-def only(*supported: Any) -> Callable[[Any], Any]:
+def only(*supported: Any, why: str = "") -> AfterValidator:
+    """Takes these values, and null."""
+
     def check(value: Any) -> Any:
-        if value not in supported or isinstance(value, bool):
-            raise wrong(f"{value!r} is not supported yet, only {supported[-1]!r}")
+        if value is not None and (value not in supported or _is_lookalike(value, supported)):
+            named = " or ".join(map(repr, supported))
+            raise wrong(f"{value!r} is not supported, only {named}" + (f": {why}" if why else ""))
         return value
 
-    return check
+    return AfterValidator(check)
+
+
+def refused(why: str) -> AfterValidator:
+    """Takes nothing but null."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            raise wrong(f"is not supported: {why}")
+        return None
+
+    return AfterValidator(check)
+
+
+def _is_lookalike(value: Any, supported: tuple[Any, ...]) -> bool:
+    """1 equals True."""
+    return not any(type(value) is type(each) for each in supported if value == each)

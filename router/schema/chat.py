@@ -1,24 +1,54 @@
 """POST /v1/chat/completions."""
 
-from typing import Annotated, Any, Self
+import re
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
-from router.schema.body import only, wrong_field
+from router.schema.body import wrong, wrong_field
 from router.schema.generation import Generation
+from router.schema.hints import ChatHints
 from router.schema.message import Messages
-from router.schema.tool import Tools
+from router.schema.tool import Tool, ToolChoice, Tools, choose
+
+MAX_VARIABLES = 32
+MAX_VARIABLE_CHARACTERS = 1024
+
+_IDENTIFIER = re.compile(r"[a-zA-Z_]\w{0,63}")
 
 
-class ChatBody(Generation):
+def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    for name, value in variables.items():
+        if not _IDENTIFIER.fullmatch(name):
+            raise wrong(f"{name!r} is no name of a variable")
+        if not isinstance(value, str | int | float | bool | None):
+            raise wrong(f"{name} must be a string, a number, true, false or null")
+        if isinstance(value, str) and len(value) > MAX_VARIABLE_CHARACTERS:
+            raise wrong(f"{name} must have at most {MAX_VARIABLE_CHARACTERS} characters")
+    return variables
+
+
+Variables = Annotated[
+    dict[str, Any], Field(max_length=MAX_VARIABLES), AfterValidator(_check_variables)
+]
+
+
+class ChatBody(Generation, ChatHints):
     messages: Messages
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     tools: Tools | None = None
-    tool_choice: Annotated[Any, AfterValidator(only(None, "none", "auto"))] = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    # Beyond OpenAI's
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Variables | None = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -31,10 +61,49 @@ class ChatBody(Generation):
             )
         return self
 
-    @property
-    def asked_tokens(self) -> int | None:
-        return self.max_completion_tokens or self.max_tokens
+    @model_validator(mode="after")
+    def _tools_agree(self) -> Self:
+        try:
+            mode, tools = choose(self.tool_choice, self.tools or ())
+        except ValueError as error:
+            raise wrong_field("tool_choice", str(error)) from error
+        if mode == "required" and not tools:
+            raise wrong_field("tool_choice", f"tool_choice {mode!r} is only allowed with tools")
+        return self
+
+    @model_validator(mode="after")
+    def _continues_an_answer(self) -> Self:
+        if not self.continue_final_message:
+            return self
+        if self.add_generation_prompt is not False:
+            raise wrong_field(
+                "continue_final_message",
+                "continue_final_message is only allowed with add_generation_prompt false",
+            )
+        last = self.messages[-1]
+        if last.role != "assistant" or not last.content or last.tool_calls:
+            raise wrong_field(
+                "continue_final_message",
+                "continue_final_message needs a last message of role `assistant`, with content "
+                "and without tool_calls",
+            )
+        return self
 
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model is told of, and may call."""
+        mode, tools = choose(self.tool_choice, self.tools or ())
+        return [] if mode == "none" else tools
+
+    @property
+    def must_call(self) -> bool:
+        return choose(self.tool_choice, self.tools or ())[0] == "required"
+
+    @property
+    def max_calls(self) -> int | None:
+        named = isinstance(self.tool_choice, dict) and self.tool_choice["type"] == "function"
+        return 1 if named or self.parallel_tool_calls is False else None

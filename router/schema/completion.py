@@ -6,7 +6,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
 from router.schema.body import only, wrong, wrong_field
-from router.schema.generation import Generation
+from router.schema.generation import MAX_CHOICES, Generation
 
 MAX_PROMPTS = 128
 
@@ -36,16 +36,22 @@ class CompletionBody(Generation):
     prompt: Annotated[Any, AfterValidator(_to_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
-    suffix: Annotated[Any, AfterValidator(only("", None))] = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    suffix: Annotated[Any, only("", why="the model fills no gaps")] = None
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
-        if self.best_of is not None and self.best_of != self.choices:
-            raise wrong_field("best_of", "best_of must equal n")
+        if self.candidates < self.choices:
+            raise wrong_field("best_of", f"best_of must be at least n ({self.choices})")
+        if self.stream and self.candidates > self.choices:
+            raise wrong_field("best_of", "the best of several answers can't be streamed")
         if self.echo and self.logprobs is not None:
             raise wrong_field("echo", "echo with logprobs (of the prompt) is not supported yet")
         return self
+
+    @property
+    def candidates(self) -> int:
+        return self.best_of or self.choices
 
     @property
     def num_logprobs(self) -> int | None:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from router.schema.body import Body, only, wrong, wrong_field
 
@@ -28,7 +28,11 @@ def _to_stops(value: Any) -> Any:
 
 
 class StreamOptions(Body):
+    """``include_obfuscation`` hides how long a token is from who counts encrypted bytes; other than
+    OpenAI's, ours is off by default."""
+
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None
 
 
 class Generation(Body, ABC):
@@ -47,7 +51,7 @@ class Generation(Body, ABC):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    response_format: Annotated[Any, AfterValidator(only(None, {"type": "text"}))] = None
+    response_format: Annotated[Any, only({"type": "text"})] = None
     # Beyond OpenAI's
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
@@ -68,7 +72,13 @@ class Generation(Body, ABC):
 
     @property
     def choices(self) -> int:
+        """Answers that the client gets, to each prompt."""
         return self.n or 1
+
+    @property
+    def candidates(self) -> int:
+        """Answers that are generated, to each prompt."""
+        return self.choices
 
     @property
     def asked_tokens(self) -> int | None:
@@ -83,3 +93,7 @@ class Generation(Body, ABC):
     @property
     def wants_usage_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_obfuscation(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_obfuscation)

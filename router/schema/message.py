@@ -2,11 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from router.schema.body import Body, wrong
+from router.schema.body import Body, refused, wrong
 
 MAX_MESSAGES = 16_384
+MAX_CALLS = 128
+
+PART_KEYS = {"text": frozenset({"type", "text"}), "refusal": frozenset({"type", "refusal"})}
+"""Of content parts, by their types."""
 
 
 def _to_text(value: Any) -> str:
@@ -21,29 +25,69 @@ def _to_text(value: Any) -> str:
 def _part_text(part: Any) -> str:
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise wrong("a content part is an object with a type")
-    if part["type"] != "text":
-        raise wrong(f"content parts of type {part['type']!r} are not supported, only text")
-    if not isinstance(part.get("text"), str):
-        raise wrong("a text part has a string `text`")
-    return str(part["text"])
+    kind = part["type"]
+    if kind not in PART_KEYS:
+        raise wrong(f"content parts of type {kind!r} are not supported, only text")
+    if not isinstance(part.get(kind), str):
+        raise wrong(f"a {kind} part has a string `{kind}`")
+    unknown = [key for key in part if key not in PART_KEYS[kind]]
+    if unknown:
+        raise wrong(f"a {kind} part has no {unknown[0]!r}")
+    return str(part[kind])
+
+
+def _check_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if call.get("type", "function") != "function" or not isinstance(function, dict):
+        raise wrong("a tool call has type `function` and a `function` object")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise wrong("a tool call's function has a name")
+    if not isinstance(function.get("arguments"), str | dict):
+        raise wrong("a tool call's function has arguments, as JSON")
+    if not isinstance(call.get("id"), str | None):
+        raise wrong("a tool call's id is a string")
+    return call
+
+
+def _check_annotations(value: Any) -> Any:
+    if value:
+        raise wrong("annotations (of a search on the web) are not supported, only none of them")
+    return None
+
+
+Calls = Annotated[
+    list[Annotated[dict[str, Any], AfterValidator(_check_call)]], Field(max_length=MAX_CALLS)
+]
 
 
 class Message(Body):
-    """One turn. ``tool_calls`` are what an assistant asked for before, in OpenAI's form."""
+    """One turn. ``tool_calls`` are what an assistant asked for before, in OpenAI's form, and
+    ``reasoning_content`` what it thought, for templates that show it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_to_text)] = Field(default="", validate_default=True)
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: Calls | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    reasoning_content: str | None = None
+    # As an answer has them, so that it can be sent back as it came
+    annotations: Annotated[Any, AfterValidator(_check_annotations)] = None
+    audio: Annotated[Any, refused("the model neither hears nor speaks")] = None
+    function_call: Annotated[Any, refused("deprecated by OpenAI; use tool_calls")] = None
 
     @model_validator(mode="before")
     @classmethod
-    def _has_content(cls, value: Any) -> Any:
-        needs_content = isinstance(value, dict) and value.get("role") != "assistant"
-        if needs_content and value.get("content") is None:
+    def _is_whole(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        role = value.get("role")
+        if role != "assistant" and value.get("content") is None:
             raise wrong("a message has `content`")
+        if role == "tool" and value.get("tool_call_id") is None:
+            raise wrong("a message of role `tool` has a `tool_call_id`")
+        if role != "assistant" and value.get("tool_calls") is not None:
+            raise wrong("only a message of role `assistant` has `tool_calls`")
         return value
 
 

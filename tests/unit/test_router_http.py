@@ -351,6 +351,12 @@ async def test_message_forms(tokenizer: Tokenizer) -> None:
 # -- wrong requests -------------------------------------------------------------------------
 
 USER = [{"role": "user", "content": "Hi"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
+
 
 WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": []}, "messages"),
@@ -416,6 +422,21 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"tools": [{"type": "x"}]}, "tools[0]"),
     ({"tools": {}}, "tools"),
     ({"tool_choice": "required"}, "tool_choice"),
+    ({"tool_choice": "sometimes"}, "tool_choice"),
+    ({"tools": [TOOL, TOOL]}, "tools"),
+    ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0]"),
+    ({"tools": [{**TOOL, "mood": 1}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0]"),
+    ({"tools": [TOOL], "tool_choice": named("g")}, "tool_choice"),
+    ({"parallel_tool_calls": 1}, "parallel_tool_calls"),
+    ({"continue_final_message": True}, "continue_final_message"),
+    ({"continue_final_message": True, "add_generation_prompt": False}, "continue_final_message"),
+    ({"chat_template": "{{ messages }}"}, "chat_template"),
+    ({"chat_template_kwargs": {"x": []}}, "chat_template_kwargs"),
+    ({"chat_template_kwargs": {"x-y": 1}}, "chat_template_kwargs"),
+    ({"messages": [*USER, {"role": "tool", "content": "x"}]}, "messages[1]"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0]"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
     ({"response_format": {"type": "json_object"}}, "response_format"),
     ({"user": 5}, "user"),
@@ -443,8 +464,9 @@ WRONG_COMPLETIONS: list[tuple[dict[str, Any], str]] = [
     ({"prompt": "x" * CONTEXT}, "prompt"),
     ({"prompt": "x" * (CONTEXT - 3), "max_tokens": 4}, "max_tokens"),
     ({"max_tokens": 0, "echo": True}, "max_tokens"),
-    ({"n": 2, "best_of": 3}, "best_of"),
-    ({"best_of": 2}, "best_of"),
+    ({"n": 2, "best_of": 1}, "best_of"),
+    ({"best_of": 2, "stream": True}, "best_of"),
+    ({"best_of": 17}, "best_of"),
     ({"logprobs": 21}, "logprobs"),
     ({"logprobs": True}, "logprobs"),
     ({"echo": True, "logprobs": 1}, "echo"),
