@@ -19,7 +19,7 @@ from baton.errors import (
 )
 from router.inbox import Inbox, Item
 from router.links import Links, WorkerLink
-from router.merge import Merge
+from router.merge import Merge, joined
 
 RETRYABLE_STATUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "NOT_FOUND"})
 """What another placement may mend."""
@@ -110,7 +110,7 @@ class Attempt:
             outputs = self._sort(await self._take())
             if outputs:
                 self._note(outputs[-1])
-                return outputs
+                return joined(outputs)
         raise self._failure
 
     def close(self) -> None:
@@ -125,11 +125,8 @@ class Attempt:
     # -- what comes ---------------------------------------------------------------------
 
     async def _take(self) -> Sequence[Item]:
-        if not self._inbox.is_empty:
-            return await self._inbox.take()
         try:
-            async with asyncio.timeout_at(self._deadline):
-                return await self._inbox.take()
+            return await self._inbox.take(self._deadline)
         except TimeoutError:
             error = DeadlineExceeded(f"the {self._waits_for} did not come in time")
             self._failure = AttemptFailed(error, self._suspects())

@@ -62,3 +62,28 @@ class Merge:
         if output.token_ids or output.finish_reason is not None:
             self.next_index += len(output.token_ids)
             yield output
+
+
+def joined(outputs: list[RequestOutput]) -> list[RequestOutput]:
+    """Outputs that follow each other, as few as say the same: who reads late writes once."""
+    if len(outputs) == 1:
+        return outputs
+    runs: list[list[RequestOutput]] = []
+    for output in outputs:
+        if runs and not output.details and runs[-1][-1].finish_reason is None:
+            runs[-1].append(output)
+        else:
+            runs.append([output])
+    return [_one(run) for run in runs]
+
+
+def _one(run: list[RequestOutput]) -> RequestOutput:
+    if len(run) == 1:
+        return run[0]
+    return replace(
+        run[0],
+        token_ids=tuple(token for output in run for token in output.token_ids),
+        logprobs=tuple(entry for output in run for entry in output.logprobs),
+        finish_reason=run[-1].finish_reason,
+        error=run[-1].error,
+    )

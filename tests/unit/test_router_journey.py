@@ -17,7 +17,7 @@ from router.inbox import Inbox
 from router.journey import Guide, Journey, JourneyConfig
 from router.key_chain import KeyChain
 from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
-from router.merge import Merge
+from router.merge import Merge, joined
 from router.record import JourneyRecord
 
 FAST = JourneyConfig(
@@ -88,7 +88,8 @@ async def settle() -> None:
 async def test_prefill_and_decode_make_one_answer() -> None:
     scene = Scene()
     assert await scene.collect() == expected(12)
-    assert [o.finish_reason for o in scene.received] == [None] * 11 + [FinishReason.LENGTH]
+    reasons = [output.finish_reason for output in scene.received]
+    assert reasons[-1] is FinishReason.LENGTH and not any(reasons[:-1])
     assert [job.task for job in scene.p0.submitted] == [Task.PREFILL]
     assert [job.task for job in scene.d0.submitted] == [Task.DECODE]
     assert scene.d0.submitted[0].source == scene.p0.ref
@@ -159,7 +160,8 @@ async def test_a_killed_worker_loses_and_repeats_nothing(emitted: int, victim: s
         assert second[0].excluded == {victim}
         assert second[0].num_tokens == 3 + emitted
         assert len(second[0].block_keys) == (3 + emitted) // 2
-    assert [o.first_index for o in scene.received] == list(range(12))
+    indexes = [o.first_index + i for o in scene.received for i in range(len(o.token_ids))]
+    assert indexes == list(range(12))
 
 
 @pytest.mark.parametrize(
@@ -522,6 +524,18 @@ def out(first: int, *tokens: int, epoch: int = 1, end: bool = False) -> RequestO
 def merged(outputs: list[RequestOutput], *, base: int = 0, handed_over: bool = True) -> list[int]:
     merge = Merge(Epoch(1), base, handed_over=handed_over)
     return [t for output in outputs for o in merge.add(output) for t in o.token_ids]
+
+
+def test_outputs_that_wait_together_become_one() -> None:
+    one = RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(7),), details={"transport": "shm"})
+    two = RequestOutput(RequestId("r"), Epoch(1), 1, (TokenId(8),))
+    told = RequestOutput(RequestId("r"), Epoch(1), 2, (TokenId(9),), details={"bytes_shipped": "1"})
+    last = RequestOutput(
+        RequestId("r"), Epoch(1), 3, (TokenId(5),), finish_reason=FinishReason.STOP
+    )
+    first, second = joined([one, two, told, last])
+    assert first == replace(one, token_ids=(7, 8))
+    assert second == replace(told, token_ids=(9, 5), finish_reason=FinishReason.STOP)
 
 
 def test_merge_orders_trims_and_drops() -> None:
