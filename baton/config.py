@@ -267,6 +267,8 @@ class Settings(BaseSettings):
 
     # The router
     api_keys: Pairs = Field(default_factory=dict)
+    tenants_file: str | None = None
+    """YAML: who may come in beside ``api_keys``, and what each gets. Read again when it changes."""
     admin_key: str | None = None
     control_socket: str | None = None
     """Where its supervisor listens, for ``/admin/scale``; set by ``baton up``."""
@@ -429,10 +431,12 @@ def check_exposure(settings: Settings) -> None:
             f"grpc_host is {settings.grpc_host!r}: listening beyond loopback needs "
             "cluster_secret (BATON_CLUSTER_SECRET), the same for every program of the cluster"
         )
-    if settings.host not in LOOPBACK and not (settings.api_keys or settings.allow_open_http):
+    keyed = settings.api_keys or settings.tenants_file
+    if settings.host not in LOOPBACK and not (keyed or settings.allow_open_http):
         raise Invalid(
             f"host is {settings.host!r}: listening beyond loopback needs api_keys "
-            "(BATON_API_KEYS=key=tenant), or allow_open_http=true if that is what you want"
+            "(BATON_API_KEYS=key=tenant) or a tenants_file, or allow_open_http=true if that is what"
+            " you want"
         )
 
 

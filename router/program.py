@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+from pathlib import Path
 
 import structlog
 import uvicorn
@@ -29,6 +30,9 @@ from router.links import GrpcLinks
 from router.placement import FirstThatAnswers
 from router.ring import RingPlacer
 from router.service import Service, ServiceConfig
+from router.tenants.redis_usage import RedisUsage
+from router.tenants.tenancy import Tenancy
+from router.tenants.watch import TenantsFile
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +51,8 @@ class RouterProgram:
         self._id = WorkerId(settings.id or f"router-{os.getpid()}")
         self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
         self._links = GrpcLinks(settings.cluster_secret)
+        self._usage = RedisUsage(settings.needs_redis_url, settings.cluster)
+        self._tenancy: Tenancy | None = None
         self._conductors: ConductorPlacer | None = None
         self._server: uvicorn.Server | None = None
         self._socket: socket.socket | None = None
@@ -65,6 +71,7 @@ class RouterProgram:
         self._cluster = self._build_cluster(model)
         await self._cluster.refresh()
         self._service = self._build_service(tokenizer, model)
+        self._tenancy = self._service.tenancy = self._build_tenancy()
         self._socket = _listen(settings.host, settings.port)
         self._server = _build_server(self._service)
         self._heartbeat = Heartbeat(
@@ -76,6 +83,8 @@ class RouterProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._links.run())
             tasks.create_task(self._cluster.run())
+            assert self._tenancy is not None, "start() comes first"
+            tasks.create_task(self._tenancy.run())
             tasks.create_task(self._serve_http())
             tasks.create_task(self._heartbeat.run())
 
@@ -94,6 +103,9 @@ class RouterProgram:
             self._socket.close()
         if self._conductors is not None:
             await self._conductors.close()
+        if self._tenancy is not None:
+            await self._tenancy.stop()
+        await self._usage.close()
         await self._registry.close()
 
     @property
@@ -133,7 +145,19 @@ class RouterProgram:
             guide=Guide(placer, self._links, self._clock, _journey_config(settings)),
             doorkeeper=Doorkeeper(settings.api_keys, settings.admin_key),
             clock=self._clock,
+            usage=self._usage,
         )
+
+    def _build_tenancy(self) -> Tenancy:
+        """Reads the tenants file. Raises Invalid."""
+        service, path = self._service, self._settings.tenants_file
+        file = None
+        if path is not None:
+            metrics = service.metrics.tenants
+            file = TenantsFile(Path(path), service.doorkeeper.admit, metrics, self._clock)
+            file.read()
+        writer = f"{self._id}/{self._generation}"
+        return Tenancy(file, service.ledger, self._usage, writer, self._clock)
 
     async def _serve_http(self) -> None:
         assert self._server is not None and self._socket is not None

@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from baton.core.ids import TenantId
+from baton.errors import Unavailable
 from router.tenants.roll import Roll
 from router.tenants.spent import Spent
 
@@ -50,8 +51,6 @@ class MemoryUsageStore:
         self._numbers: dict[str, int] = {}
 
     async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
-        from baton.errors import Unavailable
-
         if not self.reachable:
             raise Unavailable("the store of usage is gone")
         if self._numbers.get(writer, 0) < number:
