@@ -48,9 +48,6 @@ class ServiceConfig:
     tenant_secret: str | None = None
     slo_first_token_seconds: float = 0.0
     control_socket: str | None = None
-    request_seconds: float = 3600.0
-    cors_origins: tuple[str, ...] = ()
-    access_log: bool = False
 
 
 def _random_id() -> str:
@@ -82,11 +79,6 @@ class Service:
     tenancy: Tenancy | None = None
     """Of a router that runs."""
     draining: bool = False
-    refuses_when_draining: bool = True
-    """Not where others listen at the same port: new connections go to them, and whoever is
-    connected to this one still is answered."""
-    own_id: str = field(default_factory=lambda: _random_id()[:8])
-    """Tells this router's request ids from others'."""
 
     def __post_init__(self) -> None:
         self.gate = Gate(self.config.max_concurrent_requests)
@@ -101,7 +93,7 @@ class Service:
 
     def check_open(self) -> None:
         """Raises Unavailable while draining."""
-        if self.draining and self.refuses_when_draining:
+        if self.draining:
             raise Unavailable("this router is draining")
 
     def check_model(self, name: str | None) -> None:
