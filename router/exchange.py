@@ -3,6 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -11,7 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from baton.core.ids import TenantId
-from baton.errors import BatonError
+from baton.errors import BatonError, DeadlineExceeded
 from router.choice import Choice, Delta
 from router.parse import parse
 from router.prepare import Preparer, Prompt, check_token_ids, tokens_of
@@ -22,6 +23,7 @@ from router.tenants.visit import UNSAID_ANSWER_TOKENS, Visit
 from router.wire import (
     CLIENT_LEFT,
     JSON_HEADERS,
+    REQUEST_ID,
     STREAM_HEADERS,
     ClientLeft,
     Wire,
@@ -60,9 +62,9 @@ class Exchange(Response, ABC):
         except (BatonError, Problem) as error:
             await wire.fail(problem_of(error), self._known_headers)
         except Exception as error:
-            log.exception("request_crashed", endpoint=self.endpoint)
+            request_id = scope.get(REQUEST_ID, "")
+            log.exception("request_crashed", endpoint=self.endpoint, request_id=request_id)
             await wire.fail(problem_of(error), self._known_headers)
-            raise
         finally:
             status = str(wire.status or CLIENT_LEFT)
             self._service.metrics.requests.labels(self.endpoint, status).inc()
@@ -74,7 +76,14 @@ class Exchange(Response, ABC):
         with service.entrance.enter(tenant, declared_size(scope)) as self._visit:
             self._known_headers |= self._visit.headers()
             data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
-            await while_connected(receive, self.answer(wire, data, tenant))
+            try:
+                async with asyncio.timeout(config.request_seconds) as whole:
+                    await while_connected(receive, self.answer(wire, data, tenant))
+            except TimeoutError as error:
+                if not whole.expired():
+                    raise
+                message = f"the answer was not complete within {config.request_seconds:g} s"
+                raise DeadlineExceeded(message) from error
 
 
 class AnswerExchange(Exchange):
@@ -93,10 +102,10 @@ class AnswerExchange(Exchange):
         prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
         self._promise(prompts, body)
         choices = service.choices(request_id, tenant, body, prompts, arrived_at)
-        self._visit.follow([choice.record for choice in choices], body.choices)
+        self._visit.follow([choice.record for choice in choices], body.candidates)
         answers = [
             Answer(choice.index, prompt.token_ids, prompt.text)
-            for choice, prompt in zip(choices, _each(prompts, body.choices), strict=True)
+            for choice, prompt in zip(choices, _each(prompts, body.candidates), strict=True)
         ]
         wording = self._wording(self._envelope(request_id, body), body)
         if body.stream:
@@ -109,7 +118,7 @@ class AnswerExchange(Exchange):
         answer_tokens = body.asked_tokens or UNSAID_ANSWER_TOKENS
         longest = max(prompt.sampling.max_tokens for prompt in prompts)
         sizes = [len(prompt.token_ids) for prompt in prompts]
-        self._visit.promise(sizes, body.choices, min(answer_tokens, longest))
+        self._visit.promise(sizes, body.candidates, min(answer_tokens, longest))
         self._known_headers |= self._visit.headers()
 
     @abstractmethod
@@ -133,7 +142,8 @@ class AnswerExchange(Exchange):
             answers[delta.index].add(delta)
 
         await self._service.follow_all(choices, collect)
-        data = wording.whole(answers, usage_of(choices, body.choices))
+        best = best_of(choices, answers, body.candidates, body.choices)
+        data = wording.whole(best, usage_of(choices, body.candidates))
         await wire.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
 
     async def _stream(
@@ -161,7 +171,7 @@ class AnswerExchange(Exchange):
         await self._service.follow_all(choices, send)
         usage = b""
         if body.wants_usage_chunk:
-            usage = wording.usage_chunk(usage_of(choices, body.choices))
+            usage = wording.usage_chunk(usage_of(choices, body.candidates))
         await wire.end(usage + DONE)
 
     def _envelope(self, request_id: str, body: ChatBody | CompletionBody) -> Envelope:
@@ -171,6 +181,8 @@ class AnswerExchange(Exchange):
             model=self._service.config.model,
             return_token_ids=bool(body.return_token_ids),
             usage_chunk=body.wants_usage_chunk,
+            obfuscated=body.wants_obfuscation,
+            service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
 
     def _debug_headers(self, choice: Choice) -> dict[str, str]:
@@ -189,7 +201,14 @@ class ChatExchange(AnswerExchange):
 
     def _wording(self, envelope: Envelope, body: ChatBody | CompletionBody) -> Wording:
         with_logprobs = body.num_logprobs is not None
-        return ChatWording(envelope, self._service.tokenizer, with_logprobs=with_logprobs)
+        dialect = self._service.dialect
+
+        def call_id(choice: int, call: int) -> str:
+            return dialect.call_id(envelope.id, choice, call)
+
+        return ChatWording(
+            envelope, self._service.tokenizer, with_logprobs=with_logprobs, call_id=call_id
+        )
 
 
 class CompletionExchange(AnswerExchange):
@@ -242,7 +261,23 @@ def usage_of(choices: Sequence[Choice], per_prompt: int) -> Usage:
         prompt_tokens=sum(group[0].num_prompt_tokens for group in groups),
         completion_tokens=sum(choice.num_tokens for choice in choices),
         cached_tokens=sum(min(record.cached_tokens or 0 for record in group) for group in groups),
+        reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
     )
+
+
+def best_of(
+    choices: Sequence[Choice], answers: Sequence[Answer], candidates: int, wanted: int
+) -> Sequence[Answer]:
+    """Of each prompt's candidates as many as are wanted, by the mean logprob of their tokens."""
+    if candidates == wanted:
+        return answers
+    best: list[Answer] = []
+    for start in range(0, len(answers), candidates):
+        ranked = sorted(
+            range(start, start + candidates), key=lambda index: -choices[index].mean_logprob
+        )
+        best += [answers[index] for index in ranked[:wanted]]
+    return [replace(answer, index=index) for index, answer in enumerate(best)]
 
 
 def _each(prompts: Sequence[Prompt], times: int) -> list[Prompt]:

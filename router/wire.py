@@ -16,6 +16,9 @@ STREAM_HEADERS = {
     "x-accel-buffering": "no",
 }
 CLIENT_LEFT = 499
+MAX_LENGTH_DIGITS = 20
+REQUEST_ID = "baton.request_id"
+"""Where a scope has the id that client and logs know a request by."""
 
 
 class ClientLeft(Exception):
@@ -68,7 +71,9 @@ def header(scope: Scope, name: bytes) -> str | None:
 def declared_size(scope: Scope) -> int:
     """Bytes of the body, as its header says; 0 where it does not."""
     length = header(scope, b"content-length")
-    return int(length) if length is not None and length.isascii() and length.isdigit() else 0
+    if length is None or not (length.isascii() and length.isdigit()):
+        return 0
+    return int(length[:MAX_LENGTH_DIGITS])
 
 
 async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
@@ -128,8 +133,7 @@ def _check_headers(scope: Scope, max_bytes: int) -> None:
     encoding = header(scope, b"content-encoding")
     if encoding is not None and encoding.strip().lower() != "identity":
         raise Problem(415, f"content-encoding {encoding!r} is not supported")
-    length = header(scope, b"content-length")
-    if length is not None and length.isdecimal() and int(length) > max_bytes:
+    if declared_size(scope) > max_bytes:
         raise _too_large(max_bytes)
 
 
