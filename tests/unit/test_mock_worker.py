@@ -1,0 +1,460 @@
+"""Mock workers: tokens, order, speed, states and reports, in virtual time."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import pytest
+
+from baton.core.cost import PrefillCost
+from baton.core.handoff import WorkerRef
+from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
+from baton.core.states import Role, WorkerState
+from baton.core.task import Task
+from baton.errors import Invalid
+from baton.rpc.convert import output_from_proto
+from baton.rpc.encoded_outputs import EncodedAnswer, encoded
+from baton.rpc.v1 import worker_pb2 as pb
+from baton.worker.mock.handovers import MAX_UNREAD, Handovers
+from baton.worker.mock.lexicon import Lexicon
+from baton.worker.mock.prefixes import Prefixes, block_names
+from baton.worker.mock.stream import MAX_UNREAD_BYTES, MockStream
+from baton.worker.mock.worker import House, MockConfig, MockWorker
+from tests.sim.virtual_time import LoopClock, simulate
+
+LEXICON = Lexicon([TokenId(token) for token in range(100, 164)])
+SPEED = PrefillCost(0.0, 0.01, 0.0)
+STEP = 0.5
+
+
+def house(step_seconds: float = STEP, cache_tokens: int = 64) -> House:
+    config = MockConfig(SPEED, step_seconds, 4, 4096, cache_tokens)
+    return House(config, LEXICON, LoopClock(), Handovers(), {})
+
+
+def worker(place: House, name: str = "m0", role: Role = Role.DECODE) -> MockWorker:
+    made = MockWorker(WorkerId(name), Generation(1), role, place)
+    made.begin()
+    return made
+
+
+def ref(of: MockWorker, generation: int = 1) -> WorkerRef:
+    return WorkerRef(of.id, "127.0.0.1:1", Generation(generation))
+
+
+def spec(
+    name: str = "r", length: int = 20, max_tokens: int = 5, epoch: int = 1, **sampling: Any
+) -> RequestSpec:
+    prompt = tuple(TokenId(number) for number in range(length))
+    params = SamplingParams(max_tokens, **{"temperature": 0.0, **sampling})
+    return RequestSpec(RequestId(name), Epoch(epoch), prompt, length, params)
+
+
+def read(message: bytes) -> list[RequestOutput]:
+    return [output_from_proto(each) for each in pb.WorkerMessage.FromString(message).outputs]
+
+
+async def collect(stream: MockStream, count: int = 1) -> list[RequestOutput]:
+    """Until so many answers have ended."""
+    outputs: list[RequestOutput] = []
+    while sum(output.finish_reason is not None for output in outputs) < count:
+        outputs += read(await stream.message())
+    return outputs
+
+
+def tokens(outputs: Sequence[RequestOutput]) -> list[int]:
+    return [token for output in outputs for token in output.token_ids]
+
+
+def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
+    simulate(main)
+
+
+# -- what travels ----------------------------------------------------------------------------
+
+
+def test_encoded_outputs_are_messages() -> None:
+    """Several behind one another, too; small and large numbers."""
+    answer = EncodedAnswer(RequestId("r" * 200), Epoch(3))
+    parts = [answer.token(0, TokenId(0)), answer.token(130, TokenId(151_000))]
+    parts.append(answer.last(131, TokenId(7), FinishReason.LENGTH))
+    outputs = read(b"".join(parts))
+    base = {"request_id": "r" * 200, "epoch": 3}
+    assert outputs == [
+        RequestOutput(**base, first_index=0, token_ids=(TokenId(0),)),
+        RequestOutput(**base, first_index=130, token_ids=(TokenId(151_000),)),
+        RequestOutput(
+            **base, first_index=131, token_ids=(TokenId(7),), finish_reason=FinishReason.LENGTH
+        ),
+    ]  # fmt: skip
+    assert all(read(encoded(output)) == [output] for output in outputs)
+
+
+# -- tokens ----------------------------------------------------------------------------------
+
+
+def test_the_answer_is_the_prompts_and_the_seeds() -> None:
+    greedy, warm = spec(), spec(temperature=1.0, seed=7)
+    assert LEXICON.answer(greedy) == LEXICON.answer(spec(seed=7))
+    assert LEXICON.answer(warm) == LEXICON.answer(spec("other", temperature=1.0, seed=7))
+    answers = [greedy, warm, spec(temperature=1.0, seed=8), spec(length=21)]
+    assert len({tuple(LEXICON.answer(each)) for each in answers}) == 4
+    assert len(set(LEXICON.answer(spec(max_tokens=64)))) == 64
+    with pytest.raises(Invalid, match="no token of plain text"):
+        Lexicon([])
+
+
+def test_a_whole_answer_at_its_speed() -> None:
+    """20 tokens at 0.01 s each, then one token every half second."""
+
+    async def main() -> None:
+        one = worker(house())
+        stream = one.open_stream()
+        stream.submit(spec(), Task.WHOLE, None)
+        loop, times, outputs = asyncio.get_running_loop(), [], []
+        while len(outputs) < 5:
+            outputs += read(await stream.message())
+            times.append(round(loop.time(), 3))
+        assert times == [0.2, 0.7, 1.2, 1.7, 2.2]
+        assert tokens(outputs) == LEXICON.answer(spec())
+        assert [output.finish_reason for output in outputs] == [None] * 4 + [FinishReason.LENGTH]
+        assert one.idle
+
+    in_virtual_time(main())
+
+
+def test_one_message_for_all_answers_of_a_step() -> None:
+    async def main() -> None:
+        one = worker(house())
+        stream, other = one.open_stream(), one.open_stream()
+        for number in range(4):
+            stream.submit(spec(f"r{number}", 10), Task.WHOLE, None)
+        other.submit(spec("s", 10), Task.WHOLE, None)
+        assert len(await collect(stream, 4)) == 20
+        assert len(await collect(other)) == 5
+
+    in_virtual_time(main())
+
+
+def test_without_a_step_time_the_router_sets_the_pace() -> None:
+    async def main() -> None:
+        one = worker(house(step_seconds=0.0))
+        stream = one.open_stream()
+        stream.submit(spec(max_tokens=3), Task.WHOLE, None)
+        messages = [read(await stream.message()) for _ in range(2)]
+        assert [len(outputs) for outputs in messages] == [2, 1]
+        assert tokens(messages[0] + messages[1]) == LEXICON.answer(spec(max_tokens=3))
+        assert asyncio.get_running_loop().time() == pytest.approx(0.2)
+
+    in_virtual_time(main())
+
+
+def test_what_ends_an_answer() -> None:
+    third = LEXICON.answer(spec())[2]
+
+    async def main() -> None:
+        one = worker(house())
+        stream = one.open_stream()
+        stream.submit(spec(stop_token_ids=(third,), logprobs=2), Task.WHOLE, None)
+        outputs = await collect(stream)
+        assert tokens(outputs) == LEXICON.answer(spec())[:3]
+        assert outputs[-1].finish_reason is FinishReason.STOP
+        assert [len(output.logprobs[0].top) for output in outputs] == [2, 2, 2]
+        stream.submit(spec("one", max_tokens=1), Task.WHOLE, None)
+        assert len(await collect(stream)) == 1
+        assert one.idle
+
+    in_virtual_time(main())
+
+
+# -- hand-offs -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decode_first", [True, False])
+def test_a_hand_off(decode_first: bool) -> None:
+    async def main() -> None:
+        place = house()
+        prefill, decode = worker(place, "p0", Role.PREFILL), worker(place, "d0")
+        first, rest = prefill.open_stream(), decode.open_stream()
+        if decode_first:
+            rest.submit(spec(), Task.DECODE, ref(prefill))
+        first.submit(spec(), Task.PREFILL, None)
+        outputs = read(await first.message())
+        if not decode_first:
+            rest.submit(spec(), Task.DECODE, ref(prefill))
+        outputs += await collect(rest)
+        assert tokens(outputs) == LEXICON.answer(spec())
+        assert [output.first_index for output in outputs] == [0, 1, 2, 3, 4]
+        assert prefill.idle and decode.idle
+
+    in_virtual_time(main())
+
+
+def test_an_answer_that_ends_with_its_first_token_is_not_decoded() -> None:
+    async def main() -> None:
+        place = house()
+        prefill, decode = worker(place, "p0", Role.PREFILL), worker(place, "d0")
+        first, rest = prefill.open_stream(), decode.open_stream()
+        rest.submit(spec(max_tokens=1), Task.DECODE, ref(prefill))
+        first.submit(spec(max_tokens=1), Task.PREFILL, None)
+        assert read(await first.message())[0].finish_reason is FinishReason.LENGTH
+        assert prefill.idle and decode.idle
+
+    in_virtual_time(main())
+
+
+def test_a_source_elsewhere_takes_what_it_would_take_here() -> None:
+    async def main() -> None:
+        decode = worker(house())
+        stream = decode.open_stream()
+        elsewhere = WorkerRef(WorkerId("far"), "127.0.0.1:2", Generation(5))
+        stream.submit(spec(max_tokens=2), Task.DECODE, elsewhere)
+        assert tokens(await collect(stream)) == LEXICON.answer(spec())[1:2]
+        assert asyncio.get_running_loop().time() == pytest.approx(0.2 + STEP)
+
+    in_virtual_time(main())
+
+
+def test_failover_goes_on_with_the_next_token() -> None:
+    async def main() -> None:
+        whole = LEXICON.answer(spec())
+        again = spec(epoch=2)
+        again = RequestSpec(
+            again.request_id, again.epoch, (*again.token_ids, *whole[:2]), 20, again.sampling
+        )
+        one = worker(house())
+        stream = one.open_stream()
+        stream.submit(again, Task.WHOLE, None)
+        outputs = await collect(stream)
+        assert tokens(outputs) == whole[2:]
+        assert outputs[0].first_index == 2
+
+    in_virtual_time(main())
+
+
+def test_what_is_refused() -> None:
+    async def main() -> None:
+        place = house()
+        one, other = worker(place), worker(place, "p0", Role.PREFILL)
+        stream = one.open_stream()
+        stream.submit(spec(), Task.DECODE, None)
+        stream.submit(spec(), Task.DECODE, ref(other, generation=2))
+        stream.submit(spec(epoch=2), Task.WHOLE, None)
+        stream.submit(spec(epoch=2), Task.WHOLE, None)
+        refused = read(await stream.message())
+        assert [output.details["error_status"] for output in refused] == [
+            "INVALID_ARGUMENT", "NOT_FOUND", "INVALID_ARGUMENT",
+        ]  # fmt: skip
+        assert "is here in epoch 2" in refused[-1].error
+
+    in_virtual_time(main())
+
+
+# -- leaving ---------------------------------------------------------------------------------
+
+
+def test_whoever_leaves_frees_what_came() -> None:
+    """Waiting, read, handed over and written."""
+
+    async def main() -> None:
+        place = house()
+        prefill, decode = worker(place, "p0", Role.PREFILL), worker(place, "d0")
+        first, rest = prefill.open_stream(), decode.open_stream()
+        for name in ("a", "b", "c"):
+            first.submit(spec(name), Task.PREFILL, None)
+        rest.submit(spec("c"), Task.DECODE, ref(prefill))
+        rest.submit(spec("w"), Task.WHOLE, None)
+        await rest.message()
+        rest.cancel(RequestId("w"), Epoch(0))
+        assert not decode.idle
+        rest.cancel(RequestId("w"), Epoch(1))
+        first.cancel(RequestId("a"), Epoch(1))
+        first.cancel(RequestId("unknown"), Epoch(1))
+        assert [job.id for job in prefill._reading.waiting] == ["c"]
+        first.close()
+        rest.close()
+        await asyncio.sleep(60)
+        assert prefill.idle and decode.idle
+        assert (prefill.load.queued_tokens, decode.load.context_tokens) == (0, 0)
+
+    in_virtual_time(main())
+
+
+def test_a_router_that_reads_nothing_is_closed() -> None:
+    closed: list[MockStream] = []
+
+    async def main() -> None:
+        stream = MockStream(
+            lambda *_: None, lambda *_: None, closed.append, None
+        )  # fmt: skip
+        for _ in range(5):
+            stream.put(bytes(MAX_UNREAD_BYTES // 4))
+        assert closed == [stream]
+        with pytest.raises(Exception, match="unread"):
+            await stream.message()
+
+    in_virtual_time(main())
+
+
+def test_a_drain_moves_answers_to_whoever_stays() -> None:
+    """What waits is turned away at once; what runs moves after two seconds."""
+
+    async def main() -> None:
+        place = house()
+        leaving, staying = worker(place, "d0"), worker(place, "d1")
+        stream = leaving.open_stream()
+        long = spec("long", max_tokens=50)
+        stream.submit(long, Task.WHOLE, None)
+        outputs = read(await stream.message())
+        for name in ("next", "later"):
+            stream.submit(spec(name), Task.WHOLE, None)
+        leaving.start_drain()
+        stream.submit(spec("new"), Task.WHOLE, None)
+        ends = []
+        while not leaving.idle:
+            leaving.sweep()
+            await asyncio.sleep(0.25)
+        outputs += read(await stream.message())
+        ends = [(o.request_id, o.finish_reason) for o in outputs if o.finish_reason is not None]
+        assert (RequestId("new"), FinishReason.TURNED_AWAY) in ends
+        assert (RequestId("later"), FinishReason.TURNED_AWAY) in ends
+        assert ends[-1][1] is FinishReason.MOVED
+        said = [token for o in outputs if o.request_id == "long" for token in o.token_ids]
+        moved = next(o for o in outputs if o.request_id == "long" and o.finish_reason)
+        assert moved.first_index == len(said)
+        heir = RequestSpec(
+            long.request_id, Epoch(2), (*long.token_ids, *said[:-1]), 20, long.sampling
+        )  # fmt: skip
+        elsewhere = staying.open_stream()
+        elsewhere.submit(heir, Task.DECODE, ref(leaving))
+        assert said + tokens(await collect(elsewhere)) == LEXICON.answer(long)
+
+    in_virtual_time(main())
+
+
+def test_the_last_one_lets_answers_end() -> None:
+    async def main() -> None:
+        one = worker(house())
+        stream = one.open_stream()
+        stream.submit(spec(max_tokens=20), Task.WHOLE, None)
+        one.start_drain()
+        while not one.idle:
+            one.sweep()
+            await asyncio.sleep(0.25)
+        assert len(read(await stream.message())) == 20
+        assert one.state is WorkerState.DRAINING
+
+    in_virtual_time(main())
+
+
+def test_another_role() -> None:
+    async def main() -> None:
+        one = worker(house())
+        one.convert(Role.PREFILL)
+        assert (one.role, one.state) == (Role.DECODE, WorkerState.DRAINING)
+        one.sweep()
+        assert (one.role, one.state) == (Role.PREFILL, WorkerState.READY)
+
+    in_virtual_time(main())
+
+
+# -- reports ---------------------------------------------------------------------------------
+
+
+def test_what_is_reported() -> None:
+    async def main() -> None:
+        place = house()
+        one = worker(place, "p0", Role.PREFILL)
+        stream = one.open_stream()
+        for number, length in enumerate((20, 40, 40)):
+            stream.submit(spec(f"r{number}", length), Task.PREFILL, None)
+        await asyncio.sleep(0.05)
+        load = one.load
+        assert (load.running, load.waiting, load.queued_tokens) == (1, 2, 100)
+        assert [round(work.work_seconds, 3) for work in load.queue] == [0.4, 0.4, 0.15]
+        assert load.prefill_cost == SPEED and load.decode_cost is not None
+        writer = worker(place, "d0")
+        writer.open_stream().submit(spec(max_tokens=400), Task.WHOLE, None)
+        await asyncio.sleep(2.3)
+        load = writer.load
+        assert (load.decode_requests, load.context_tokens) == (1, 25)
+        assert load.promised_tokens == 20 + 256
+        assert (load.num_blocks, load.free_blocks) == (1024, 1024 - 7)
+        seen = await writer.inspect()
+        assert (seen.running_requests, seen.violation, seen.state) == (1, "", "ready")
+        writer.close()
+
+    in_virtual_time(main())
+
+
+def test_many_prompts_are_reported_in_few_entries() -> None:
+    async def main() -> None:
+        one = worker(house(cache_tokens=0))
+        stream = one.open_stream()
+        for number in range(50):
+            stream.submit(spec(f"r{number}"), Task.WHOLE, None)
+        queue = one.load.queue
+        assert len(queue) == 32
+        assert sum(work.work_seconds for work in queue) == pytest.approx(50 * 0.2)
+        stream.close()
+
+    in_virtual_time(main())
+
+
+def test_prompts_go_by_deadline() -> None:
+    async def main() -> None:
+        one = worker(house(cache_tokens=0))
+        stream = one.open_stream()
+        for name, seconds in (("first", 0.0), ("patient", 9.0), ("eager", 1.0), ("any", 0.0)):
+            base = spec(name, max_tokens=1)
+            stream.submit(
+                RequestSpec(
+                    base.request_id, base.epoch, base.token_ids, 20, base.sampling,
+                    first_token_seconds=seconds,
+                ),
+                Task.WHOLE,
+                None,
+            )  # fmt: skip
+        outputs = await collect(stream, 4)
+        assert [output.request_id for output in outputs] == ["first", "eager", "patient", "any"]
+
+    in_virtual_time(main())
+
+
+def test_prefixes_are_cached_by_blocks() -> None:
+    async def main() -> None:
+        one = worker(house())
+        stream = one.open_stream()
+        seen = []
+        for name, length in (("a", 20), ("b", 20), ("c", 30), ("d", 8)):
+            stream.submit(spec(name, length, max_tokens=1), Task.WHOLE, None)
+            seen.append((await collect(stream))[0].cached_tokens)
+        assert seen == [0, 19, 20, 7]
+
+    in_virtual_time(main())
+
+
+def test_the_least_recently_used_prefix_goes_first() -> None:
+    prefixes = Prefixes(4)
+    one, other = (1, 2, 3), (7, 8)
+    prefixes.keep(one)
+    prefixes.keep(other)
+    assert (prefixes.held(one), prefixes.held(other), len(prefixes)) == (2, 2, 4)
+    prefixes.keep(one[:2])
+    prefixes.keep((9,))
+    assert (prefixes.held(one), prefixes.held(other), prefixes.held((9,))) == (2, 1, 1)
+    salted = RequestSpec(RequestId("r"), Epoch(1), tuple(map(TokenId, range(9))), 9,
+                         SamplingParams(1), tenant_salt=b"x")  # fmt: skip
+    plain = RequestSpec(RequestId("r"), Epoch(1), salted.token_ids, 9, SamplingParams(1))
+    assert len(block_names(salted, 4)) == 2
+    assert not set(block_names(salted, 4)) & set(block_names(plain, 4))
+
+
+def test_computed_prompts_that_nobody_wants_are_forgotten() -> None:
+    handovers, got = Handovers(), list[bool]()
+    for number in range(MAX_UNREAD + 1):
+        handovers.computed(WorkerId("p"), RequestId(f"r{number}"), False)
+    handovers.expect(WorkerId("p"), RequestId("r0"), got.append)
+    handovers.expect(WorkerId("p"), RequestId("r1"), got.append)
+    assert got == [False]
