@@ -1,4 +1,5 @@
-"""One answer as its client sees it: tokens become text, stop strings end it."""
+"""One answer as its client sees it: tokens become text, stop strings end it, and what is in it is
+told apart."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
@@ -6,9 +7,11 @@ from dataclasses import dataclass
 
 from baton.core.ids import TokenId
 from baton.core.request import FinishReason, RequestOutput, TokenLogprob
+from baton.text.detokenizer import IncrementalDetokenizer
 from baton.text.stop_strings import StopStrings
-from baton.text.tokenizer import Tokenizer
 from router.journey import Journey
+from router.markup.pieces import Piece
+from router.markup.reader import Reader
 from router.record import JourneyRecord
 
 
@@ -22,16 +25,21 @@ class TokenEntry:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of one answer. ``entries`` are empty unless logprobs were asked for."""
+    """What is new of one answer. ``entries`` are empty unless logprobs were asked for. Where the
+    answer may be more than text, there are ``pieces`` instead of ``text``."""
 
     index: int
     text: str
     token_ids: tuple[TokenId, ...]
     entries: tuple[TokenEntry, ...]
     finish_reason: str | None
+    pieces: tuple[Piece, ...] = ()
 
 
 Emit = Callable[[Delta], Awaitable[None]]
+
+CALLED = "tool_calls"
+"""Why an answer ended that calls something."""
 
 
 class Choice:
@@ -39,24 +47,32 @@ class Choice:
 
     With ``every_token``, a delta is emitted for each step, even while its text is held back
     (half a character, the beginning of a stop string); without, such steps join the next.
+    Without a ``reader`` the answer is nothing but text. With ``shows_stop`` the stop string, or the
+    token that ends the answer, is a part of it.
     """
 
     def __init__(
         self,
         index: int,
         journey: Journey,
-        tokenizer: Tokenizer,
+        detokenizer: IncrementalDetokenizer,
         stops: Sequence[str],
         *,
         every_token: bool,
+        reader: Reader | None = None,
+        shows_stop: bool = False,
     ) -> None:
         self.index = index
         self._journey = journey
-        self._detokenizer = tokenizer.detokenizer()
+        self._detokenizer = detokenizer
         self._stops = StopStrings(stops)
+        self._reader = reader
+        self._shows_stop = shows_stop
         self._every_token = every_token
         self._num_characters = 0
         self.num_tokens = 0
+        self.num_reasoning_tokens = 0
+        self.logprob_sum = 0.0
         self._token_ids: list[TokenId] = []
         self._entries: list[TokenEntry] = []
 
@@ -64,13 +80,22 @@ class Choice:
     def record(self) -> JourneyRecord:
         return self._journey.record
 
+    @property
+    def mean_logprob(self) -> float:
+        """Of its tokens; needs logprobs."""
+        return self.logprob_sum / max(self.num_tokens, 1)
+
     async def run(self, emit: Emit) -> str:
         """The finish reason. Raises BatonError when the journey can't go on."""
         async with aclosing(self._journey.outputs()) as outputs:
             async for output in outputs:
                 text, reason = self._read(output)
-                if text or reason is not None or self._every_token:
-                    await emit(self._delta(text, reason))
+                pieces: list[Piece] = []
+                if self._reader is not None:
+                    pieces, reason = self._part(self._reader, output, text, reason)
+                    text = ""
+                if text or pieces or reason is not None or self._every_token:
+                    await emit(self._delta(text, pieces, reason))
                 if reason is not None:
                     return reason
         raise AssertionError("a journey ends with a reason or an error")
@@ -82,17 +107,34 @@ class Choice:
         pieces: list[str] = []
         for position, token_id in enumerate(output.token_ids):
             self._keep(output, position, token_id)
-            if stopped and position == last:
+            if stopped and position == last and not self._shows_stop:
                 break  # an EOS, or another token that only ends the answer, has no text
             pieces.append(self._show(self._detokenizer.push((token_id,))))
             if self._stops.matched is not None:
-                return "".join(pieces), FinishReason.STOP
+                return "".join(pieces) + self._stop_text(), FinishReason.STOP
         if output.finish_reason is None:
             return "".join(pieces), None
         pieces.append(self._show(self._detokenizer.flush()))
         pieces.append(self._stops.flush())
-        matched = self._stops.matched is not None
-        return "".join(pieces), FinishReason.STOP if matched else output.finish_reason
+        if self._stops.matched is None:
+            return "".join(pieces), output.finish_reason
+        return "".join(pieces) + self._stop_text(), FinishReason.STOP
+
+    def _stop_text(self) -> str:
+        return (self._stops.matched or "") if self._shows_stop else ""
+
+    def _part(
+        self, reader: Reader, output: RequestOutput, text: str, reason: str | None
+    ) -> tuple[list[Piece], str | None]:
+        """An answer that calls ends for that reason, also where it has called enough."""
+        if reader.is_thinking:
+            self.num_reasoning_tokens += len(output.token_ids)
+        pieces = reader.push(text)
+        if reason is not None:
+            pieces += reader.flush()
+        if reader.enough or (reader.has_called and reason == FinishReason.STOP):
+            reason = CALLED
+        return pieces, reason
 
     def _show(self, text: str) -> str:
         self._num_characters += len(text)
@@ -103,9 +145,11 @@ class Choice:
         self.num_tokens += 1
         if output.logprobs:
             self._entries.append(TokenEntry(output.logprobs[position], self._num_characters))
+            self.logprob_sum += output.logprobs[position].logprob
 
-    def _delta(self, text: str, reason: str | None) -> Delta:
-        delta = Delta(self.index, text, tuple(self._token_ids), tuple(self._entries), reason)
+    def _delta(self, text: str, pieces: Sequence[Piece], reason: str | None) -> Delta:
+        ids, entries = tuple(self._token_ids), tuple(self._entries)
+        delta = Delta(self.index, text, ids, entries, reason, tuple(pieces))
         self._token_ids.clear()
         self._entries.clear()
         return delta

@@ -1,16 +1,17 @@
 """From a body to token ids and sampling parameters. Pure, and slow for long prompts."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import SamplingParams
 from baton.text.tokenizer import Tokenizer
+from router.conversation import Conversation
 from router.key_chain import KeyChain
+from router.markup.dialect import Dialect
 from router.problem import Problem
-from router.schema import ChatBody, CompletionBody, Generation, Message, TokenizeBody
+from router.schema import ChatBody, CompletionBody, Generation, TokenizeBody
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for completions; a chat may use the rest of the context."""
@@ -19,12 +20,13 @@ DEFAULT_COMPLETION_TOKENS = 16
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """``text`` is what ``echo`` repeats; empty unless asked for. ``sampling.seed`` is the first
-    answer's; those after count up from it."""
+    answer's; those after count up from it. ``in_thought`` says that the prompt ends within one."""
 
     token_ids: tuple[TokenId, ...]
     keys: tuple[BlockKey, ...]
     sampling: SamplingParams
     text: str = ""
+    in_thought: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,35 +42,56 @@ class Preparer:
     are no workers; ``seed`` is used when the client gives none."""
 
     def __init__(
-        self, tokenizer: Tokenizer, limits: Limits, chain: KeyChain | None, seed: int
+        self,
+        tokenizer: Tokenizer,
+        dialect: Dialect,
+        limits: Limits,
+        chain: KeyChain | None,
+        seed: int,
     ) -> None:
         self._tokenizer = tokenizer
+        self._dialect = dialect
         self._limits = limits
         self._chain = chain
         self._seed = seed
 
     def chat(self, body: ChatBody) -> list[Prompt]:
         """Raises Problem or Invalid, naming what is wrong."""
-        text = self._tokenizer.apply_chat_template(
-            *chat_arguments(body.messages, None if body.tool_choice == "none" else body.tools),
-            add_generation_prompt=body.add_generation_prompt is not False,
-        )
-        ids = self._tokenizer.encode(text, add_special_tokens=False)
+        tools = body.offered_tools
+        if tools and not (self._dialect.knows_tools or body.must_call):
+            message = (
+                "the model's chat template knows no tools; a call can be forced, by tool_choice"
+            )
+            raise Problem(400, message, param="tools", code="unsupported_parameter")
+        text = Conversation(self._tokenizer).text(body, tools)
+        ids = self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
         wanted = body.max_completion_tokens or body.max_tokens
-        return [self._prompt(body, ids, "messages", wanted or self._limits.context - len(ids))]
+        prompt = self._prompt(body, ids, "messages", wanted or self._limits.context - len(ids))
+        prompt = replace(prompt, in_thought=self._dialect.in_thought(text))
+        return [self._forced(prompt, body) if body.must_call else prompt]
+
+    def _forced(self, prompt: Prompt, body: ChatBody) -> Prompt:
+        grammar = self._dialect.forced(
+            body.offered_tools, in_thought=prompt.in_thought, max_calls=body.max_calls
+        )
+        return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
 
     def completion(self, body: CompletionBody) -> list[Prompt]:
         """Raises Problem or Invalid, naming what is wrong."""
         wanted = body.max_tokens or DEFAULT_COMPLETION_TOKENS
         prompts = []
         for given in body.prompt:
-            ids = self._tokenizer.encode(given) if isinstance(given, str) else given
+            ids = self._encoded(given, body) if isinstance(given, str) else given
             prompt = self._prompt(body, ids, "prompt", wanted)
             if body.echo:
                 text = given if isinstance(given, str) else self._tokenizer.decode(given)
                 prompt = replace(prompt, text=text)
             prompts.append(prompt)
         return prompts
+
+    def _encoded(self, text: str, body: CompletionBody) -> list[int]:
+        special = body.add_special_tokens is not False
+        return self._tokenizer.encode(text, add_special_tokens=special)
 
     def _prompt(self, body: Generation, ids: Sequence[int], param: str, max_tokens: int) -> Prompt:
         check_token_ids(ids, self._limits.vocab_size, param)
@@ -109,7 +132,7 @@ class Preparer:
             frequency_penalty=body.frequency_penalty or 0.0,
             logit_bias=_biases(body.logit_bias or {}, vocab_size),
             seed=(self._seed if body.seed is None else body.seed) % 2**64,
-            logprobs=body.num_logprobs,
+            logprobs=_logprobs(body),
             stop_token_ids=cast(tuple[TokenId, ...], tuple(stop_token_ids)),
             ignore_eos=bool(body.ignore_eos),
         )
@@ -120,10 +143,7 @@ def tokens_of(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
     if body.messages is None:
         special = body.add_special_tokens is not False
         return tokenizer.encode(body.prompt or "", add_special_tokens=special)
-    text = tokenizer.apply_chat_template(
-        *chat_arguments(body.messages, body.tools),
-        add_generation_prompt=body.add_generation_prompt is not False,
-    )
+    text = Conversation(tokenizer).text(body, body.tools or ())
     return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
 
 
@@ -134,30 +154,10 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise Problem(400, message, param=param, code="invalid_value")
 
 
-def chat_arguments(
-    messages: Sequence[Message], tools: list[dict[str, Any]] | None
-) -> tuple[list[Mapping[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools, as templates expect them."""
-    return [_message(message) for message in messages], tools or None
-
-
-def _message(message: Message) -> Mapping[str, Any]:
-    fields = message.model_dump(exclude_none=True, exclude={"refusal"})
-    if message.tool_calls is not None:
-        fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
-    return fields
-
-
-def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
-    """Templates want the arguments as an object; OpenAI sends them as JSON."""
-    function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except ValueError:
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+def _logprobs(body: Generation) -> int | None:
+    """The best of several answers is found by them."""
+    ranked = body.candidates > body.choices
+    return 0 if ranked and body.num_logprobs is None else body.num_logprobs
 
 
 def _biases(given: Mapping[str, float], vocab_size: int) -> tuple[tuple[TokenId, float], ...]:

@@ -17,6 +17,7 @@ from router.choice import Choice, Emit
 from router.cluster import Cluster
 from router.gate import Gate
 from router.journey import Guide, Journey
+from router.markup.dialect import Dialect
 from router.metrics import Metrics
 from router.prepare import Limits, Preparer, Prompt
 from router.problem import Problem
@@ -47,7 +48,12 @@ class ServiceConfig:
     body_seconds: float = 60.0
     tenant_secret: str | None = None
     slo_first_token_seconds: float = 0.0
+    tool_parser: str = "auto"
+    reasoning_parser: str = "auto"
     control_socket: str | None = None
+    request_seconds: float = 3600.0
+    cors_origins: tuple[str, ...] = ()
+    access_log: bool = False
 
 
 def _random_id() -> str:
@@ -72,6 +78,7 @@ class Service:
     new_seed: Callable[[], int] = _random_seed
     metrics: Metrics = field(default_factory=Metrics)
     records: Records = field(default_factory=Records)
+    dialect: Dialect = field(init=False)
     gate: Gate = field(init=False)
     ledger: TenantLedger = field(init=False)
     entrance: Entrance = field(init=False)
@@ -79,8 +86,15 @@ class Service:
     tenancy: Tenancy | None = None
     """Of a router that runs."""
     draining: bool = False
+    refuses_when_draining: bool = True
+    """Not where others listen at the same port: new connections go to them, and whoever is
+    connected to this one still is answered."""
+    own_id: str = field(default_factory=lambda: _random_id()[:8])
+    """Tells this router's request ids from others'."""
 
     def __post_init__(self) -> None:
+        config = self.config
+        self.dialect = Dialect.of(self.tokenizer, config.tool_parser, config.reasoning_parser)
         self.gate = Gate(self.config.max_concurrent_requests)
         self.ledger = TenantLedger(self.metrics.tenants, self.clock)
         self.entrance = Entrance(
@@ -93,7 +107,7 @@ class Service:
 
     def check_open(self) -> None:
         """Raises Unavailable while draining."""
-        if self.draining:
+        if self.draining and self.refuses_when_draining:
             raise Unavailable("this router is draining")
 
     def check_model(self, name: str | None) -> None:
@@ -106,7 +120,8 @@ class Service:
         described = self.doorkeeper.roll.tenant(tenant)
         salt = described.block_salt(self.config.tenant_secret, cache_salt)
         limits = Limits(self.cluster.max_model_tokens, self.config.vocab_size)
-        return Preparer(self.tokenizer, limits, self.cluster.key_chain(salt), self.new_seed())
+        chain = self.cluster.key_chain(salt)
+        return Preparer(self.tokenizer, self.dialect, limits, chain, self.new_seed())
 
     def choices(
         self,
@@ -116,28 +131,44 @@ class Service:
         prompts: Sequence[Prompt],
         arrived_at: float,
     ) -> list[Choice]:
-        """``n`` answers for each prompt, in the order of their indexes."""
+        """All candidates for each prompt, in the order of their indexes."""
         standing = self.doorkeeper.roll.tenant(tenant).standing(
             self.config.tenant_secret, body.cache_salt, body.priority or 0
         )
         chain = self.cluster.key_chain(standing.salt)
-        total = len(prompts) * body.choices
-        every_token = bool(body.return_token_ids) or body.num_logprobs is not None
+        total = len(prompts) * body.candidates
         choices: list[Choice] = []
         for prompt in prompts:
-            for number in range(body.choices):
+            for number in range(body.candidates):
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
                 record = JourneyRecord(RequestId(name), arrived_at, len(prompt.token_ids))
                 spec = _spec(prompt, name, number, standing, self.config.slo_first_token_seconds)
                 model = self.config.model
                 journey = Journey(self.guide, spec, tenant, model, chain, prompt.keys, record)
-                choices.append(
-                    Choice(
-                        len(choices), journey, self.tokenizer, body.stop, every_token=every_token
-                    )
-                )
+                choices.append(self._choice(len(choices), journey, body, prompt))
         self.records.add(request_id, [choice.record for choice in choices])
         return choices
+
+    def _choice(
+        self, index: int, journey: Journey, body: ChatBody | CompletionBody, prompt: Prompt
+    ) -> Choice:
+        reader, shown = None, frozenset[int]()
+        if isinstance(body, ChatBody):
+            reader = self.dialect.reader(
+                body.offered_tools, in_thought=prompt.in_thought, max_calls=body.max_calls
+            )
+            shown = self.dialect.marks if reader is not None else shown
+        if body.skip_special_tokens is False:
+            shown = self.tokenizer.special_ids
+        return Choice(
+            index,
+            journey,
+            self.tokenizer.detokenizer(shown),
+            body.stop,
+            every_token=bool(body.return_token_ids) or body.num_logprobs is not None,
+            reader=reader,
+            shows_stop=bool(body.include_stop_str_in_output),
+        )
 
     async def follow_all(self, choices: Sequence[Choice], emit: Emit) -> None:
         """Runs all to their ends. The first that fails ends the others, and raises."""

@@ -4,7 +4,7 @@ A chunk is a prepared beginning and end around the little that changes; only tha
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,13 @@ import orjson
 from baton.core.ids import TokenId
 from baton.text.tokenizer import Tokenizer
 from router.choice import Delta, TokenEntry
+from router.markup.pieces import CallBegun, CallGrown, Piece, Text, Thought
 
 LOWEST_LOGPROB = -9999.0
 """JSON has no infinity; OpenAI writes this number for what can't be."""
+
+OBFUSCATION_BYTES = 256
+"""Chunks are padded to multiples of it: most tokens fit into one, their logprobs apart."""
 
 DONE = b"data: [DONE]\n\n"
 
@@ -25,6 +29,7 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    reasoning_tokens: int = 0
 
     @property
     def json(self) -> dict[str, Any]:
@@ -33,24 +38,28 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What all chunks of a response share."""
+    """What all chunks of a response share. With ``obfuscated``, chunks are padded, so that their
+    sizes don't tell what is in them."""
 
     id: str
     created: int
     model: str
     return_token_ids: bool
     usage_chunk: bool
+    obfuscated: bool = False
+    service_tier: str | None = None
 
 
 @dataclass(slots=True)
 class Answer:
     """One choice. The prompt's are what is repeated to the client: ``prompt_text`` for echo,
-    ``prompt_token_ids`` for return_token_ids."""
+    ``prompt_token_ids`` for return_token_ids. Of ``calls``, name and arguments."""
 
     index: int
     prompt_token_ids: Sequence[TokenId]
@@ -59,12 +68,27 @@ class Answer:
     token_ids: list[TokenId] = field(default_factory=list)
     entries: list[TokenEntry] = field(default_factory=list)
     finish_reason: str | None = None
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[tuple[str, list[str]]] = field(default_factory=list)
 
     def add(self, delta: Delta) -> None:
         self.pieces.append(delta.text)
+        for piece in delta.pieces:
+            self._add_piece(piece)
         self.token_ids.extend(delta.token_ids)
         self.entries.extend(delta.entries)
         self.finish_reason = delta.finish_reason
+
+    def _add_piece(self, piece: Piece) -> None:
+        match piece:
+            case Text(text):
+                self.pieces.append(text)
+            case Thought(text):
+                self.thoughts.append(text)
+            case CallBegun(_, name):
+                self.calls.append((name, []))
+            case CallGrown(index, arguments):
+                self.calls[index][1].append(arguments)
 
 
 class Wording(ABC):
@@ -105,15 +129,22 @@ class Wording(ABC):
 
     def _head(self, kind: str) -> dict[str, Any]:
         envelope = self._envelope
-        return {
+        head: dict[str, Any] = {
             "id": envelope.id,
             "object": kind,
             "created": envelope.created,
             "model": envelope.model,
         }
+        if envelope.service_tier is not None:
+            head["service_tier"] = envelope.service_tier
+        return head
 
     def _frame(self, choice: dict[str, Any]) -> bytes:
-        return self._begin + orjson.dumps(choice) + self._end
+        data = orjson.dumps(choice)
+        if self._envelope.obfuscated:
+            padding = b"0" * (-len(data) % OBFUSCATION_BYTES)
+            return self._begin + data + b'],"obfuscation":"' + padding + b'"' + self._end[1:]
+        return self._begin + data + self._end
 
     def _delta_logprobs(self, delta: Delta) -> dict[str, Any] | None:
         return self._logprobs(delta.entries) if self._with_logprobs else None
@@ -126,8 +157,21 @@ class Wording(ABC):
 
 
 class ChatWording(Wording):
+    """``call_id`` names a call by the indexes of its choice and itself."""
+
     whole_object = "chat.completion"
     chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        tokenizer: Tokenizer,
+        *,
+        with_logprobs: bool,
+        call_id: Callable[[int, int], str],
+    ) -> None:
+        super().__init__(envelope, tokenizer, with_logprobs=with_logprobs)
+        self._call_id = call_id
 
     def opening(self, answer: Answer) -> bytes:
         delta = {"role": "assistant", "content": ""}
@@ -135,15 +179,35 @@ class ChatWording(Wording):
         return self._frame(self._with_ids(choice, answer))
 
     def chunk(self, delta: Delta) -> bytes:
-        choice: dict[str, Any] = {
-            "index": delta.index,
-            "delta": {"content": delta.text} if delta.text else {},
-            "logprobs": self._delta_logprobs(delta),
-            "finish_reason": delta.finish_reason,
-        }
+        """Several, if there are several pieces: tokens with the first, the reason with the last."""
+        parts = [self._part(delta.index, piece) for piece in delta.pieces]
+        parts = parts or [{"content": delta.text} if delta.text else {}]
+        choices: list[dict[str, Any]] = [
+            {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None}
+            for part in parts
+        ]
+        choices[0]["logprobs"] = self._delta_logprobs(delta)
+        choices[-1]["finish_reason"] = delta.finish_reason
         if self._envelope.return_token_ids:
-            choice["token_ids"] = delta.token_ids
-        return self._frame(choice)
+            choices[0]["token_ids"] = delta.token_ids
+        return b"".join(map(self._frame, choices))
+
+    def _part(self, choice: int, piece: Piece) -> dict[str, Any]:
+        match piece:
+            case Text(text):
+                return {"content": text}
+            case Thought(text):
+                return {"reasoning_content": text}
+            case CallBegun(index, _):
+                return {"tool_calls": [{"index": index, **self._call(choice, piece)}]}
+            case CallGrown(index, arguments):
+                return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+    def _call(self, choice: int, call: CallBegun, arguments: str = "") -> dict[str, Any]:
+        function = {"name": call.name, "arguments": arguments}
+        return {
+            "id": self._call_id(choice, call.index), "type": "function", "function": function,
+        }  # fmt: skip
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
         if not self._envelope.return_token_ids:
@@ -152,7 +216,16 @@ class ChatWording(Wording):
         return super().whole(answers, usage)[:-1] + b',"prompt_token_ids":' + ids + b"}"
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
-        message = {"role": "assistant", "content": "".join(answer.pieces), "refusal": None}
+        content = "".join(answer.pieces)
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if answer.thoughts:
+            message["reasoning_content"] = "".join(answer.thoughts)
+        if answer.calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                self._call(answer.index, CallBegun(number, name), "".join(arguments))
+                for number, (name, arguments) in enumerate(answer.calls)
+            ]
         choice = {
             "index": answer.index,
             "message": message,

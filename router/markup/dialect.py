@@ -1,5 +1,6 @@
 """How a model writes its calls and its thoughts, by its chat template or by the settings."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,12 @@ class Dialect:
             in_thought=in_thought,
             one=max_calls == 1,
         )
+
+    def call_id(self, request_id: str, choice: int, call: int) -> str:
+        """Mistral's templates refuse any but such short ones."""
+        data = f"{request_id}/{choice}/{call}".encode()
+        name = hashlib.blake2b(data, digest_size=12).hexdigest()
+        return name[:9] if self.call_form is CallForm.MISTRAL else f"call_{name}"
 
     def _parser(self, tools: Sequence[Tool]) -> CallParser:
         functions = {tool["function"]["name"]: tool["function"] for tool in tools}

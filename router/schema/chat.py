@@ -9,7 +9,7 @@ from baton.core.request import MAX_LOGPROBS
 from router.schema.body import wrong, wrong_field
 from router.schema.generation import Generation
 from router.schema.hints import ChatHints
-from router.schema.message import Messages
+from router.schema.message import Messages, check_continuation
 from router.schema.tool import Tool, ToolChoice, Tools, choose
 
 MAX_VARIABLES = 32
@@ -73,20 +73,8 @@ class ChatBody(Generation, ChatHints):
 
     @model_validator(mode="after")
     def _continues_an_answer(self) -> Self:
-        if not self.continue_final_message:
-            return self
-        if self.add_generation_prompt is not False:
-            raise wrong_field(
-                "continue_final_message",
-                "continue_final_message is only allowed with add_generation_prompt false",
-            )
-        last = self.messages[-1]
-        if last.role != "assistant" or not last.content or last.tool_calls:
-            raise wrong_field(
-                "continue_final_message",
-                "continue_final_message needs a last message of role `assistant`, with content "
-                "and without tool_calls",
-            )
+        if self.continue_final_message:
+            check_continuation(self.messages, self.add_generation_prompt)
         return self
 
     @property

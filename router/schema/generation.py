@@ -59,6 +59,12 @@ class Generation(Body, ABC):
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
     return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """Means nothing: no tokenizer here puts any between them."""
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    min_tokens: Annotated[Any, only(0, why="ignore_eos makes answers of a set length")] = None
     priority: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Behind others of the same tenant, by so many steps; never before them."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None

@@ -1,10 +1,11 @@
 """A turn of a chat."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from router.schema.body import Body, refused, wrong
+from router.schema.body import Body, refused, wrong, wrong_field
 
 MAX_MESSAGES = 16_384
 MAX_CALLS = 128
@@ -92,3 +93,16 @@ class Message(Body):
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def check_continuation(messages: Sequence[Message], add_generation_prompt: bool | None) -> None:
+    """Raises what a validator may when the last message can't be continued."""
+    field = "continue_final_message"
+    if add_generation_prompt is not False:
+        raise wrong_field(field, f"{field} is only allowed with add_generation_prompt false")
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant" or not last.content or last.tool_calls:
+        raise wrong_field(
+            field,
+            f"{field} needs a last message of role `assistant`, with content and no tool_calls",
+        )

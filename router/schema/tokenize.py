@@ -5,7 +5,8 @@ from typing import Self
 from pydantic import model_validator
 
 from router.schema.body import Body, wrong_field
-from router.schema.message import Messages
+from router.schema.chat import Variables
+from router.schema.message import Messages, check_continuation
 from router.schema.tool import Tools
 
 
@@ -18,11 +19,15 @@ class TokenizeBody(Body):
     tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Variables | None = None
 
     @model_validator(mode="after")
     def _one_of_both(self) -> Self:
         if (self.prompt is None) == (self.messages is None):
             raise wrong_field("prompt", "give either prompt or messages")
+        if self.continue_final_message:
+            check_continuation(self.messages or (), self.add_generation_prompt)
         return self
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 import httpx
 import pytest
 import tokenizers
-import uvicorn
 from tokenizers import decoders, models, pre_tokenizers
 
 from baton.clock import SystemClock
@@ -26,10 +24,11 @@ from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.auth import Doorkeeper
 from router.cluster import Cluster
+from router.connection import ConnectionLimits
 from router.journey import Guide, JourneyConfig
 from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
 from router.placement import PlaceQuery
-from router.program import _build_server
+from router.server import HttpServer, open_listener
 from router.service import Service, ServiceConfig
 
 CONTEXT = 64
@@ -729,15 +728,19 @@ async def test_admin_key(tokenizer: Tokenizer) -> None:
 
 
 @asynccontextmanager
-async def listening(house: House) -> AsyncIterator[str]:
+async def listening(
+    house: House, limits: ConnectionLimits | None = None, refusals: list[str] | None = None
+) -> AsyncIterator[str]:
+    refusals = [] if refusals is None else refusals
     await house.service.cluster.refresh()
-    server: uvicorn.Server = _build_server(house.service)
-    listener = socket.create_server(("127.0.0.1", 0))
-    await server.startup(sockets=[listener])
+    server = HttpServer(build_app(house.service), SystemClock(), limits, refusals.append)
+    listener = open_listener("127.0.0.1", 0)
+    await server.listen(listener)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        yield url
     finally:
-        await server.shutdown(sockets=[listener])
+        await server.close()
 
 
 async def eventually(condition: Callable[[], bool]) -> None:

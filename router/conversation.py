@@ -1,0 +1,104 @@
+"""A chat as its model reads it: messages, tools and variables, through the model's template."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baton.errors import Invalid
+from baton.text.tokenizer import Tokenizer
+from router.problem import Problem
+from router.schema import ChatBody, Message, TokenizeBody
+from router.schema.tool import Tool
+
+RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+
+END_MARK = "\ue000end\ue000"
+"""Where a message to be continued ends: characters that nobody writes (private use), so that
+templates leave them alone."""
+
+
+class Conversation:
+    """Renders for one tokenizer. Raises Problem or Invalid, naming what is wrong."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._source = tokenizer.chat_template_source
+
+    def text(self, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> str:
+        messages = [_message(message) for message in body.messages or ()]
+        mark = ""
+        if body.continue_final_message:
+            mark = _unused_mark("".join(message.content for message in body.messages or ()))
+            messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}
+        text = self._tokenizer.apply_chat_template(
+            messages,
+            list(tools) or None,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            variables=self._variables(body),
+        )
+        return _before(mark, text) if mark else text
+
+    def knows(self, variable: str) -> bool:
+        """Whether the template speaks of it."""
+        return re.search(rf"\b{re.escape(variable)}\b", self._source) is not None
+
+    def _variables(self, body: ChatBody | TokenizeBody) -> dict[str, Any]:
+        variables = dict(body.chat_template_kwargs or {})
+        for name in variables:
+            if name in RESERVED or not self.knows(name):
+                reason = "has a field of its own" if name in RESERVED else "is not in the template"
+                message = f"chat_template_kwargs: {name!r} {reason} of the model's chats"
+                raise Problem(400, message, param="chat_template_kwargs", code="invalid_value")
+        if isinstance(body, ChatBody) and body.reasoning_effort is not None:
+            variables = {**self._effort(body.reasoning_effort), **variables}
+        return variables
+
+    def _effort(self, effort: str) -> dict[str, Any]:
+        """As a grade where the template knows grades, else as a switch."""
+        if self.knows("reasoning_effort"):
+            return {"reasoning_effort": effort}
+        if self.knows("enable_thinking"):
+            return {"enable_thinking": effort != "none"}
+        message = "reasoning_effort: the model's chat template knows no such thing"
+        raise Problem(400, message, param="reasoning_effort", code="unsupported_parameter")
+
+
+def _message(message: Message) -> Mapping[str, Any]:
+    fields = message.model_dump(exclude_none=True, exclude={"refusal"})
+    fields["content"] = message.content or message.refusal or ""
+    if message.tool_calls is not None:
+        fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
+    return fields
+
+
+def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
+    """Templates want the arguments as an object; OpenAI sends them as JSON."""
+    function = call["function"]
+    if isinstance(function["arguments"], dict):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError):
+        return call
+    if not isinstance(arguments, dict):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _unused_mark(contents: str) -> str:
+    mark = END_MARK
+    while mark in contents:
+        mark += END_MARK
+    return mark
+
+
+def _before(mark: str, text: str) -> str:
+    """Raises Invalid for a template that does not show the end of the last message."""
+    before, found, _ = text.rpartition(mark)
+    if not found:
+        raise Invalid(
+            "the model's chat template does not show the last message as it is",
+            param="continue_final_message",
+        )
+    return before
