@@ -13,6 +13,8 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
+from baton.errors import Invalid
+from baton.text.grammar import Grammars
 from baton.text.tokenizer import Tokenizer
 
 
@@ -39,7 +41,9 @@ def run_generate(
         pool_bytes=settings.pool_bytes,
         block_tokens=settings.block_tokens,
     )
-    for answer in generate(runner, settings, encoded, sampling):
+    tokens = [TokenId(token) for token in runner.model_config.eos_token_ids]
+    grammars = Grammars.load(path, runner.model_config.vocab_size, tokens)
+    for answer in generate(runner, settings, encoded, sampling, grammars):
         answer.text = tokenizer.decode(answer.token_ids)
         print(json.dumps(asdict(answer)) if as_json else answer.text)
 
@@ -49,6 +53,7 @@ def generate(
     settings: Settings,
     prompts: Sequence[Sequence[int]],
     sampling: SamplingParams,
+    grammars: Grammars | None = None,
 ) -> list[Answer]:
     """All prompts in one batch, each as if it were alone."""
     engine = Engine(
@@ -63,12 +68,15 @@ def generate(
     for request_id, answer in answers.items():
         tokens = tuple(TokenId(token) for token in answer.prompt_token_ids)
         spec = RequestSpec(request_id, Epoch(1), tokens, len(tokens), sampling)
-        engine.add(spec, Task.WHOLE)
+        constraint = grammars.open(sampling.grammar) if grammars and sampling.grammar else None
+        engine.add(spec, Task.WHOLE, constraint)
     while engine.has_work():
         for output in engine.step().outputs:
             answer = answers[output.request_id]
             answer.token_ids.extend(output.token_ids)
             answer.finish_reason = output.finish_reason.value if output.finish_reason else ""
+            if output.error:
+                raise Invalid(output.error)
     return list(answers.values())
 
 

@@ -1,7 +1,9 @@
 """What an answer must look like, as the engine sees it: which tokens may come next."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from baton.core.grammar import Grammar
 from baton.core.ids import TokenId
 
 
@@ -22,4 +24,13 @@ class Constraint(Protocol):
     def accept(self, token_id: TokenId) -> None:
         """The answer goes on with this token. Never raises: what may not come is an error of the
         next :meth:`mask`."""
+        ...
+
+
+class Constraints(Protocol):
+    """Where constraints come from. Thread-safe."""
+
+    def open(self, grammar: Grammar, answered: Sequence[TokenId] = ()) -> Constraint:
+        """A place in ``grammar``, after the tokens that the answer has already. Takes up to half a
+        second. Raises Invalid when it can't be followed."""
         ...

@@ -83,9 +83,9 @@ class Engine:
     # Requests come and go
 
     def add(self, spec: RequestSpec, task: Task, constraint: Constraint | None = None) -> None:
-        """Queues a WHOLE or PREFILL request. ``constraint`` is that of its grammar, where the answer
-        is after ``spec.token_ids``. Raises Invalid when it could never be served or its id is
-        taken, Overloaded when the queue is full."""
+        """Queues a WHOLE or PREFILL request. ``constraint`` is that of its grammar, where the
+        answer is after ``spec.token_ids``. Raises Invalid when it could never be served or its id
+        is taken, Overloaded when the queue is full."""
         assert task is not Task.DECODE, "a DECODE request enters by reserve()"
         self._check(spec, task)
         check_constraint(spec, constraint)

@@ -10,7 +10,7 @@ from baton.engine.model import Model
 from baton.engine.plan import Row
 
 PIECE_TOKENS = 64
-"""Whose logits are in memory at once: of a vocabulary of 150,000, 40 MB, and as much of logprobs."""
+"""Whose logits are in memory at once: 40 MB of a vocabulary of 150,000, and as much of logprobs."""
 
 Scores = tuple[TokenLogprob, ...]
 

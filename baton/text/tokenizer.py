@@ -57,7 +57,7 @@ class Tokenizer:
         vocabulary that is larger than the one in the model's ``config.json``.
         """
         path = model_dir / "tokenizer.json"
-        tokenizer = _load_tokenizer(path)
+        tokenizer = load_tokenizer(path)
         template = _load_chat_template(model_dir, clock or SystemClock())
         loaded = cls(tokenizer, template, byte_level=_is_byte_level(tokenizer))
         limit = _model_vocab_size(model_dir)
@@ -130,7 +130,7 @@ class Tokenizer:
         return token.replace("▁", " ").encode()
 
 
-def _load_tokenizer(path: Path) -> tokenizers.Tokenizer:
+def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise Invalid(f"{path}: no such file")
     try:

@@ -28,6 +28,7 @@ from baton.rpc.worker_client import GrpcPullPeers
 from baton.rpc.worker_service import add_worker_service
 from baton.runtime.pools.base import POOLS
 from baton.runtime.status import report_progress, report_role
+from baton.text.grammar import Grammars
 from baton.transport.base import Region, Transport
 from baton.transport.select import host_id, open_transports
 from baton.worker.engine_thread import EngineThread
@@ -79,6 +80,7 @@ class WorkerProgram:
             clock=self._clock,
         )
         self._transports = self._open_transports()
+        self._grammars = await asyncio.to_thread(self._load_grammars)
         self._worker = self._build_worker()
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, self._settings.heartbeat_seconds
@@ -131,6 +133,11 @@ class WorkerProgram:
             block_tokens=settings.block_tokens,
             progress=partial(report_progress, "weights"),
         )
+
+    def _load_grammars(self) -> Grammars:
+        model = self._runner.model_config
+        tokens = [TokenId(token) for token in model.eos_token_ids]
+        return Grammars.load(resolve_model(self._settings.model), model.vocab_size, tokens)
 
     def _engine_config(self) -> EngineConfig:
         settings = self._settings
@@ -197,6 +204,7 @@ class WorkerProgram:
             self._has_heirs,
             self._role,
             self._on_change,
+            self._grammars,
         )
 
     def _has_heirs(self) -> bool:

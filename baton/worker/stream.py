@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from baton.core.handoff import WorkerRef
 from baton.core.ids import Epoch, RequestId
-from baton.core.request import RequestOutput, RequestSpec
+from baton.core.request import MAX_PROMPT_LOGPROBS, RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import Overloaded
 
@@ -48,8 +48,10 @@ class OutputStream:
         await self._ready.wait()
         if self.closed:
             raise Overloaded("the router left too many outputs unread")
-        unread, self._unread = self._unread, []
-        self._ready.clear()
+        count = _fitting(self._unread)
+        unread, self._unread = self._unread[:count], self._unread[count:]
+        if not self._unread:
+            self._ready.clear()
         return unread
 
     def close(self) -> None:
@@ -57,3 +59,14 @@ class OutputStream:
             self.closed = True
             self._unread.clear()
             self._on_close(self)
+
+
+def _fitting(outputs: Sequence[RequestOutput]) -> int:
+    """How many go into one message: all, but for prompts that were scored. At least one."""
+    total = 0
+    for index, output in enumerate(outputs):
+        if output.prompt_logprobs:
+            total += len(output.prompt_logprobs) * (1 + len(output.prompt_logprobs[0].top))
+            if total > MAX_PROMPT_LOGPROBS and index > 0:
+                return index
+    return len(outputs)

@@ -13,11 +13,13 @@ from baton.clock import Clock
 from baton.core.handoff import Inspection, PullOpen, WorkerRef
 from baton.core.ids import Epoch, Generation, RequestId, WorkerId
 from baton.core.load import Load
-from baton.core.request import RequestOutput, RequestSpec
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
+from baton.engine.constraint import Constraint, Constraints
 from baton.engine.engine import Engine, EngineStats, StepResult
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
+from baton.threads import in_thread
 from baton.transport.base import Transport
 from baton.transport.links import LinkMeter
 from baton.transport.select import LOCAL_ONLY, choose
@@ -83,6 +85,7 @@ class Worker:
         has_heirs: Callable[[], bool] = lambda: True,
         role: Role = Role.PREFILL,
         on_change: Callable[[], None] = lambda: None,
+        constraints: Constraints | None = None,
     ) -> None:
         self._id = worker_id
         self._generation = generation
@@ -97,6 +100,7 @@ class Worker:
         self._host = host
         self._clock = clock
         self._has_heirs = has_heirs
+        self._constraints = constraints
         self._duty = Duty(role, on_change)
         self._jobs: dict[RequestId, Job] = {}  # by placement
         self._current: dict[RequestId, Job] = {}  # by request: its latest placement
@@ -242,11 +246,24 @@ class Worker:
 
     async def _compute(self, job: Job) -> None:
         spec = job.spec
+        constraint = await self._open_constraint(spec)
+        if spec.scores_prompt:
+            await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
+            return
         job.extension = extension = await self._store.extend(spec)
-        await self._engine.call(lambda engine: engine.add(spec, job.task))
+        await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
         self._store.follow(extension)
 
+    async def _open_constraint(self, spec: RequestSpec) -> Constraint | None:
+        """Where the answer is in its grammar, if it has one. A hostile one takes its time."""
+        grammar, constraints = spec.sampling.grammar, self._constraints
+        if grammar is None or constraints is None:
+            return None
+        answered = spec.token_ids[spec.num_prompt_tokens :]
+        return await in_thread(lambda: constraints.open(grammar, answered))
+
     async def _receive(self, job: Job, source: WorkerRef) -> None:
+        constraint = await self._open_constraint(job.spec)
         landing = Landing()
         try:
             token_id = await self._intake.bring_in(job.spec, source, landing)
@@ -259,7 +276,7 @@ class Worker:
             self._end(job)
             return
         request_id = job.spec.request_id
-        await self._engine.call(lambda engine: engine.start(request_id, token_id))
+        await self._engine.call(lambda engine: engine.start(request_id, token_id, constraint))
 
     def _note_pull(self, shipment: Shipment) -> None:
         """Of what came from another host."""
@@ -385,7 +402,9 @@ class Worker:
         output = replace(output, request_id=job.request_id, details=details)
         job.details = {}
         job.stream.put(output)
-        if job.hold is not None:
+        if output.finish_reason is FinishReason.ERROR:
+            self._end(job)
+        elif job.hold is not None:
             job.prefilled_at = self._clock.monotonic()
             job.hold.finish(output.token_ids[-1], output.finish_reason is not None)
             if output.finish_reason is not None:

@@ -1,0 +1,150 @@
+"""Answers held to their grammars: compiled and walked by llguidance, within bounds."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from baton.core.grammar import Grammar
+from baton.core.ids import TokenId
+from baton.errors import Invalid
+from baton.text.grammar_source import lark_of
+from baton.text.tokenizer import load_tokenizer
+
+LIMITS = LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=300_000,
+    step_lexer_fuel=50_000,
+    step_max_items=20_000,
+    max_lexer_states=32_000,
+    max_grammar_size=100_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+"""What one grammar may take: to compile, half a second and 50 MB; for a token, some milliseconds.
+Schemas in use take a thousandth of that."""
+
+MAX_COMPILED = 16
+"""Grammars that are kept compiled: about 1 MB each, 50 MB at worst."""
+
+MAX_MESSAGE = 500
+"""Characters of a complaint, which repeats parts of the grammar."""
+
+
+def check(grammar: Grammar) -> None:
+    """Whether a grammar can be compiled, as far as that is known without a vocabulary. Takes up to
+    half a second. Raises Invalid, saying what is wrong with it."""
+    complaint = LLMatcher.validate_grammar(lark_of(grammar), None, limits=LIMITS)
+    if complaint:
+        raise _refusal(grammar, complaint)
+
+
+class Grammars:
+    """Compiles grammars for one model's vocabulary. Thread-safe.
+
+    ``vocab_size`` is the model's, which may be more than the tokenizer has: ids beyond are never
+    allowed. An EOS is allowed where a grammar is complete.
+    """
+
+    def __init__(
+        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[TokenId]
+    ) -> None:
+        self._vocabulary = LLTokenizer(
+            tokenizer_json, n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None
+        )
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, model_dir: Path, vocab_size: int, eos_token_ids: Sequence[TokenId]) -> "Grammars":
+        """Of a model's directory. Raises Invalid."""
+        text = load_tokenizer(model_dir / "tokenizer.json").to_str()
+        return cls(text, vocab_size, eos_token_ids)
+
+    def open(self, grammar: Grammar, answered: Sequence[TokenId] = ()) -> "Walk":
+        """A place in ``grammar``, after the tokens that the answer has already. Takes up to half a
+        second. Raises Invalid when it can't be compiled, or the answer isn't one of it."""
+        walk = Walk(self, grammar, self._shared(grammar).deep_copy())
+        for token_id in answered:
+            walk.accept(token_id)
+        walk.check()
+        return walk
+
+    def compile(self, grammar: Grammar) -> LLMatcher:
+        """A matcher that shares nothing with others."""
+        matcher = LLMatcher(self._vocabulary, lark_of(grammar), log_level=0, limits=LIMITS)
+        if matcher.is_error():
+            raise _refusal(grammar, matcher.get_error())
+        return matcher
+
+    def forget(self, grammar: Grammar) -> None:
+        """Its compiled form has grown too large to be shared any longer."""
+        with self._lock:
+            self._compiled.pop(grammar, None)
+
+    def _shared(self, grammar: Grammar) -> LLMatcher:
+        """Copies of it share what was found out about its states, which only grows."""
+        with self._lock:
+            if grammar in self._compiled:
+                self._compiled.move_to_end(grammar)
+                return self._compiled[grammar]
+        matcher = self.compile(grammar)
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return matcher
+
+
+class Walk:
+    """One answer's way through its grammar. Implements ``baton.engine.constraint.Constraint``.
+
+    What others have found out about the grammar's states counts against its bounds, so a walk that
+    meets one is walked again with states of its own: whether it ends well depends on nothing but
+    the answer.
+    """
+
+    def __init__(self, grammars: Grammars, grammar: Grammar, matcher: LLMatcher) -> None:
+        self._grammars = grammars
+        self._grammar = grammar
+        self._matcher = matcher
+        self._shares = True
+        self._answered: list[int] = []
+        self.error = ""
+
+    def accept(self, token_id: TokenId) -> None:
+        self._answered.append(token_id)
+        self._matcher.consume_token(token_id)
+
+    def mask(self) -> bytes:
+        bits = self._bits()
+        if not bits and self._shares:
+            self._walk_again()
+            bits = self._bits()
+        if not bits:
+            why = self._matcher.get_error().split("\n")[0] or "it allows no token"
+            self.error = f"the grammar can't be followed any further: {why}"[:MAX_MESSAGE]
+        return bits
+
+    def check(self) -> None:
+        """Raises Invalid when the answer has gone astray."""
+        if self._matcher.is_error() and not self.mask():
+            raise Invalid(self.error, param="response_format")
+
+    def _bits(self) -> bytes:
+        """Empty when none is set."""
+        bits = self._matcher.compute_bitmask()
+        return b"" if self._matcher.is_error() or not any(bits) else bits
+
+    def _walk_again(self) -> None:
+        self._shares = False
+        self._grammars.forget(self._grammar)
+        self._matcher = self._grammars.compile(self._grammar)
+        self._matcher.consume_tokens(self._answered)
+
+
+def _refusal(grammar: Grammar, complaint: str) -> Invalid:
+    message = f"the {grammar.kind.value} can't be followed: {complaint}"
+    return Invalid(message[:MAX_MESSAGE], param="response_format")

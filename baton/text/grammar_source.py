@@ -1,0 +1,102 @@
+"""Grammars of every kind as one: Lark's notation, as llguidance reads it, and what is refused."""
+
+import json
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from baton.core.grammar import Grammar, GrammarKind
+from baton.errors import Invalid
+
+MAX_GRAMMAR_BYTES = 64 * 1024
+"""The longest schemas in use have some thousand bytes."""
+
+MAX_CHOICES = 2048
+MAX_DEPTH = 60
+"""Of a schema, as objects and lists in one another; the library takes twice as much at most."""
+
+OPTIONS = '\n%llguidance {"no_forcing": true}\n'
+"""Otherwise what can come only one way is written out ahead at each step, however long: a gigabyte
+for the pattern ``(abc){100000000}``."""
+
+JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
+"""A model that likes blanks must come to an end of them."""
+
+
+def lark_of(grammar: Grammar) -> str:
+    """Raises Invalid for a text that can't be one of its kind."""
+    if len(grammar.text.encode(errors="surrogatepass")) > MAX_GRAMMAR_BYTES:
+        raise Invalid(f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
+    try:
+        grammar.text.encode()
+    except UnicodeEncodeError as error:
+        raise Invalid("half a surrogate pair is no text") from error
+    match grammar.kind:
+        case GrammarKind.JSON_OBJECT:
+            return _from_schema({"type": "object"})
+        case GrammarKind.JSON_SCHEMA:
+            return _from_schema(_parse_json(grammar.text))
+        case GrammarKind.REGEX:
+            return _from_regex(grammar.text)
+        case GrammarKind.CHOICE:
+            return _from_choices(_parse_json(grammar.text))
+        case GrammarKind.LARK:
+            return _from_lark(grammar.text)
+
+
+def _from_schema(schema: Any) -> str:
+    """Anything but true and an object says nothing, or nothing that can be said."""
+    if schema is True:
+        schema = {}
+    if not isinstance(schema, dict):
+        raise Invalid("a JSON schema is an object")
+    if "x-guidance" in schema:
+        raise Invalid("x-guidance is not a keyword of JSON schema")
+    check_depth(schema)
+    return f"start: %json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}{OPTIONS}"
+
+
+def check_depth(value: Any, depth: int = MAX_DEPTH) -> None:
+    """Raises Invalid for a JSON value that is nested deeper."""
+    if depth == 0:
+        raise Invalid(f"a JSON schema is nested {MAX_DEPTH} deep at most")
+    children = value.values() if isinstance(value, dict) else value
+    for child in children if isinstance(value, (dict, list)) else ():
+        check_depth(child, depth - 1)
+
+
+def _from_regex(pattern: str) -> str:
+    """``\\d`` is a digit from 0 to 9, and the whole answer matches."""
+    if not pattern:
+        raise Invalid("a pattern is not empty")
+    if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
+        raise Invalid("a pattern does not end in the midst of an escape")
+    return f"start: /{regex_to_lark(pattern, 'd')}/{OPTIONS}"
+
+
+def _from_choices(choices: Any) -> str:
+    if not isinstance(choices, list) or not all(isinstance(each, str) for each in choices):
+        raise Invalid("choices are a list of strings")
+    if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
+        raise Invalid(f"there are 1 to {MAX_CHOICES} choices, none of them empty")
+    return f"start: /{'|'.join(map(_literal, choices))}/{OPTIONS}"
+
+
+def _literal(text: str) -> str:
+    """A pattern that matches this text alone."""
+    return "".join(
+        each if each.isascii() and each.isalnum() else f"\\x{{{ord(each):x}}}" for each in text
+    )
+
+
+def _from_lark(text: str) -> str:
+    if "%llguidance" in text:
+        raise Invalid("%llguidance is not supported in a grammar")
+    return text + OPTIONS
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise Invalid(f"not JSON: {error}") from error
