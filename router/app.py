@@ -1,5 +1,8 @@
 """The routes. What is behind them knows nothing of FastAPI."""
 
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
@@ -7,18 +10,43 @@ from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError
 from router.admin import add_pools, check_admin
+from router.cors import Cors
 from router.exchange import (
     ChatExchange,
     CompletionExchange,
     DetokenizeExchange,
+    Exchange,
     TokenizeExchange,
 )
+from router.front import Front, open_access_log
 from router.problem import Problem, problem_of
 from router.service import Service
 from router.tenants.routes import add_usage
 
+ANSWERS: Mapping[str, type[Exchange]] = {
+    "/v1/chat/completions": ChatExchange,
+    "/v1/completions": CompletionExchange,
+    "/tokenize": TokenizeExchange,
+    "/detokenize": DetokenizeExchange,
+}
+"""POST routes whose bodies are read by their exchange."""
 
-def build_app(service: Service) -> FastAPI:
+
+def build_app(service: Service) -> Front:
+    """All that the router answers, as an ASGI app."""
+    config = service.config
+    return Front(
+        build_routes(service),
+        {path: partial(exchange, service) for path, exchange in ANSWERS.items()},
+        Cors(config.cors_origins),
+        service.clock,
+        service.own_id,
+        lambda: service.draining,
+        open_access_log(config.access_log),
+    )
+
+
+def build_routes(service: Service) -> FastAPI:
     """Bodies are read and checked by :mod:`router.exchange`, so FastAPI's own schema of them
     would say nothing; it is off."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
@@ -32,21 +60,17 @@ def build_app(service: Service) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, service: Service) -> None:
-    @app.post("/v1/chat/completions")
-    async def chat() -> Response:
-        return ChatExchange(service)
+    for path, exchange in ANSWERS.items():
+        app.post(path)(_answerer(exchange, service))
 
-    @app.post("/v1/completions")
-    async def completions() -> Response:
-        return CompletionExchange(service)
 
-    @app.post("/tokenize")
-    async def tokenize() -> Response:
-        return TokenizeExchange(service)
+def _answerer(
+    exchange: type[Exchange], service: Service
+) -> Callable[[], Coroutine[None, None, Response]]:
+    async def answer() -> Response:
+        return exchange(service)
 
-    @app.post("/detokenize")
-    async def detokenize() -> Response:
-        return DetokenizeExchange(service)
+    return answer
 
 
 def _add_models(app: FastAPI, service: Service) -> None:

@@ -27,6 +27,15 @@ class Metrics:
         self.running = Gauge(
             "baton_running_requests", "Answers that are under way.", registry=registry
         )
+        self.connections = Gauge(
+            "baton_connections", "Clients' connections that are open.", registry=registry
+        )
+        self.refusals = Counter(
+            "baton_refused_connections_total",
+            "Connections that were ended for what their client did, by what it overstepped.",
+            ["reason"],
+            registry=registry,
+        )
         self.request_seconds = Histogram(
             "baton_request_seconds",
             "From a request's arrival to the end of its answer.",
@@ -97,6 +106,9 @@ class Metrics:
         if record.bytes_shipped:
             self.shipped_bytes.labels(record.transport).inc(record.bytes_shipped)
         self._note_seconds(record)
+
+    def note_refusal(self, reason: str) -> None:
+        self.refusals.labels(reason).inc()
 
     def render(self) -> bytes:
         return generate_latest(self._registry)

@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-import socket
 from pathlib import Path
 
 import structlog
-import uvicorn
 
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
@@ -15,7 +13,6 @@ from baton.core.ids import Generation, WorkerId
 from baton.core.load import Load
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
-from baton.errors import Unavailable
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.runtime.serve import Program
@@ -28,6 +25,7 @@ from router.conductors import ConductorPlacer
 from router.journey import Guide, JourneyConfig
 from router.links import GrpcLinks
 from router.placement import FirstThatAnswers
+from router.ports import Ports
 from router.ring import RingPlacer
 from router.service import Service, ServiceConfig
 from router.tenants.redis_usage import RedisUsage
@@ -36,8 +34,6 @@ from router.tenants.watch import TenantsFile
 
 log = structlog.get_logger(__name__)
 
-BACKLOG = 2048
-KEEP_ALIVE_SECONDS = 75
 DRAIN_POLL_SECONDS = 0.05
 
 
@@ -54,9 +50,7 @@ class RouterProgram:
         self._usage = RedisUsage(settings.needs_redis_url, settings.cluster)
         self._tenancy: Tenancy | None = None
         self._conductors: ConductorPlacer | None = None
-        self._server: uvicorn.Server | None = None
-        self._socket: socket.socket | None = None
-        self._listening = False
+        self._ports: Ports | None = None
         self._state = WorkerState.JOINING
 
     # -- Program ------------------------------------------------------------------------
@@ -72,8 +66,8 @@ class RouterProgram:
         await self._cluster.refresh()
         self._service = self._build_service(tokenizer, model)
         self._tenancy = self._service.tenancy = self._build_tenancy()
-        self._socket = _listen(settings.host, settings.port)
-        self._server = _build_server(self._service)
+        self._ports = self._build_ports()
+        self._ports.open()
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, settings.heartbeat_seconds
         )
@@ -85,22 +79,24 @@ class RouterProgram:
             tasks.create_task(self._cluster.run())
             assert self._tenancy is not None, "start() comes first"
             tasks.create_task(self._tenancy.run())
-            tasks.create_task(self._serve_http())
+            assert self._ports is not None, "start() comes first"
+            tasks.create_task(self._ports.run(self._note_listening))
             tasks.create_task(self._heartbeat.run())
 
     async def drain(self) -> None:
-        """Refuses new requests, and returns when none is left."""
+        """Returns when no request is left. New ones go to the others at the port, or are refused
+        when there are none."""
         self._service.draining = True
         self._state = WorkerState.DRAINING
         self._heartbeat.hurry()
+        if self._settings.reuse_port and self._ports is not None:
+            await self._ports.leave()
         while self._service.gate.inside:
             await self._clock.sleep(DRAIN_POLL_SECONDS)
 
     async def stop(self) -> None:
-        if self._server is not None and self._listening:
-            await self._server.shutdown(sockets=[])
-        if self._socket is not None:
-            self._socket.close()
+        if self._ports is not None:
+            await self._ports.close()
         if self._conductors is not None:
             await self._conductors.close()
         if self._tenancy is not None:
@@ -110,11 +106,8 @@ class RouterProgram:
 
     @property
     def address(self) -> str:
-        """host:port of the HTTP server, from ``start`` on."""
-        if self._socket is None:
-            return ""
-        host = self._settings.advertise_address or self._settings.host
-        return f"{host}:{self._socket.getsockname()[1]}"
+        """host:port that reach this router, from ``start`` on."""
+        return self._ports.address if self._ports is not None else ""
 
     # -- parts ----------------------------------------------------------------------------
 
@@ -137,6 +130,10 @@ class RouterProgram:
             tenant_secret=settings.tenant_secret,
             slo_first_token_seconds=settings.slo_first_token_seconds,
             control_socket=settings.control_socket,
+            body_seconds=settings.body_seconds,
+            request_seconds=settings.request_seconds,
+            cors_origins=settings.cors_origins,
+            access_log=settings.access_log,
         )
         return Service(
             config=config,
@@ -146,6 +143,7 @@ class RouterProgram:
             doorkeeper=Doorkeeper(settings.api_keys, settings.admin_key),
             clock=self._clock,
             usage=self._usage,
+            refuses_when_draining=not settings.reuse_port,
         )
 
     def _build_tenancy(self) -> Tenancy:
@@ -159,13 +157,15 @@ class RouterProgram:
         writer = f"{self._id}/{self._generation}"
         return Tenancy(file, service.ledger, self._usage, writer, self._clock)
 
-    async def _serve_http(self) -> None:
-        assert self._server is not None and self._socket is not None
-        await self._server.startup(sockets=[self._socket])
-        self._listening = True
+    def _build_ports(self) -> Ports:
+        metrics, app = self._service.metrics, build_app(self._service)
+        ports = Ports(self._settings, app, self._clock, metrics.note_refusal)
+        metrics.connections.set_function(lambda: ports.num_connections)
+        return ports
+
+    def _note_listening(self) -> None:
         self._state = WorkerState.READY
         self._heartbeat.hurry()
-        await self._server.main_loop()
 
     def _member(self) -> Member:
         return Member(
@@ -191,35 +191,3 @@ def _journey_config(settings: Settings) -> JourneyConfig:
         token_gap=settings.next_token_seconds,
     )
     return JourneyConfig(placement_seconds=settings.place_seconds, deadlines=deadlines)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Connections wait in the backlog until the server takes them. Raises Unavailable."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise Unavailable(f"can't listen on {host}:{port}: {error.strerror or error}") from error
-
-
-def _build_server(service: Service) -> uvicorn.Server:
-    """Runs in our event loop, leaves signals to us, and trusts no forwarding headers: the admin
-    API judges clients by their address."""
-    config = uvicorn.Config(
-        build_app(service),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        loop="none",
-        access_log=False,
-        log_config=None,
-        proxy_headers=False,
-        server_header=False,
-        backlog=BACKLOG,
-        timeout_keep_alive=KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=1,
-    )
-    config.load()
-    server = uvicorn.Server(config)
-    server.lifespan = config.lifespan_class(config)
-    return server
