@@ -180,6 +180,7 @@ async def test_chat(tokenizer: Tokenizer) -> None:
             "completion_tokens": 15,
             "total_tokens": prompt + 15,
             "prompt_tokens_details": {"cached_tokens": 4},
+            "completion_tokens_details": {"reasoning_tokens": 0},
         },
     }
     headers = {k: v for k, v in response.headers.items() if k.startswith("x-baton")}
