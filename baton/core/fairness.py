@@ -4,7 +4,8 @@ Each tenant has a counter of what it was given, in weighted tokens, and who was 
 first. A tenant that comes back to the queue is lifted to the least of those in it: what it didn't
 use while it was away, it can't make good on later. While two tenants have requests in the queue all
 the time, what they are given differs by no more than ``slack_tokens`` and what one step and the
-running answers give in between, however many requests either sends.
+running answers give in between, however many requests either sends. A tenant of weight 2 is charged
+half of what it is given, and so given twice as much.
 """
 
 from collections.abc import Iterable
@@ -29,7 +30,7 @@ class TokenCounters:
         assert slack_tokens > 0, slack_tokens
         self._slack_tokens = slack_tokens
         self._max_tenants = max_tenants
-        self._counters: dict[bytes, int] = {}
+        self._counters: dict[bytes, float] = {}
         """Who joined last is last."""
         self._queued: dict[bytes, int] = {}
         """Requests in the queue, of those that have any."""
@@ -58,24 +59,26 @@ class TokenCounters:
             self._queued[tenant] = queued
         self._last_left = tenant
 
-    def charge(self, tenant: bytes, input_tokens: int, output_tokens: int) -> None:
+    def charge(
+        self, tenant: bytes, input_tokens: int, output_tokens: int, weight: float = 1.0
+    ) -> None:
         """The tenant was given these. Who never queued here isn't counted."""
         if tenant in self._counters:
             given = INPUT_WEIGHT * input_tokens + OUTPUT_WEIGHT * output_tokens
-            self._counters[tenant] += given
+            self._counters[tenant] += given / weight
 
     def arrears(self, tenants: Iterable[bytes]) -> dict[bytes, int]:
         """How far each was given more than the one that was given least, in whole slacks: those
         with 0 go first, and among equals the order decides."""
         counters = {tenant: self._counters.get(tenant, 0) for tenant in tenants}
         least = min(counters.values(), default=0)
-        return {tenant: (c - least) // self._slack_tokens for tenant, c in counters.items()}
+        return {tenant: int((c - least) // self._slack_tokens) for tenant, c in counters.items()}
 
-    def count(self, tenant: bytes) -> int:
+    def count(self, tenant: bytes) -> float:
         """What the tenant was given, in weighted tokens, lifts included."""
         return self._counters.get(tenant, 0)
 
-    def _lifted(self, tenant: bytes, count: int) -> int:
+    def _lifted(self, tenant: bytes, count: float) -> float:
         """To the least in the queue; into an empty queue, to whoever left it last."""
         if self._queued:
             return max(count, min(self._counters[each] for each in self._queued))

@@ -9,6 +9,9 @@ waited for longer get no more than half of a step if others want it (:func:`shar
 waits ``PATIENCE_SECONDS``, and twice as long as it takes to compute what had arrived until then, at
 most.**
 
+All of that among requests of one priority. Those of a lower one get what the others leave, until
+the patience of their class is over (:mod:`baton.core.priority`).
+
 Pure, and cheap enough to be asked for a thousand requests between two steps.
 """
 
@@ -16,7 +19,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-PATIENCE_SECONDS = 60.0
+from baton.core.priority import PATIENCE_SECONDS as PATIENCE_OF
+from baton.core.priority import Priority
+
+PATIENCE_SECONDS = PATIENCE_OF[Priority.NORMAL]
 
 CACHED_TOKENS_PER_SECOND = 2000.0
 """Of ``cached_first``: how many more cached tokens outweigh a second of waiting."""
@@ -38,7 +44,7 @@ class Waiting:
     ``deadline_seconds`` is absolute, infinite when there is none. ``remaining_seconds`` is the
     work left as predicted, 0 when nobody knows; ``cached_tokens`` need no computing, the
     ``new_tokens`` do. ``preempted`` was being served before, and its client sees a stream that
-    stands still: it goes before all that were not.
+    stands still.
     """
 
     arrival_seconds: float
@@ -48,6 +54,12 @@ class Waiting:
     new_tokens: int = 0
     tenant: bytes = b""
     preempted: bool = False
+    priority: Priority = Priority.NORMAL
+
+    @property
+    def resumes(self) -> bool:
+        """Goes before all others. Of low priority nobody does: it would be preempted again."""
+        return self.preempted and self.priority <= Priority.NORMAL
 
 
 Turn = Callable[[Waiting, float], float]
@@ -68,7 +80,7 @@ class Order:
         """The least goes first."""
         arrival = waiting.arrival_seconds
         turn = min(max(arrival, self.turn(waiting, now_seconds)), arrival + PATIENCE_SECONDS)
-        return (0.0 if waiting.preempted else 1.0), turn
+        return (0.0 if waiting.resumes else 1.0), turn
 
 
 def fcfs(waiting: Waiting, now_seconds: float) -> float:
@@ -145,4 +157,5 @@ def shares(
 
 
 def _is_overdue(waiting: Waiting, now_seconds: float) -> bool:
-    return not waiting.preempted and now_seconds > waiting.arrival_seconds + PATIENCE_SECONDS
+    patience = PATIENCE_OF[waiting.priority]
+    return not waiting.resumes and now_seconds > waiting.arrival_seconds + patience

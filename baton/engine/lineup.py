@@ -8,6 +8,7 @@ from operator import attrgetter
 from baton.engine.sequence import Sequence
 
 _arrival = attrgetter("arrival")
+_priority = attrgetter("waiting.priority")
 
 
 class Lineup:
@@ -28,7 +29,9 @@ class Lineup:
         return list(islice(self._sequences, count))
 
     def latest_preemptable(self) -> Sequence | None:
-        return next((each for each in reversed(self._sequences) if each.preemptable), None)
+        """Of the lowest priority that there is."""
+        latest_first = (each for each in reversed(self._sequences) if each.preemptable)
+        return max(latest_first, key=_priority, default=None)
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences)

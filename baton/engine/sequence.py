@@ -97,7 +97,7 @@ class Sequence:
         """Cached blocks of the table that others used already."""
         self.expected_tokens = spec.sampling.max_tokens
         """Length of the answer, as predicted."""
-        self.waiting = Waiting(arrival_seconds, tenant=spec.tenant_salt)
+        self.waiting = Waiting(arrival_seconds, tenant=spec.owner, priority=spec.priority)
         """What orders know of it."""
         self.first_start: int | None = None
         """Tokens that were cached when it was first admitted; None before."""

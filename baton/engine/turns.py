@@ -6,6 +6,7 @@ from heapq import nsmallest
 
 from baton.core.fairness import TokenCounters
 from baton.core.order import ORDERS, shares
+from baton.core.priority import Priority
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.sequence import Phase, Sequence
@@ -38,21 +39,22 @@ class Turns:
         """It waits from now on."""
         self._look(sequence)
         if self._config.fairness:
-            self.counters.join(sequence.spec.tenant_salt)
+            self.counters.join(sequence.spec.owner)
 
     def leave(self, sequence: Sequence) -> None:
         if self._config.fairness:
-            self.counters.leave(sequence.spec.tenant_salt)
+            self.counters.leave(sequence.spec.owner)
 
     def charge_chunk(self, sequence: Sequence, num_tokens: int) -> None:
         """What is computed again after a preemption is no gift."""
         if self.counters.is_shared and not sequence.waiting.preempted:
-            self.counters.charge(sequence.spec.tenant_salt, num_tokens, 0)
+            spec = sequence.spec
+            self.counters.charge(spec.owner, num_tokens, 0, spec.weight)
 
     def charge_decodes(self, sequences: Iterable[Sequence]) -> None:
         if self.counters.is_shared:
             for sequence in sequences:
-                self.counters.charge(sequence.spec.tenant_salt, 0, 1)
+                self.counters.charge(sequence.spec.owner, 0, 1, sequence.spec.weight)
 
     # One step
 
@@ -76,24 +78,29 @@ class Turns:
     def _shared_out(
         self, ranked: list[Sequence], budget: int, now_seconds: float
     ) -> list[tuple[Sequence, int]]:
-        """Those whose tenants were given most get what is left, however long they have waited."""
+        """Those whose tenants were given most get what is left, however long they have waited for;
+        those of lower priority, until they have waited for as long as their class does."""
         if len(ranked) < 2:
             return [(each, budget) for each in ranked]
         arrears = self._arrears(ranked)
 
         def is_behind(each: Sequence) -> bool:
-            return arrears.get(each.spec.tenant_salt, 0) > 0 and not each.waiting.preempted
+            return arrears.get(each.spec.owner, 0) > 0 and not each.waiting.resumes
 
         fair = [each for each in ranked if not is_behind(each)]
         given = shares([each.waiting for each in fair], now_seconds, budget)
         first = [(fair[index], limit) for index, limit in given]
-        return first + [(each, budget) for each in ranked if is_behind(each)]
+        together = first + [(each, budget) for each in ranked if is_behind(each)]
+        return sorted(together, key=lambda pair: _class_of(pair, budget))
 
     def _first(self, waiting: list[Sequence], now_seconds: float) -> list[Sequence]:
         """By what was known of them; then looked at again."""
         window = self._config.admission_window
         if len(waiting) > window:
+            oldest = waiting[0]
             waiting = nsmallest(window, waiting, key=self._rank(waiting, now_seconds))
+            if oldest.waiting.priority > waiting[0].waiting.priority and oldest not in waiting:
+                waiting.append(oldest)  # however many come before it: its patience may be over
         if len(waiting) > 1 or self._order.preemptive:
             for sequence in waiting:
                 self._look(sequence)
@@ -106,13 +113,15 @@ class Turns:
 
     def _rank(
         self, sequences: list[Sequence], now_seconds: float
-    ) -> Callable[[Sequence], tuple[float, int, float, int]]:
-        """Who was preempted goes first; then whose tenant was given least; then the order."""
+    ) -> Callable[[Sequence], tuple[float, Priority, int, float, int]]:
+        """Who was preempted goes first; then by priority; then whose tenant was given least; then
+        the order."""
         arrears, order = self._arrears(sequences), self._order
 
-        def rank(sequence: Sequence) -> tuple[float, int, float, int]:
+        def rank(sequence: Sequence) -> tuple[float, Priority, int, float, int]:
             fresh, turn = order.rank(sequence.waiting, now_seconds)
-            return fresh, arrears.get(sequence.spec.tenant_salt, 0), turn, sequence.arrival
+            behind = arrears.get(sequence.spec.owner, 0)
+            return fresh, sequence.waiting.priority, behind, turn, sequence.arrival
 
         return rank
 
@@ -120,7 +129,7 @@ class Turns:
         """Of the tenants of these; none, while there is nobody to be fair to."""
         if not self.counters.is_shared:
             return {}
-        return self.counters.arrears({each.spec.tenant_salt for each in sequences})
+        return self.counters.arrears({each.spec.owner for each in sequences})
 
     def _look(self, sequence: Sequence) -> None:
         waiting, end = sequence.waiting, sequence.num_known
@@ -144,3 +153,10 @@ class Turns:
         waiting = sequence.waiting
         budget = sequence.spec.first_token_seconds
         waiting.deadline_seconds = waiting.arrival_seconds + budget + own_seconds
+
+
+def _class_of(given: tuple[Sequence, int], budget: int) -> tuple[bool, bool, Priority]:
+    """Whoever has waited too long has a part of the budget, and goes first; then who was preempted;
+    then by priority."""
+    sequence, limit = given
+    return limit >= budget, not sequence.waiting.resumes, sequence.waiting.priority

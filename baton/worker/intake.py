@@ -173,7 +173,7 @@ class Intake:
             if not self._room and (reservation := await ask()) is not None:
                 return reservation
             tokens = await self._engine.call(lambda engine: engine.expected_tokens(spec))
-            return await self._room.get(self._clock.monotonic(), tokens, ask)
+            return await self._room.get(self._clock.monotonic(), tokens, ask, spec.priority)
 
     async def _take_chunk(self, reader: PullReader, chunk: PullChunk, landing: Landing) -> None:
         """Reads what of the chunk is not here yet, and acknowledges."""

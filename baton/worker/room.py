@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TypeVar
 
+from baton.core.priority import Priority
+
 T = TypeVar("T")
 
 TOKENS_PER_SECOND = 200.0
@@ -40,10 +42,16 @@ class RoomQueue:
             self._asks[0].woken.set()
 
     async def get(
-        self, now_seconds: float, answer_tokens: int, ask: Callable[[], Awaitable[T | None]]
+        self,
+        now_seconds: float,
+        answer_tokens: int,
+        ask: Callable[[], Awaitable[T | None]],
+        priority: Priority = Priority.NORMAL,
     ) -> T:
-        """Calls ``ask`` when it is its turn and there may be room, until it gives something."""
-        mine = _Ask(now_seconds + min(answer_tokens / TOKENS_PER_SECOND, PATIENCE_SECONDS))
+        """Calls ``ask`` when it is its turn and there may be room, until it gives something. Each
+        step of priority is worth as much as the patience."""
+        own = min(answer_tokens / TOKENS_PER_SECOND, PATIENCE_SECONDS)
+        mine = _Ask(now_seconds + own + priority * PATIENCE_SECONDS)
         insort(self._asks, mine, key=_turn)
         try:
             while True:
