@@ -296,6 +296,18 @@ class Settings(BaseSettings):
     """Whose web pages may ask from a browser: exact origins, or ``*``. Never the admin API."""
     access_log: bool = False
     """A line of JSON for each request, to stderr. Neither prompts nor answers."""
+    tool_parser: Literal["auto", "llama3", "hermes", "mistral", "none"] = "auto"
+    """How the model writes calls of tools; auto: by its chat template."""
+    reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
+    """Whether it thinks in ``<think>`` first; auto: by its chat template. ``deepseek_r1`` is for
+    prompts that don't open a thought although the answer begins with one."""
+    batch_folder: str | None = None
+    """Of files and batches; None: below BATON_HOME, per cluster."""
+    batch_lines: Annotated[int, Field(ge=0)] = 2
+    """Of batches, answered at once while nobody else waits; 0: this router answers none."""
+    max_file_bytes: Size = 64 * 2**20
+    batch_folder_bytes: Size = 4 * 2**30
+    """Of all files of all tenants."""
     place_seconds: Seconds = 5.0
     first_token_seconds: Seconds = 120.0
     next_token_seconds: Seconds = 60.0

@@ -24,6 +24,7 @@ from router.cluster import Cluster
 from router.conductors import ConductorPlacer
 from router.journey import Guide, JourneyConfig
 from router.links import GrpcLinks
+from router.peers import Peers
 from router.placement import FirstThatAnswers
 from router.ports import Ports
 from router.ring import RingPlacer
@@ -129,6 +130,8 @@ class RouterProgram:
             max_concurrent_requests=settings.max_concurrent_requests,
             tenant_secret=settings.tenant_secret,
             slo_first_token_seconds=settings.slo_first_token_seconds,
+            tool_parser=settings.tool_parser,
+            reasoning_parser=settings.reasoning_parser,
             control_socket=settings.control_socket,
             body_seconds=settings.body_seconds,
             request_seconds=settings.request_seconds,
@@ -143,6 +146,7 @@ class RouterProgram:
             doorkeeper=Doorkeeper(settings.api_keys, settings.admin_key),
             clock=self._clock,
             usage=self._usage,
+            peers=Peers(self._id, self._cluster, settings.tls_certificate),
             refuses_when_draining=not settings.reuse_port,
         )
 

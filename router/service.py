@@ -19,6 +19,7 @@ from router.gate import Gate
 from router.journey import Guide, Journey
 from router.markup.dialect import Dialect
 from router.metrics import Metrics
+from router.peers import Peers
 from router.prepare import Limits, Preparer, Prompt
 from router.problem import Problem
 from router.record import JourneyRecord, Records
@@ -89,6 +90,7 @@ class Service:
     refuses_when_draining: bool = True
     """Not where others listen at the same port: new connections go to them, and whoever is
     connected to this one still is answered."""
+    peers: Peers | None = None
     own_id: str = field(default_factory=lambda: _random_id()[:8])
     """Tells this router's request ids from others'."""
 
@@ -155,7 +157,10 @@ class Service:
         reader, shown = None, frozenset[int]()
         if isinstance(body, ChatBody):
             reader = self.dialect.reader(
-                body.offered_tools, in_thought=prompt.in_thought, max_calls=body.max_calls
+                body.offered_tools,
+                forced=body.must_call,
+                in_thought=prompt.in_thought,
+                max_calls=body.max_calls,
             )
             shown = self.dialect.marks if reader is not None else shown
         if body.skip_special_tokens is False:

@@ -19,12 +19,20 @@ MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS
          OPEN, CLOSE)  # fmt: skip
 """Some tokenizers have them as special tokens, which are not shown otherwise."""
 
+FORMS: dict[str, CallForm | None] = {
+    "hermes": CallForm.HERMES,
+    "llama3": CallForm.LLAMA3,
+    "mistral": CallForm.MISTRAL,
+    "none": None,
+}
+"""By the names of the setting ``tool_parser``."""
+
 Tool = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """``call_form`` is None where nobody knows one: calls can be forced then, and are plain JSON.
+    """``call_form`` is None where calls are not to be told from text, unless they are forced.
     ``thinks_first`` is for models whose prompts don't open the thought that their answers close.
     ``marks`` are tokens that are special and yet to be read."""
 
@@ -39,7 +47,7 @@ class Dialect:
         cls, tokenizer: Tokenizer, tool_parser: str = "auto", reasoning_parser: str = "auto"
     ) -> "Dialect":
         template = tokenizer.chat_template_source
-        form = _form_of(template) if tool_parser == "auto" else _FORMS.get(tool_parser)
+        form = _form_of(template) if tool_parser == "auto" else FORMS[tool_parser]
         thinks = OPEN in template if reasoning_parser == "auto" else reasoning_parser != "none"
         ids = map(tokenizer.token_id, MARKS)
         return cls(
@@ -55,11 +63,11 @@ class Dialect:
         return self.thinks and (self.thinks_first or prompt.rstrip().endswith(OPEN))
 
     def reader(
-        self, tools: Sequence[Tool], *, in_thought: bool, max_calls: int | None
+        self, tools: Sequence[Tool], *, forced: bool, in_thought: bool, max_calls: int | None
     ) -> Reader | None:
         """None when an answer is text and nothing else."""
         thinking = Thinking(inside=in_thought) if self.thinks else None
-        calls = self._parser(tools) if tools else None
+        calls = self._parser(tools) if tools and (forced or self.call_form is not None) else None
         if thinking is None and calls is None:
             return None
         return Reader(thinking, calls, max_calls)
@@ -89,13 +97,10 @@ class Dialect:
         return Llama3Parser(functions.keys())
 
 
-_FORMS = {form.value: form for form in (CallForm.HERMES, CallForm.LLAMA3, CallForm.MISTRAL)}
-
-
-def _form_of(template: str) -> CallForm | None:
+def _form_of(template: str) -> CallForm:
     if "<tool_call>" in template:
         return CallForm.HERMES
     if "[TOOL_CALLS]" in template:
         return CallForm.MISTRAL
     is_llama = "<|start_header_id|>" in template and '"parameters"' in template
-    return CallForm.LLAMA3 if is_llama or "<|python_tag|>" in template else None
+    return CallForm.LLAMA3 if is_llama or "<|python_tag|>" in template else CallForm.JSON
