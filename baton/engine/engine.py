@@ -11,6 +11,7 @@ from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.core.task import Task
+from baton.core.tenant import tenant_tag
 from baton.engine.admission import check_constraint, check_spec
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
@@ -298,7 +299,7 @@ class Engine:
             self._scheduler.transfer(sequence, Phase.HELD)
         elif finish_reason is not None:
             cut = finish_reason is FinishReason.LENGTH
-            self._lengths.learn(spec.tenant_salt, first_index + 1, cut=cut)
+            self._lengths.learn(spec.owner, first_index + 1, cut=cut)
             self._finish(sequence)
         elif sequence.constraint is not None:
             sequence.constraint.accept(sampled.token_id)
@@ -343,7 +344,7 @@ class Engine:
 
     def expected_tokens(self, spec: RequestSpec) -> int:
         """Length of the answer, as far as those before it tell. Changes nothing."""
-        return self._lengths.expect(spec.tenant_salt, spec.sampling.max_tokens)
+        return self._lengths.expect(spec.owner, spec.sampling.max_tokens)
 
     # What it has to do, and how fast it is
 
@@ -445,9 +446,8 @@ def _sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
     ripe = grown >= PUBLISH_BLOCKS and sequence.num_remaining == 1
     if grown <= 0 or not (over or ripe):
         return []
-    run = SealedRun(
-        tuple(sequence.keys[:num_sealed]), sequence.num_published, sequence.spec.tenant_salt
-    )
+    tag = sequence.spec.tenant or tenant_tag(sequence.spec.tenant_salt)
+    run = SealedRun(tuple(sequence.keys[:num_sealed]), sequence.num_published, tag)
     sequence.num_published = num_sealed
     return [run]
 

@@ -27,11 +27,11 @@ class PrefillProgress:
 @dataclass(frozen=True, slots=True)
 class SealedRun:
     """Blocks [first, len(keys)) of a chain were sealed since the last run of their request, and
-    are worth keeping. They are not pinned."""
+    are worth keeping. They are not pinned. ``tenant`` is the tag of whose quota they count to."""
 
     keys: tuple[BlockKey, ...]
     first: int
-    tenant_salt: bytes
+    tenant: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ from functools import partial
 import structlog
 
 from baton.core.ids import BlockId
-from baton.core.tenant import tenant_tag
 from baton.engine.engine import Engine
 from baton.engine.result import SealedRun
 from baton.errors import BatonError
@@ -81,6 +80,6 @@ class StorePublisher:
             await self._layout.refs(block_ids, keys),
             self._layout.checksum_algorithm,
             head=run.keys[:first],
-            tenant=tenant_tag(run.tenant_salt),
+            tenant=run.tenant,
             model=self._model_tag,
         )
