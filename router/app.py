@@ -19,6 +19,7 @@ from router.exchange import (
     TokenizeExchange,
 )
 from router.front import Front, open_access_log
+from router.peers import ASKED_BY_PEER
 from router.problem import Problem, problem_of
 from router.service import Service
 from router.tenants.routes import add_usage
@@ -118,6 +119,9 @@ def _add_operations(app: FastAPI, service: Service) -> None:
     async def explain(request: Request, request_id: str) -> Response:
         check_admin(service, request)
         explained = service.records.explain(request_id)
+        if explained is None and service.peers and ASKED_BY_PEER not in request.headers:
+            key = request.headers.get("authorization")
+            explained = await service.peers.explain(request_id, key)
         if explained is None:
             raise Problem(404, f"no such request is remembered: {request_id}")
         return _json(explained)

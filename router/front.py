@@ -106,7 +106,6 @@ class Front:
             "method": scope["method"],
             "path": scope["path"][:MAX_LOGGED_PATH].encode(errors="replace").decode(),
             "status": reply.status,
-            "bytes": reply.num_bytes,
             "seconds": round(seconds, 6),
             "answered_as": reply.answered_as,
         }
@@ -116,13 +115,12 @@ class Front:
 class Reply:
     """The way back, with ``extra`` headers on it. ``status`` is 0 when there was no answer."""
 
-    __slots__ = ("_send", "answered_as", "extra", "num_bytes", "status")
+    __slots__ = ("_send", "answered_as", "extra", "status")
 
     def __init__(self, send: Send, extra: Headers) -> None:
         self._send = send
         self.extra = extra
         self.status = 0
-        self.num_bytes = 0
         self.answered_as = ""
 
     def send(self, message: Message) -> Any:
@@ -132,8 +130,6 @@ class Reply:
             headers = [*message.get("headers", ()), *self.extra]
             self.answered_as = _value(headers, b"x-baton-request-id")
             message = {**message, "headers": headers}
-        else:
-            self.num_bytes += len(message.get("body", b""))
         return self._send(message)
 
 

@@ -23,6 +23,7 @@ from baton.core.tenant import tenant_salt, tenant_tag
 from baton.errors import Invalid, NotFound, Unavailable
 from baton.registry.redis import RedisRegistry
 from baton.rpc.kvstore_client import KvStoreClient
+from baton.runtime.pinned import pinned
 from baton.runtime.state import ClusterFolder, ClusterState
 
 T = TypeVar("T")
@@ -104,7 +105,11 @@ def run_warm(name: str, prompts: Sequence[str], api_key: str | None, chat: bool)
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     num_tokens = num_cached = 0
     with httpx.Client(
-        base_url=state.url, headers=headers, timeout=ROUTER_SECONDS, trust_env=False
+        base_url=state.url,
+        headers=headers,
+        timeout=ROUTER_SECONDS,
+        trust_env=False,
+        verify=pinned(state.tls_certificate) or True,
     ) as client:
         for prompt in track(prompts, "warming", console=_console()):
             usage = _warm_one(client, prompt, chat)
@@ -228,7 +233,11 @@ def _tokenize(state: ClusterState, prompt: str) -> list[TokenId]:
 
     try:
         answer = httpx.post(
-            f"{state.url}/tokenize", json={"prompt": prompt}, timeout=30, trust_env=False
+            f"{state.url}/tokenize",
+            json={"prompt": prompt},
+            timeout=30,
+            trust_env=False,
+            verify=pinned(state.tls_certificate) or True,
         )
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error

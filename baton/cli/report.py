@@ -16,6 +16,7 @@ from baton.config import home
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.errors import BatonError, NotFound, Unavailable
+from baton.runtime.pinned import pinned
 from baton.runtime.state import ClusterFolder, ClusterState
 
 REFRESH_SECONDS = 1.0
@@ -83,7 +84,8 @@ def show_request(name: str, request_id: str, as_json: bool) -> None:
     headers = {"authorization": f"Bearer {state.admin_key}"} if state.admin_key else {}
     url = f"{state.url}/admin/requests/{quote(request_id, safe='')}"
     try:
-        answer = httpx.get(url, headers=headers, timeout=10, trust_env=False)
+        tls = pinned(state.tls_certificate) or True
+        answer = httpx.get(url, headers=headers, timeout=10, trust_env=False, verify=tls)
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error
     if answer.status_code == 404:

@@ -5,6 +5,7 @@ import socket
 from urllib.parse import urlsplit
 
 from baton.errors import BatonError, Invalid, Unavailable
+from baton.runtime.pinned import pinned
 
 PROBE_SECONDS = 3.0
 
@@ -54,9 +55,14 @@ def redis_answers(url: str) -> bool:
     return True
 
 
-def router_answers(host: str, port: int) -> bool:
+def router_answers(host: str, port: int, certificate: str | None = None) -> bool:
     """Whether a router takes requests: its ``/ready`` says 200. No proxy is asked."""
-    connection = http.client.HTTPConnection(host, port, timeout=PROBE_SECONDS)
+    tls = pinned(certificate)
+    connection = (
+        http.client.HTTPConnection(host, port, timeout=PROBE_SECONDS)
+        if tls is None
+        else http.client.HTTPSConnection(host, port, timeout=PROBE_SECONDS, context=tls)
+    )
     try:
         connection.request("GET", "/ready")
         return connection.getresponse().status == http.HTTPStatus.OK
@@ -71,9 +77,9 @@ def reachable_host(host: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
-def http_url(host: str, port: int) -> str:
-    host = reachable_host(host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+def http_url(host: str, port: int, *, tls: bool = False) -> str:
+    host, scheme = reachable_host(host), "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def without_password(url: str) -> str:

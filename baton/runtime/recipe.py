@@ -115,13 +115,17 @@ class Recipe:
     def conductor(self) -> ChildSpec:
         return self._program(Role.CONDUCTOR, "conductor", LIGHT_ENVIRONMENT)
 
-    def router(self) -> ChildSpec:
+    def routers(self) -> list[ChildSpec]:
+        """All at the one port."""
+        count = self._settings.routers
+        names = ["router"] if count == 1 else [f"router-{number}" for number in range(count)]
         listening = {
             "host": self._settings.host,
             "port": str(self.port),
+            "reuse_port": str(self._settings.reuse_port or count > 1),
             "control_socket": str(self._folder.socket.absolute()),
         }
-        return self._program(Role.ROUTER, "router", LIGHT_ENVIRONMENT, listening)
+        return [self._program(Role.ROUTER, name, LIGHT_ENVIRONMENT, listening) for name in names]
 
     def mock(self) -> ChildSpec:
         """All mock workers of both pools."""

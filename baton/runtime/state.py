@@ -45,6 +45,7 @@ class ClusterState:
     cluster_secret: str | None = None
     admin_key: str | None = None
     tenant_secret: str = "baton"
+    tls_certificate: str | None = None
     ready: bool = False
     failure: str = ""
     processes: list[ProcessState] = field(default_factory=list)

@@ -60,7 +60,7 @@ class Supervisor:
             settings.hung_seconds,
             partial(convert_worker, secret=settings.cluster_secret),
         )
-        self._children: dict[Role, Child] = {}
+        self._children: dict[str, Child] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._changed = asyncio.Event()
         self._router_answered = False
@@ -110,7 +110,8 @@ class Supervisor:
         assert self._tasks is not None
         self._pools.open(self._tasks, self._notice)
         await self._pools.scale({role: getattr(self._settings, role.value) for role in POOLS})
-        self._start(self._recipe.router())
+        for router in self._recipe.routers():
+            self._start(router)
         await self._until(self._all_serve, stop)
         await self._await_router(stop)
 
@@ -134,20 +135,28 @@ class Supervisor:
         return await ask_pool_plan(address, self._settings.cluster_secret) if address else None
 
     async def _await_router(self, stop: asyncio.Event) -> None:
-        """It serves before it has heard of the workers; ready is when it has."""
-        host, port = reachable_host(self._settings.host), self._recipe.port
+        """They serve before they have heard of the workers; ready is when they have."""
         while not (stop.is_set() or self._failure):
-            if await asyncio.to_thread(router_answers, host, port):
+            if await asyncio.to_thread(self._routers_answer):
                 self._router_answered = True
                 self._tell()
                 return
             await self._clock.sleep(READY_POLL_SECONDS)
 
+    def _routers_answer(self) -> bool:
+        """Each by itself: at the one port, any may answer."""
+        host, certificate = reachable_host(self._settings.host), self._settings.tls_certificate
+        ports = [int(each.state.address.rpartition(":")[2] or 0) for each in self._routers()]
+        return all(router_answers(host, port, certificate) for port in ports)
+
+    def _routers(self) -> list[Child]:
+        return [child for child in self._children.values() if child.spec.role == Role.ROUTER]
+
     async def _stop_all(self, stop_now: asyncio.Event) -> None:
         hurrying = asyncio.ensure_future(self._hurry(stop_now))
         self._pools.close()
         try:
-            await self._stop_child(Role.ROUTER)
+            await asyncio.gather(*(router.stop() for router in self._routers()))
             await self._pools.stop()
             for role in OUTLIVE_POOLS:
                 await self._stop_child(role)
@@ -180,15 +189,14 @@ class Supervisor:
         child = Child(
             spec, self._clock, self._notice, settings.drain_seconds, settings.hung_seconds
         )
-        self._children[Role(spec.role)] = child
+        self._children[spec.id] = child
         self._tasks.create_task(child.run())
 
     def _keepers(self) -> list[Keeper]:
         """In the order in which they start."""
         children = list(self._children.values())
         first = [child for child in children if child.spec.role != Role.ROUTER]
-        last = [child for child in children if child.spec.role == Role.ROUTER]
-        return [*first, *self._pools.keepers, *last]
+        return [*first, *self._pools.keepers, *self._routers()]
 
     def _all_serve(self) -> bool:
         staying = [
@@ -207,12 +215,17 @@ class Supervisor:
     def _tell(self) -> None:
         state = ClusterState(
             supervisor_pid=os.getpid(),
-            url=http_url(self._settings.host, self._recipe.port),
+            url=http_url(
+                self._settings.host,
+                self._recipe.port,
+                tls=self._settings.tls_certificate is not None,
+            ),
             redis_url=self._recipe.redis_url,
             cluster=self._settings.cluster,
             cluster_secret=self._settings.cluster_secret,
             admin_key=self._settings.admin_key,
             tenant_secret=self._settings.tenant_secret,
+            tls_certificate=self._settings.tls_certificate,
             ready=self.ready,
             failure=self._failure,
             processes=[keeper.state for keeper in self._keepers()],

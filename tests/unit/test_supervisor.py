@@ -31,7 +31,7 @@ class House:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
         monkeypatch.setattr(supervisor_module, "check_redis", lambda url: None)
-        monkeypatch.setattr(supervisor_module, "router_answers", lambda host, port: True)
+        monkeypatch.setattr(supervisor_module, "router_answers", lambda *_: True)
         self.folder = folder
         self.cluster = ClusterFolder(folder, "test")
         self.cluster.take()
