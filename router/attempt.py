@@ -17,7 +17,7 @@ from baton.errors import (
     Unavailable,
     error_from_grpc_status,
 )
-from router.inbox import Inbox, Item
+from router.inbox import Inbox, Item, Relay
 from router.links import Links, WorkerLink
 from router.merge import Merge, joined
 
@@ -58,7 +58,8 @@ class Attempt:
     :meth:`close`, always.
 
     With ``goes_on``, the prefill worker of ``placement`` is one that had begun the answer: it holds
-    the KV of the tokens of ``spec``, and the client has the token after them already.
+    the KV of the tokens of ``spec``, and the client has the token after them already. ``relay`` is
+    offered what is plainly the next token while :meth:`next_outputs` waits for it.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Attempt:
         deadlines: Deadlines,
         *,
         goes_on: bool = False,
+        relay: Relay | None = None,
     ) -> None:
         two = placement.prefill is not None and placement.prefill.id != placement.decode.id
         alone = not two or (spec.max_new_tokens == 1 and not goes_on)
@@ -82,6 +84,9 @@ class Attempt:
             if worker is not None
         }
         self._inbox = Inbox()
+        self._relay = relay
+        if relay is not None:
+            self._inbox.relay = self._hand_on
         known = spec.num_emitted_tokens + (1 if goes_on else 0)
         self._merge = Merge(spec.epoch, known, handed_over=not (alone or goes_on))
         self._deadlines = deadlines
@@ -121,6 +126,7 @@ class Attempt:
             else:
                 link.cancel(self._spec.request_id, self._spec.epoch)
         self._links = {}
+        self._inbox.relay = None
 
     # -- what comes ---------------------------------------------------------------------
 
@@ -128,9 +134,23 @@ class Attempt:
         try:
             return await self._inbox.take(self._deadline)
         except TimeoutError:
+            if asyncio.get_running_loop().time() < self._deadline:
+                return ()  # tokens were handed on meanwhile
             error = DeadlineExceeded(f"the {self._waits_for} did not come in time")
             self._failure = AttemptFailed(error, self._suspects())
             return ()
+
+    def _hand_on(self, worker_id: WorkerId, output: RequestOutput) -> bool:
+        """Whether it was the next token of the decode worker and nothing else, and taken."""
+        is_plain = output.finish_reason is None and not output.details
+        is_next = output.first_index == self._merge.next_index and self._decoding
+        if not (is_plain and is_next and worker_id == self._decode.id):
+            return False
+        if output.epoch != self._spec.epoch or self._relay is None or not self._relay(output):
+            return False
+        self._merge.next_index += len(output.token_ids)
+        self._expect("next token", self._deadlines.token_gap)
+        return True
 
     def _sort(self, items: Sequence[Item]) -> list[RequestOutput]:
         outputs: list[RequestOutput] = []

@@ -4,6 +4,8 @@ told apart."""
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from baton.core.ids import TokenId
 from baton.core.request import FinishReason, RequestOutput, TokenLogprob
@@ -37,6 +39,18 @@ class Delta:
 
 
 Emit = Callable[[Delta], Awaitable[None]]
+
+
+class Outlet(Protocol):
+    """Where text can go at once, if it can."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    def put(self, index: int, text: str) -> None:
+        """Only while it is open."""
+        ...
+
 
 CALLED = "tool_calls"
 """Why an answer ended that calls something."""
@@ -85,9 +99,12 @@ class Choice:
         """Of its tokens; needs logprobs."""
         return self.logprob_sum / max(self.num_tokens, 1)
 
-    async def run(self, emit: Emit) -> str:
-        """The finish reason. Raises BatonError when the journey can't go on."""
-        async with aclosing(self._journey.outputs()) as outputs:
+    async def run(self, emit: Emit, outlet: Outlet | None = None) -> str:
+        """The finish reason. Raises BatonError when the journey can't go on. Where an answer is
+        nothing but text that nothing can hold back, its tokens go to ``outlet`` while that is open,
+        without waking this task."""
+        relay = partial(self._relay, outlet) if outlet is not None and self._is_plain else None
+        async with aclosing(self._journey.outputs(relay)) as outputs:
             async for output in outputs:
                 text, reason = self._read(output)
                 pieces: list[Piece] = []
@@ -99,6 +116,20 @@ class Choice:
                 if reason is not None:
                     return reason
         raise AssertionError("a journey ends with a reason or an error")
+
+    @property
+    def _is_plain(self) -> bool:
+        return not (self._every_token or self._reader or self._stops.watches)
+
+    def _relay(self, outlet: Outlet, output: RequestOutput) -> bool:
+        if not outlet.is_open:
+            return False
+        self.num_tokens += len(output.token_ids)
+        text = self._detokenizer.push(output.token_ids)
+        if text:
+            self._num_characters += len(text)
+            outlet.put(self.index, text)
+        return True
 
     def _read(self, output: RequestOutput) -> tuple[str, str | None]:
         """The text that can be shown now, and the reason if this is the end."""

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from router.problem import Problem
+from router.wire import PUSH
 
 MAX_TARGET_BYTES = 8192
 """Of a request's target. The API's own have less than a hundred."""
@@ -36,6 +37,27 @@ class ConnectionLimits:
     header_seconds: float = 10.0
     keep_alive_seconds: float = 75.0
     write_seconds: float = 30.0
+
+
+class CyclePush:
+    """Into one response's body, as uvicorn's ``send`` writes it when nothing holds it up."""
+
+    __slots__ = ("_cycle",)
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
+
+    @property
+    def is_open(self) -> bool:
+        cycle = self._cycle
+        is_at_body = cycle.response_started and not cycle.response_complete
+        is_read = not (cycle.disconnected or cycle.flow.write_paused)
+        return is_at_body and is_read and cycle.chunked_encoding is True
+
+    def write(self, data: bytes) -> None:
+        """A chunk of its own: an empty one would end the body."""
+        if data:
+            self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 class Connection(HttpToolsProtocol):
@@ -182,6 +204,7 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self._answered_now = cycle
+        cycle.scope[PUSH] = CyclePush(cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from baton.core.ids import TenantId
 from baton.errors import BatonError, DeadlineExceeded
 from router.choice import Choice, Delta
+from router.outlet import StreamOutlet
 from router.parse import parse
 from router.prepare import Preparer, Prompt, check_token_ids, tokens_of
 from router.problem import Problem, problem_of
@@ -23,6 +24,7 @@ from router.tenants.visit import UNSAID_ANSWER_TOKENS, Visit
 from router.wire import (
     CLIENT_LEFT,
     JSON_HEADERS,
+    PUSH,
     REQUEST_ID,
     STREAM_HEADERS,
     ClientLeft,
@@ -54,7 +56,7 @@ class Exchange(Response, ABC):
         """Raises Problem or BatonError."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wire = Wire(send)
+        wire = Wire(send, scope.get(PUSH))
         try:
             await self._serve(scope, receive, wire)
         except ClientLeft:
@@ -168,7 +170,7 @@ class AnswerExchange(Exchange):
                     await wire.start(200, STREAM_HEADERS | headers)
                 await wire.write(frames)
 
-        await self._service.follow_all(choices, send)
+        await self._service.follow_all(choices, send, StreamOutlet(wire, wording, unopened))
         usage = b""
         if body.wants_usage_chunk:
             usage = wording.usage_chunk(usage_of(choices, body.candidates))

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from baton.core.ids import WorkerId
 from baton.core.request import RequestOutput
@@ -11,27 +11,42 @@ from baton.errors import BatonError, Overloaded
 Item = tuple[WorkerId, RequestOutput | BatonError]
 """An output of a worker, or why nothing more will come from it."""
 
+Relay = Callable[[RequestOutput], bool]
+"""Does all that is to do with an output at once, or nothing, and says which."""
+
 MAX_UNREAD = 8192
 """Outputs, of a token each and some hundred bytes. The reader waits only for its client, so
 whoever leaves so many unread does not read at all."""
 
 
 class Inbox:
-    """One reader; whoever writes never waits. Single event loop."""
+    """One reader; whoever writes never waits. Single event loop.
+
+    While the reader waits, ``relay`` is offered each output first: no task has to wake for what it
+    takes."""
 
     def __init__(self, max_unread: int = MAX_UNREAD) -> None:
+        self.relay: Callable[[WorkerId, RequestOutput], bool] | None = None
         self._max_unread = max_unread
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
         self._overflown = False
 
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
+        waits = self._waiter is not None and not self._waiter.done()
+        if waits and self._is_relayed(worker_id, item):
+            return
         if len(self._items) >= self._max_unread:
             self._overflown = True
             return
         self._items.append((worker_id, item))
-        if self._waiter is not None and not self._waiter.done():
+        if waits and self._waiter is not None:
             self._waiter.set_result(None)
+
+    def _is_relayed(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> bool:
+        if self.relay is None or isinstance(item, BatonError):
+            return False
+        return self.relay(worker_id, item)
 
     @property
     def is_empty(self) -> bool:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import structlog
 
@@ -13,6 +14,7 @@ from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
 from baton.errors import BatonError, DeadlineExceeded, NotFound, Unavailable
 from router.attempt import Attempt, AttemptFailed, AttemptLeft, Deadlines
+from router.inbox import Relay
 from router.key_chain import KeyChain, keys_of
 from router.links import Links, NotReached
 from router.placement import PlaceQuery, Placer
@@ -85,8 +87,9 @@ class Journey:
         self._failing_since: float | None = None
         self.record = record
 
-    async def outputs(self) -> AsyncGenerator[RequestOutput]:
+    async def outputs(self, relay: Relay | None = None) -> AsyncGenerator[RequestOutput]:
         """Tokens in order, none lost and none repeated; the last output has a finish reason.
+        What ``relay`` takes, while this waits, is not yielded.
 
         Raises BatonError when it can't go on. Closing it, or cancelling whoever waits for it,
         frees the request at all workers.
@@ -100,6 +103,7 @@ class Journey:
                 self._guide.links,
                 self._config.deadlines,
                 goes_on=self._source is not None,
+                relay=partial(self._relay, relay) if relay is not None else None,
             )
             self._source = None
             try:
@@ -135,6 +139,12 @@ class Journey:
             self._failing_since = now
         patient = now < self._failing_since + self._config.replacement_seconds
         return not (patient and isinstance(failure.error, NotReached))
+
+    def _relay(self, relay: Relay, output: RequestOutput) -> bool:
+        if not relay(output):
+            return False
+        self._note(output)
+        return True
 
     def _note(self, output: RequestOutput) -> None:
         self._failing_since = None

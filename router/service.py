@@ -13,7 +13,7 @@ from baton.core.request import RequestSpec
 from baton.errors import BatonError, Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.auth import Doorkeeper
-from router.choice import Choice, Emit
+from router.choice import Choice, Emit, Outlet
 from router.cluster import Cluster
 from router.gate import Gate
 from router.journey import Guide, Journey
@@ -175,27 +175,29 @@ class Service:
             shows_stop=bool(body.include_stop_str_in_output),
         )
 
-    async def follow_all(self, choices: Sequence[Choice], emit: Emit) -> None:
+    async def follow_all(
+        self, choices: Sequence[Choice], emit: Emit, outlet: Outlet | None = None
+    ) -> None:
         """Runs all to their ends. The first that fails ends the others, and raises."""
         if len(choices) == 1:
-            await self._follow(choices[0], emit)
+            await self._follow(choices[0], emit, outlet)
             return
         failure: BatonError | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
                 for choice in choices:
-                    tasks.create_task(self._follow(choice, emit))
+                    tasks.create_task(self._follow(choice, emit, outlet))
         except* BatonError as group:
             failure = _first(group)
         if failure is not None:
             raise failure
 
-    async def _follow(self, choice: Choice, emit: Emit) -> None:
+    async def _follow(self, choice: Choice, emit: Emit, outlet: Outlet | None) -> None:
         """Exactly one terminal state is written down: complete, error or cancelled."""
         record = choice.record
         self.metrics.running.inc()
         try:
-            record.note_end(await choice.run(emit), self.clock.monotonic())
+            record.note_end(await choice.run(emit, outlet), self.clock.monotonic())
         except BatonError as error:
             record.note_end("error", self.clock.monotonic(), str(error))
             raise

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
@@ -17,6 +17,8 @@ STREAM_HEADERS = {
 }
 CLIENT_LEFT = 499
 MAX_LENGTH_DIGITS = 20
+PUSH = "baton.push"
+"""Where a scope has a :class:`Push`, if its server can."""
 REQUEST_ID = "baton.request_id"
 """Where a scope has the id that client and logs know a request by."""
 
@@ -25,12 +27,35 @@ class ClientLeft(Exception):
     """Nobody is there to answer."""
 
 
+class Push(Protocol):
+    """A way into the socket that never waits."""
+
+    @property
+    def is_open(self) -> bool:
+        """A body has begun, and the client keeps up with it."""
+        ...
+
+    def write(self, data: bytes) -> None:
+        """A part of the body; only while it is open."""
+        ...
+
+
 class Wire:
     """One response. ``status`` is 0 until it has begun."""
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, push: Push | None = None) -> None:
         self._send = send
+        self._push = push
         self.status = 0
+
+    @property
+    def can_push(self) -> bool:
+        return self._push is not None and self.status != 0 and self._push.is_open
+
+    def push(self, data: bytes) -> None:
+        """As :meth:`write`, at once; only while it ``can_push``."""
+        assert self._push is not None
+        self._push.write(data)
 
     @property
     def started(self) -> bool:

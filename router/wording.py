@@ -118,6 +118,11 @@ class Wording(ABC):
     @abstractmethod
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]: ...
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether a chunk's ending depends on its text."""
+        return self._envelope.obfuscated
+
     def usage_chunk(self, usage: Usage) -> bytes:
         head = self._head(self.chunk_object)
         return b"data: " + orjson.dumps({**head, "choices": [], "usage": usage.json}) + b"\n\n"

@@ -18,6 +18,11 @@ class StopStrings:
         self._held = ""
         self.matched: str | None = None
 
+    @property
+    def watches(self) -> bool:
+        """Whether there is any."""
+        return bool(self._automata)
+
     def push(self, text: str) -> str:
         """What of the text so far is safe to show now. Nothing after a match."""
         if self.matched is not None:
