@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from baton.cli import studies
+from baton.cli import key, studies
 from baton.errors import BatonError, Invalid
 
 if TYPE_CHECKING:
@@ -242,6 +242,7 @@ def generate(
     run_generate(settings, prompts, sampling, as_json)
 
 
+app.add_typer(key.app, name="key")
 kv = typer.Typer(help="The KV store: what it holds, and what to do about it.", no_args_is_help=True)
 app.add_typer(kv, name="kv")
 
@@ -327,6 +328,20 @@ def explain(request_id: str, as_json: AsJson = False, name: Name = None) -> None
     from baton.cli.report import show_request
 
     show_request(cluster_of(name), request_id, as_json)
+
+
+@app.command()
+def usage(
+    since: Annotated[
+        str | None, typer.Option(help="A day (UTC) like 2030-12-31, today, or 7d; default: 30d.")
+    ] = None,
+    as_json: AsJson = False,
+    name: Name = None,
+) -> None:
+    """Tokens and cost per tenant, over all routers."""
+    from baton.cli.usage import run_usage
+
+    run_usage(cluster_of(name), since, as_json)
 
 
 @app.command()

@@ -80,7 +80,8 @@ class Account:
 
     def headers(self, tenant: Tenant, routers: int, now: float) -> dict[str, str]:
         """How much is left, as OpenAI's clients read it; nothing for who has no limits."""
-        limits, told = tenant.limits, {}
+        limits = tenant.limits
+        told: dict[str, str] = {}
         if limits.requests_per_minute is not None:
             per_minute = max(limits.requests_per_minute / routers, 1.0)
             told |= _headers("requests", self._requests, per_minute, now)
