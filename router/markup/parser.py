@@ -120,7 +120,12 @@ class CallParser(ABC):
         return True
 
     def _say(self, text: str) -> None:
-        if text:
+        if not text:
+            return
+        last = self._pieces[-1] if self._pieces else None
+        if isinstance(last, Text):
+            self._pieces[-1] = Text(last.text + text)
+        else:
             self._pieces.append(Text(text))
 
     def _begin(self, name: str) -> None:

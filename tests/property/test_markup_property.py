@@ -1,0 +1,155 @@
+"""Calls and thoughts, whatever a model says and however it is split."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.markup.hermes import HermesParser
+from router.markup.llama3 import Llama3Parser
+from router.markup.mistral import MistralParser
+from router.markup.parser import CallParser
+from router.markup.pieces import CallBegun, CallGrown, Piece, Text, Thought
+from router.markup.reader import Reader
+from router.markup.thinking import Thinking
+
+NAMES = ("f", "get-weather", "a.b_c")
+SCHEMAS: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
+
+PARSERS: dict[str, Callable[[], CallParser]] = {
+    "hermes": lambda: HermesParser(SCHEMAS),
+    "coder": lambda: HermesParser(SCHEMAS),
+    "llama3": lambda: Llama3Parser(frozenset(NAMES)),
+    "tagged": lambda: Llama3Parser(frozenset(NAMES)),
+    "mistral": MistralParser,
+    "mistral_named": MistralParser,
+}
+
+FRAGMENTS = [
+    "<tool_call>", "</tool_call>", "<tool_", "<function=f>", "<parameter=x>", "</parameter>",
+    "</function>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[", "]", "<think>", "</think>",
+    '{"name": "f", "arguments": {"x": 1}}', '{"name": "f", "parameters": ', '{"', '"name"', ": ",
+    '"f"', ", ", "{}", "{", "}", '"', "\\", "; ", "\n", " ", "ö", "text", "null", "12",
+]  # fmt: skip
+
+texts = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=4), max_size=12).map("".join)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=6,
+)
+calls = st.lists(
+    st.tuples(st.sampled_from(NAMES), st.dictionaries(st.text(max_size=4), values, max_size=3)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def told(pieces: list[Piece]) -> tuple[str, str, list[tuple[str, str]]]:
+    made: list[tuple[str, str]] = []
+    for piece in pieces:
+        if isinstance(piece, CallBegun):
+            made.append((piece.name, ""))
+        elif isinstance(piece, CallGrown):
+            made[-1] = (made[-1][0], made[-1][1] + piece.arguments)
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
+    return thought, "".join(piece.text for piece in pieces if isinstance(piece, Text)), made
+
+
+def read(reader: Reader, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
+    pieces = [piece for part in parts for piece in reader.push(part)]
+    return told(pieces + reader.flush())
+
+
+def split(text: str, cuts: list[int]) -> list[str]:
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {len(text)})
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+@given(
+    st.sampled_from(sorted(PARSERS)),
+    st.sampled_from([None, False, True]),
+    texts,
+    st.lists(st.integers(0, 120), max_size=20),
+)
+def test_splitting_changes_nothing(
+    family: str, inside: bool | None, text: str, cuts: list[int]
+) -> None:
+    def reader() -> Reader:
+        thinking = None if inside is None else Thinking(inside=inside)
+        return Reader(thinking, PARSERS[family]())
+
+    whole = read(reader(), [text])
+    assert read(reader(), split(text, cuts)) == whole
+    assert read(reader(), list(text)) == whole
+
+
+@given(texts)
+def test_what_has_no_marks_is_text(text: str) -> None:
+    if "<tool_call>" not in text:
+        assert read(Reader(None, PARSERS["hermes"]()), [text]) == ("", text, [])
+
+
+def written(family: str, made: list[tuple[str, dict[str, Any]]], indent: int | None) -> str:
+    key = "parameters" if family in ("llama3", "tagged") else "arguments"
+    objects = [
+        json.dumps({"name": name, key: arguments}, ensure_ascii=False, indent=indent)
+        for name, arguments in made
+    ]
+    match family:
+        case "hermes":
+            return "\n".join(f"<tool_call>\n{each}\n</tool_call>" for each in objects)
+        case "llama3":
+            return "; ".join(objects)
+        case "tagged":
+            return "<|python_tag|>" + "; ".join(objects)
+        case "mistral":
+            return "[TOOL_CALLS] [" + ", ".join(objects) + "]"
+        case _:
+            return "".join(
+                f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, indent=indent)}"
+                for name, arguments in made
+            )
+
+
+@given(
+    st.sampled_from(sorted(PARSERS.keys() - {"coder"})),
+    calls,
+    st.sampled_from([None, 2]),
+    st.lists(st.integers(0, 300), max_size=20),
+)
+def test_calls_come_back_as_they_were_written(
+    family: str, made: list[tuple[str, dict[str, Any]]], indent: int | None, cuts: list[int]
+) -> None:
+    parts = split(written(family, made, indent), cuts)
+    thought, text, got = read(Reader(None, PARSERS[family]()), parts)
+    assert thought == text == ""
+    assert [(name, json.loads(arguments)) for name, arguments in got] == made
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(NAMES),
+            st.dictionaries(
+                st.from_regex(r"[a-z_]{1,6}", fullmatch=True),
+                st.text(max_size=12).filter(lambda text: "<" not in text),
+                max_size=3,
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_calls_in_xml(made: list[tuple[str, dict[str, str]]]) -> None:
+    text = "\n".join(
+        f"<tool_call>\n<function={name}>\n"
+        + "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        + "</function>\n</tool_call>"
+        for name, values in made
+    )
+    _, text, got = read(Reader(None, PARSERS["coder"]()), [text])
+    assert text == ""
+    assert [(name, json.loads(arguments)) for name, arguments in got] == made

@@ -1,0 +1,249 @@
+"""Calls and thoughts in a text: each family's markup, and what only looks like it."""
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from router.markup.hermes import HermesParser
+from router.markup.llama3 import Llama3Parser
+from router.markup.mistral import MistralParser
+from router.markup.parser import CallParser
+from router.markup.pieces import CallBegun, CallGrown, Piece, Text, Thought
+from router.markup.reader import Reader
+from router.markup.thinking import Thinking
+
+SCHEMAS = {
+    "f": {"properties": {"x": {"type": "integer"}, "b": {"type": "boolean"}, "s": {}}},
+    "g": {},
+}
+
+
+def hermes() -> CallParser:
+    return HermesParser(SCHEMAS)
+
+
+def llama3() -> CallParser:
+    return Llama3Parser(SCHEMAS.keys())
+
+
+Told = tuple[str, list[tuple[str, str]]]
+"""All text, and all calls by name and arguments."""
+
+
+def told(pieces: list[Piece]) -> Told:
+    calls: list[tuple[str, str]] = []
+    for piece in pieces:
+        match piece:
+            case CallBegun(index, name):
+                assert index == len(calls)
+                calls.append((name, ""))
+            case CallGrown(index, arguments):
+                assert index == len(calls) - 1 and arguments
+                calls[-1] = (calls[-1][0], calls[-1][1] + arguments)
+    return "".join(piece.text for piece in pieces if isinstance(piece, Text)), calls
+
+
+def read(parser: CallParser, text: str) -> Told:
+    return told(parser.push(text) + parser.flush())
+
+
+F = '{"name": "f", "arguments": {"x": 1}}'
+
+CASES: list[tuple[Callable[[], CallParser], str, str, list[tuple[str, str]]]] = [
+    # -- Hermes: text, calls, both; keys in any order; what follows
+    (hermes, "", "", []),
+    (hermes, " just text \n", " just text \n", []),
+    (hermes, f"<tool_call>\n{F}\n</tool_call>", "", [("f", '{"x": 1}')]),
+    (hermes, f"Let me see.\n<tool_call>{F}</tool_call>\n", "Let me see.", [("f", '{"x": 1}')]),
+    (
+        hermes,
+        '<tool_call>\n{"arguments": {}, "name": "g"}\n</tool_call>\n<tool_call>\n'
+        + F + "\n</tool_call>\nDone. ",
+        "Done. ",
+        [("g", "{}"), ("f", '{"x": 1}')],
+    ),
+    (hermes, '<tool_call>{"name": "h"}</tool_call>', "", [("h", "{}")]),
+    (hermes, '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+    (hermes, '<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}', "", [("f", '{"x": 1}')]),
+    (hermes, '<tool_call>{"id": 7, "name": "f", "arguments": {}}', "", [("f", "{}")]),
+    (
+        hermes,
+        '<tool_call>{"name": "f", "arguments": {"s": "}</tool_call>\\"{"}}</tool_call>',
+        "",
+        [("f", '{"s": "}</tool_call>\\"{"}')],
+    ),
+    # One brace too many, and an end that is missing
+    (hermes, '<tool_call>{"name": "f", "arguments": {}}}\n</tool_call>', "", [("f", "{}")]),
+    (hermes, f"<tool_call>{F}", "", [("f", '{"x": 1}')]),
+    (hermes, '<tool_call>{"name": "f", "arguments": {"x": ', "", [("f", '{"x": ')]),
+    (hermes, '<tool_call>{"name": "f", "arguments": {"x": oops}}', "", [("f", '{"x": oops}')]),
+    # What is none
+    (hermes, "a <tool_call> b", "a <tool_call> b", []),
+    (hermes, "<tool_call", "<tool_call", []),
+    (hermes, "<tool_call>", "<tool_call>", []),
+    (hermes, '<tool_call>\n{"name": "f", "arg', '<tool_call>\n{"name": "f", "arg', []),
+    (hermes, '<tool_call>{"x": 1}</tool_call>', '<tool_call>{"x": 1}</tool_call>', []),
+    (hermes, '<tool_call>{"name": 5, "x": {}}', '<tool_call>{"name": 5, "x": {}}', []),
+    (hermes, "</tool_call>", "</tool_call>", []),
+    # -- Qwen3-Coder
+    (
+        hermes,
+        "<tool_call>\n<function=f>\n<parameter=x>\n12\n</parameter>\n<parameter=s>\na\n\nb\n"
+        "</parameter>\n<parameter=b>\nTrue\n</parameter>\n</function>\n</tool_call>\nok",
+        "ok",
+        [("f", '{"x": 12, "s": "a\\n\\nb", "b": true}')],
+    ),
+    (hermes, "<tool_call><function=f></function></tool_call>", "", [("f", "{}")]),
+    (
+        hermes,
+        "<tool_call><function=f><parameter=x>many</parameter></function>",
+        "",
+        [("f", '{"x": "many"}')],
+    ),
+    (hermes, "<tool_call><function=></tool_call>.", "<tool_call><function=></tool_call>.", []),
+    # -- Llama 3: an object, several, after its token, and JSON that was asked for
+    (llama3, '{"name": "f", "parameters": {"x": 1}}', "", [("f", '{"x": 1}')]),
+    (llama3, f"\n{F}", "", [("f", '{"x": 1}')]),
+    (llama3, '{"type": "function", "name": "g", "parameters": {}}', "", [("g", "{}")]),
+    (
+        llama3,
+        '{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}',
+        "",
+        [("f", '{"x": 1}'), ("g", "{}")],
+    ),
+    (llama3, '<|python_tag|>{"name": "h", "parameters": {}}', "", [("h", "{}")]),
+    (llama3, 'So: <|python_tag|>{"name": "h", "parameters": {}}', "So:", [("h", "{}")]),
+    (llama3, "<|python_tag|>print(1)", "print(1)", []),
+    (llama3, ' {"name": "h", "parameters": {}}', ' {"name": "h", "parameters": {}}', []),
+    (llama3, '{"name": "f", "age": 5}', '{"name": "f", "age": 5}', []),
+    (llama3, '{"name": "f"}', '{"name": "f"}', []),
+    (llama3, '{"city": "Rome"}', '{"city": "Rome"}', []),
+    (llama3, '{"name": "f", "parameters": {}} and more', "and more", [("f", "{}")]),
+    (llama3, "Hello {there}", "Hello {there}", []),
+    # -- Mistral
+    (
+        MistralParser,
+        '[TOOL_CALLS] [{"name": "f", "arguments": {"x": [1]}}, {"name": "g", "arguments": {}}]',
+        "",
+        [("f", '{"x": [1]}'), ("g", "{}")],
+    ),
+    (MistralParser, '[TOOL_CALLS]f[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
+    (
+        MistralParser,
+        'Hm.[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"x": {}}[TOOL_CALLS]g{}',
+        "Hm.",
+        [("f", '{"x": {}}'), ("g", "{}")],
+    ),
+    (MistralParser, "[TOOL_CALLS] never mind", " never mind", []),
+    (MistralParser, "[TOOL", "[TOOL", []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "text", "content", "calls"), CASES)
+def test_calls(
+    make: Callable[[], CallParser], text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    assert read(make(), text) == (content, calls)
+
+
+@pytest.mark.parametrize(("make", "text", "content", "calls"), CASES)
+def test_calls_in_pieces_of_any_size(
+    make: Callable[[], CallParser], text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    whole = read(make(), text)
+    for size in (1, 2, 3, 5, 8):
+        parser = make()
+        pieces: list[Piece] = []
+        for start in range(0, len(text), size):
+            pieces += parser.push(text[start : start + size])
+        assert told(pieces + parser.flush()) == whole, size
+
+
+def test_a_call_streams_as_it_comes() -> None:
+    parser = hermes()
+    parts = ["Hi", " <", "b>", "\n<tool_", 'call>{"name": "f", "argu', 'ments": ', '{"x"', ": 1}}"]
+    assert [parser.push(part) for part in parts] == [
+        [Text("Hi")],
+        [],
+        [Text(" <b>")],
+        [],
+        [],
+        [],
+        [CallBegun(0, "f"), CallGrown(0, '{"x"')],
+        [CallGrown(0, ": 1}")],
+    ]
+    assert parser.push("\n</tool_call>") == parser.flush() == []
+
+
+def test_json_that_was_asked_for_is_not_held_back() -> None:
+    parser = llama3()
+    assert parser.push('{"city') == []
+    assert parser.push('":') == [Text('{"city":')]
+    assert parser.push(' "Ro') == [Text(' "Ro')]
+
+
+def test_what_is_held_back_has_a_bound() -> None:
+    parser = hermes()
+    pieces = parser.push('<tool_call>{"arguments": {"x": "' + "y" * 70_000)
+    assert len(told(pieces)[0]) == 70_000 + len('<tool_call>{"arguments": {"x": "')
+    pieces = hermes().push("<tool_call><function=f>" + "y" * 70_000)
+    assert len(told(pieces)[0]) > 70_000
+
+
+def test_arguments_are_as_long_as_they_are() -> None:
+    arguments = json.dumps({"text": "y" * 200_000})
+    text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'
+    assert read(hermes(), text) == ("", [("f", arguments)])
+
+
+# -- thoughts -------------------------------------------------------------------------------------
+
+
+def thoughts(inside: bool, text: str, size: int) -> tuple[str, str]:
+    thinking = Thinking(inside=inside)
+    pieces: list[Piece] = []
+    for start in range(0, len(text), size):
+        pieces += thinking.push(text[start : start + size])
+    pieces += thinking.flush()
+    return (
+        "".join(piece.text for piece in pieces if isinstance(piece, Thought)),
+        "".join(piece.text for piece in pieces if isinstance(piece, Text)),
+    )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize(
+    ("inside", "text", "thought", "answer"),
+    [
+        (False, "", "", ""),
+        (False, "plain <think>", "", "plain <think>"),
+        (False, "<think>\nHm. \n\nSo.\n</think>\n\nYes </think>", "Hm. \n\nSo.", "Yes </think>"),
+        (False, "\n<think></think>Yes", "", "Yes"),
+        (False, " <thin", "", " <thin"),
+        (True, "Hm.</think>\nYes", "Hm.", "Yes"),
+        (True, "<think>Hm.</think>\nYes", "Hm.", "Yes"),
+        (True, "Hm. </thi", "Hm. </thi", ""),
+        (True, "\nHm.\n", "Hm.", ""),
+        (True, "</think>\n\n", "", ""),
+    ],
+)
+def test_thoughts(inside: bool, text: str, thought: str, answer: str, size: int) -> None:
+    assert thoughts(inside, text, size) == (thought, answer)
+
+
+def test_thoughts_before_calls() -> None:
+    reader = Reader(Thinking(inside=False), hermes())
+    pieces = reader.push(f"<think>call {F}</think>\n<tool_call>{F}</tool_call>")
+    assert reader.is_thinking is False and reader.has_called
+    assert [piece for piece in pieces if isinstance(piece, Thought)] == [Thought(f"call {F}")]
+    assert told(pieces + reader.flush()) == ("", [("f", '{"x": 1}')])
+
+
+def test_one_call_at_a_time() -> None:
+    reader = Reader(None, hermes(), max_calls=1)
+    pieces = reader.push(f"<tool_call>{F}</tool_call>\n<tool_call>\n")
+    assert not reader.enough
+    pieces += reader.push(f"{F}</tool_call>")
+    assert reader.enough
+    assert told(pieces) == ("", [("f", '{"x": 1}')])
