@@ -1,0 +1,115 @@
+"""The short way of a stream's tokens says, byte for byte, what the long way says."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from baton.text.tokenizer import Tokenizer
+from router.connection import CyclePush
+from tests.unit.test_router_http import (
+    CHAT,
+    COMPLETE,
+    House,
+    chat,
+    listening,
+    write_tokenizer,
+)
+
+TEXT = 'Größe 🎉 \x00text\x00 "q" naïve 日'
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+class Counted:
+    """How many chunks took the short way."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.num_chunks = 0
+        write = CyclePush.write
+
+        def count(push: CyclePush, data: bytes) -> None:
+            self.num_chunks += 1
+            write(push, data)
+
+        monkeypatch.setattr(CyclePush, "write", count)
+
+
+async def step_slowly(house: House, task: asyncio.Task[Any]) -> None:
+    """Whoever waits for a token waits again before the next one comes."""
+    while not task.done():
+        house.prefill.step()
+        house.decode.step()
+        for _ in range(10):
+            await asyncio.sleep(0)
+
+
+async def stream(
+    tokenizer: Tokenizer, path: str, body: dict[str, Any], *, short: bool
+) -> list[Any]:
+    """The events of a stream, but for what names it; token by token."""
+    house = House(tokenizer, TEXT, automatic=False)
+    house.decode.details = {}
+    async with listening(house) as url, httpx.AsyncClient() as client:
+        with pytest.MonkeyPatch.context() as patch:
+            if not short:
+                patch.setattr(CyclePush, "is_open", False)
+            asked = asyncio.create_task(client.post(url + path, json=body))
+            await step_slowly(house, asked)
+    blocks = (await asked).text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [{**json.loads(block[6:]), "created": 0} for block in blocks[:-2]]
+
+
+BODIES = {
+    "chat": (CHAT, chat(stream=True)),
+    "usage": (CHAT, chat(stream=True, stream_options={"include_usage": True})),
+    "padded": (CHAT, chat(stream=True, stream_options={"include_obfuscation": True})),
+    "several": (CHAT, chat(stream=True, n=3)),
+    "completion": (COMPLETE, {"prompt": "x", "stream": True, "max_tokens": 60, "echo": True}),
+}
+
+
+def words(events: list[Any]) -> dict[int, str]:
+    """The text of each choice."""
+    texts: dict[int, str] = {}
+    for event in events:
+        for choice in event["choices"]:
+            text = choice["delta"].get("content") if "delta" in choice else choice["text"]
+            texts[choice["index"]] = texts.get(choice["index"], "") + (text or "")
+    return texts
+
+
+@pytest.mark.parametrize("name", BODIES)
+async def test_both_ways_say_the_same(
+    tokenizer: Tokenizer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, body = BODIES[name]
+    counted = Counted(monkeypatch)
+    long = await stream(tokenizer, path, body, short=False)
+    assert counted.num_chunks == 0
+    short = await stream(tokenizer, path, body, short=True)
+    assert counted.num_chunks > len(words(long)[0]) // 2
+    assert words(short) == words(long)
+    assert [event for event in short if event not in long] == []
+    if name != "several":
+        assert short == long
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"stop": ["🎉 nothing"]}, {"logprobs": True}, {"return_token_ids": True}],
+    ids=["stop", "logprobs", "ids"],
+)
+async def test_what_may_be_held_back_or_told_more_of_goes_the_long_way(
+    tokenizer: Tokenizer, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted = Counted(monkeypatch)
+    events = await stream(tokenizer, CHAT, chat(stream=True, **fields), short=True)
+    assert counted.num_chunks == 0
+    assert words(events) == {0: TEXT}
