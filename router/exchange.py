@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from baton.core.ids import TenantId
 from baton.errors import BatonError, DeadlineExceeded
 from router.choice import Choice, Delta
+from router.formats import FORCED_CALL
 from router.outlet import StreamOutlet
 from router.parse import parse
 from router.prepare import Preparer, Prompt, check_token_ids, tokens_of
@@ -102,6 +103,8 @@ class AnswerExchange(Exchange):
         service.check_model(body.model)
         preparer = service.preparer(tenant, body.cache_salt)
         prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
+        field = body.format[0] if body.format is not None else FORCED_CALL
+        await service.formats.admit(prompts[0].sampling.grammar, field)
         self._promise(prompts, body)
         choices = service.choices(request_id, tenant, body, prompts, arrived_at)
         self._visit.follow([choice.record for choice in choices], body.candidates)

@@ -8,6 +8,7 @@ from baton.core.ids import BlockKey, TokenId
 from baton.core.request import SamplingParams
 from baton.text.tokenizer import Tokenizer
 from router.conversation import Conversation
+from router.formats import after_thought
 from router.key_chain import KeyChain
 from router.markup.dialect import Dialect
 from router.problem import Problem
@@ -68,7 +69,15 @@ class Preparer:
         wanted = body.max_completion_tokens or body.max_tokens
         prompt = self._prompt(body, ids, "messages", wanted or self._limits.context - len(ids))
         prompt = replace(prompt, in_thought=self._dialect.in_thought(text))
-        return [self._forced(prompt, body) if body.must_call else prompt]
+        return [self._forced(prompt, body) if body.must_call else self._shaped(prompt, body)]
+
+    def _shaped(self, prompt: Prompt, body: ChatBody) -> Prompt:
+        """A model that thinks aloud may do so before it answers in a format."""
+        if body.format is None or not (self._dialect.thinks or prompt.in_thought):
+            return prompt
+        field, grammar = body.format
+        grammar = after_thought(grammar, field, in_thought=prompt.in_thought)
+        return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
 
     def _forced(self, prompt: Prompt, body: ChatBody) -> Prompt:
         grammar = self._dialect.forced(
@@ -135,6 +144,7 @@ class Preparer:
             logprobs=_logprobs(body),
             stop_token_ids=cast(tuple[TokenId, ...], tuple(stop_token_ids)),
             ignore_eos=bool(body.ignore_eos),
+            grammar=body.format[1] if body.format is not None else None,
         )
 
 

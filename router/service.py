@@ -15,6 +15,7 @@ from baton.text.tokenizer import Tokenizer
 from router.auth import Doorkeeper
 from router.choice import Choice, Emit, Outlet
 from router.cluster import Cluster
+from router.formats import Formats
 from router.gate import Gate
 from router.journey import Guide, Journey
 from router.markup.dialect import Dialect
@@ -79,6 +80,7 @@ class Service:
     new_seed: Callable[[], int] = _random_seed
     metrics: Metrics = field(default_factory=Metrics)
     records: Records = field(default_factory=Records)
+    formats: Formats = field(default_factory=Formats)
     dialect: Dialect = field(init=False)
     gate: Gate = field(init=False)
     ledger: TenantLedger = field(init=False)

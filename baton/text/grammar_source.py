@@ -25,12 +25,16 @@ JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
 
 def lark_of(grammar: Grammar) -> str:
     """Raises Invalid for a text that can't be one of its kind."""
-    if len(grammar.text.encode(errors="surrogatepass")) > MAX_GRAMMAR_BYTES:
-        raise Invalid(f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
-    try:
-        grammar.text.encode()
-    except UnicodeEncodeError as error:
-        raise Invalid("half a surrogate pair is no text") from error
+    if grammar.kind is GrammarKind.LARK:
+        _check_text(grammar.text)
+        return _from_lark(grammar.text)
+    return f"start: {rule_of(grammar)}{OPTIONS}"
+
+
+def rule_of(grammar: Grammar) -> str:
+    """What an answer is made of, as the right side of a rule; of any kind but LARK. Raises Invalid
+    for a text that can't be one of its kind."""
+    _check_text(grammar.text)
     match grammar.kind:
         case GrammarKind.JSON_OBJECT:
             return _from_schema({"type": "object"})
@@ -41,7 +45,16 @@ def lark_of(grammar: Grammar) -> str:
         case GrammarKind.CHOICE:
             return _from_choices(_parse_json(grammar.text))
         case GrammarKind.LARK:
-            return _from_lark(grammar.text)
+            raise AssertionError("a whole grammar is no rule")
+
+
+def _check_text(text: str) -> None:
+    try:
+        size_bytes = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise Invalid("half a surrogate pair is no text") from error
+    if size_bytes > MAX_GRAMMAR_BYTES:
+        raise Invalid(f"a grammar has at most {MAX_GRAMMAR_BYTES} bytes")
 
 
 def _from_schema(schema: Any) -> str:
@@ -53,7 +66,7 @@ def _from_schema(schema: Any) -> str:
     if "x-guidance" in schema:
         raise Invalid("x-guidance is not a keyword of JSON schema")
     check_depth(schema)
-    return f"start: %json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}{OPTIONS}"
+    return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> None:
@@ -71,7 +84,7 @@ def _from_regex(pattern: str) -> str:
         raise Invalid("a pattern is not empty")
     if (len(pattern) - len(pattern.rstrip("\\"))) % 2:
         raise Invalid("a pattern does not end in the midst of an escape")
-    return f"start: /{regex_to_lark(pattern, 'd')}/{OPTIONS}"
+    return f"/{regex_to_lark(pattern, 'd')}/"
 
 
 def _from_choices(choices: Any) -> str:
@@ -79,7 +92,7 @@ def _from_choices(choices: Any) -> str:
         raise Invalid("choices are a list of strings")
     if not 0 < len(choices) <= MAX_CHOICES or not all(choices):
         raise Invalid(f"there are 1 to {MAX_CHOICES} choices, none of them empty")
-    return f"start: /{'|'.join(map(_literal, choices))}/{OPTIONS}"
+    return f"/{'|'.join(map(_literal, choices))}/"
 
 
 def _literal(text: str) -> str:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from router.schema.body import Body, only, wrong, wrong_field
+from router.schema.format import Format
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
@@ -35,7 +36,7 @@ class StreamOptions(Body):
     include_obfuscation: bool | None = None
 
 
-class Generation(Body, ABC):
+class Generation(Format, ABC):
     """Defaults are OpenAI's."""
 
     model: str | None = None
@@ -51,7 +52,6 @@ class Generation(Body, ABC):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
-    response_format: Annotated[Any, only({"type": "text"})] = None
     # Beyond OpenAI's
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None

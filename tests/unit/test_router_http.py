@@ -438,7 +438,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"messages": [{"role": "user", "content": "x", "tool_calls": []}]}, "messages[0]"),
     ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages[0].tool_calls[0]"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice"),
-    ({"response_format": {"type": "json_object"}}, "response_format"),
+    ({"response_format": {"type": "regex"}}, "response_format.type"),
     ({"user": 5}, "user"),
     ({"model": 5}, "model"),
     ({"ignore_eos": 1}, "ignore_eos"),

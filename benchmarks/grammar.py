@@ -1,0 +1,155 @@
+"""What grammars cost: a mask, and a decode step of a batch that is held to one.
+
+    python -m benchmarks.grammar [--model DIR] [--vocabulary DIR] [--batch N] [--steps N]
+
+Masks of the model's vocabulary, or of another one (a directory with a tokenizer.json); steps of the
+model, in turn with and without a grammar, so that both see the same machine. Answers are drawn at
+temperature 1 from a fixed seed, and may not end. Prints a table, and JSON as the last line.
+"""
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from baton.checkpoint import load_model_config
+from baton.clock import SystemClock
+from baton.config import DEMO_MODEL
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.runner import ModelRunner
+from baton.text.grammar import Grammars
+from baton.text.tokenizer import Tokenizer
+from benchmarks.machine import describe
+
+SEED = 1
+PROMPT = "def main():\n    "
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "minLength": 400},
+        "colours": {"type": "array", "items": {"enum": ["red", "green", "blue"]}},
+        "zip": {"type": "string", "pattern": "^[0-9]{5}$"},
+    },
+    "required": ["name", "colours", "zip"],
+    "additionalProperties": False,
+}
+GRAMMARS = {
+    "json_object": Grammar(GrammarKind.JSON_OBJECT),
+    "json_schema": Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)),
+    "regex": Grammar(GrammarKind.REGEX, "[A-Za-z ,]{400,}"),
+}
+
+
+def mask_microseconds(grammars: Grammars, grammar: Grammar, num_tokens: int) -> list[float]:
+    """Of a few answers of random allowed tokens; the first one finds the grammar cold."""
+    chance = np.random.default_rng(SEED)
+    taken = []
+    for _ in range(5):
+        walk = grammars.open(grammar)
+        for _ in range(num_tokens):
+            began = perf_counter()
+            bits = walk.mask()
+            taken.append((perf_counter() - began) * 1e6)
+            allowed = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little").nonzero()[0]
+            token_id = int(chance.choice(allowed))
+            if token_id == 0:
+                break
+            walk.accept(TokenId(token_id))
+    return taken
+
+
+class Batch:
+    """Equal prompts, apart from their seeds, as long as the run lasts."""
+
+    def __init__(self, runner: ModelRunner, grammars: Grammars, prompt: list[int]) -> None:
+        self._runner = runner
+        self._grammars = grammars
+        self._prompt = tuple(map(TokenId, prompt))
+
+    def steps(self, size: int, num_steps: int, grammar: Grammar | None) -> Iterator[float]:
+        """Milliseconds of each decode step."""
+        engine = self._engine(size, num_steps)
+        for number in range(size):
+            sampling = SamplingParams(
+                num_steps + 8, seed=number, grammar=grammar, ignore_eos=True
+            )
+            spec = RequestSpec(
+                RequestId(str(number)), Epoch(1), self._prompt, len(self._prompt), sampling
+            )
+            constraint = self._grammars.open(grammar) if grammar else None
+            engine.add(spec, Task.WHOLE, constraint)
+        for _ in range(4):
+            engine.step()
+        for _ in range(num_steps):
+            began = perf_counter()
+            engine.step()
+            yield (perf_counter() - began) * 1e3
+
+    def _engine(self, size: int, num_steps: int) -> Engine:
+        config = EngineConfig(
+            block_tokens=16, max_model_tokens=512 + num_steps, max_step_tokens=512, max_running=size
+        )
+        return Engine(
+            self._runner,
+            config,
+            model_digest=self._runner.model_digest,
+            kv_dtype=self._runner.kv_dtype,
+            eos_token_ids=frozenset({TokenId(0)}),
+            clock=SystemClock(),
+        )
+
+
+def step_milliseconds(batch: Batch, size: int, num_steps: int) -> dict[str, float]:
+    """Medians, of steps taken in turn."""
+    runs = {"none": batch.steps(size, num_steps, None)}
+    runs |= {name: batch.steps(size, num_steps, each) for name, each in GRAMMARS.items()}
+    taken: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(num_steps):
+        for name, run in runs.items():
+            taken[name].append(next(run))
+    return {name: statistics.median(each) for name, each in taken.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--vocabulary", type=Path)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=100)
+    given = parser.parse_args()
+    print(describe())
+    folder = given.vocabulary or given.model
+    vocab_size = Tokenizer.load(folder).vocab_size
+    began = perf_counter()
+    grammars = Grammars.load(folder, vocab_size, [TokenId(0)])
+    print(f"vocabulary of {vocab_size}, read in {perf_counter() - began:.2f} s")
+    result: dict[str, object] = {"vocab_size": vocab_size}
+    for name, grammar in GRAMMARS.items():
+        taken = sorted(mask_microseconds(grammars, grammar, 100))
+        p50, p99 = statistics.median(taken), taken[int(len(taken) * 0.99)]
+        print(f"mask of {name:12} p50 {p50:7.0f} µs   p99 {p99:7.0f} µs")
+        result[f"mask_{name}_microseconds"] = {"p50": p50, "p99": p99}
+    if given.vocabulary is None:
+        config = load_model_config(given.model)
+        runner = ModelRunner.load(given.model, num_blocks=64 * given.batch * 4)
+        grammars = Grammars.load(given.model, config.vocab_size, [TokenId(0)])
+        batch = Batch(runner, grammars, Tokenizer.load(given.model).encode(PROMPT))
+        steps = step_milliseconds(batch, given.batch, given.steps)
+        for name, taken_ms in steps.items():
+            share = taken_ms / steps["none"] - 1
+            print(f"step of {given.batch}, grammar {name:12} {taken_ms:7.2f} ms  {share:+.1%}")
+        result["step_milliseconds"] = steps
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
