@@ -1,0 +1,406 @@
+"""Tools, thoughts and continued answers over HTTP: exact answers and chunks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import tokenizers
+from openai.types import Completion
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+from baton.core.grammar import GrammarKind
+from baton.text.tokenizer import Tokenizer
+from tests.unit import test_router_http
+from tests.unit.test_router_http import (
+    CHAT,
+    COMPLETE,
+    EOS,
+    USER,
+    chat,
+    events,
+    open_house,
+    write_tokenizer,
+    wrong_error,
+)
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "f",
+        "description": "Does it.",
+        "parameters": {
+            "type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"],
+        },
+    },
+}  # fmt: skip
+OTHER = {"type": "function", "function": {"name": "g"}}
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+TEMPLATE = (
+    "{% if tools %}[{% for t in tools %}{{ t.function.name }} {% endfor %}]{% endif %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}"
+    "{% for c in m.tool_calls or [] %}!{{ c.function.name }}:{{ c.function.arguments.x }}"
+    "{% endfor %}{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}|{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+"""Short, for prompts that can be told at a glance: each byte is a token."""
+
+
+def load(folder: Path, template: str, *special: str) -> Tokenizer:
+    """Bytes and, from 258 on, ``special`` tokens."""
+    write_tokenizer(folder)
+    if special:
+        made = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+        made.add_special_tokens(list(special))
+        made.save(str(folder / "tokenizer.json"))
+    config = {"chat_template": template, "eos_token": "<|im_end|>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.load(folder)
+
+
+@pytest.fixture(autouse=True)
+def room_for_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(test_router_http, "CONTEXT", 512)
+
+
+@pytest.fixture
+def hermes(tmp_path: Path) -> Tokenizer:
+    return load(tmp_path, TEMPLATE + "{# <tool_call> #}")
+
+
+@pytest.fixture
+def thinker(tmp_path: Path) -> Tokenizer:
+    opens = "{% if enable_thinking is not false %}<think>{% endif %}"
+    return load(tmp_path, TEMPLATE + opens + "{# <tool_call> </think> #}")
+
+
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
+
+
+def message_of(response: httpx.Response) -> dict[str, Any]:
+    assert response.status_code == 200, response.text
+    checked(ChatCompletion, response.json())
+    message: dict[str, Any] = response.json()["choices"][0]["message"]
+    return message
+
+
+def checked(model: type[BaseModel], data: Any) -> None:
+    """As OpenAI's client reads it, strictly: right types, and no field that it does not know."""
+    model.model_validate(data, strict=True)
+    assert unknown(model.model_validate(data)) <= {
+        "reasoning_content", "token_ids", "prompt_token_ids", "obfuscation",
+    }  # fmt: skip
+
+
+def unknown(value: Any) -> set[str]:
+    if isinstance(value, BaseModel):
+        found = set(value.model_extra or ())
+        for name in type(value).model_fields:
+            found |= unknown(getattr(value, name))
+        return found
+    return set().union(*map(unknown, value)) if isinstance(value, list) else set()
+
+
+def deltas(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.status_code == 200, response.text
+    *chunks, done = events(response)
+    assert done == "[DONE]"
+    for chunk in chunks:
+        checked(ChatCompletionChunk, chunk)
+    return [chunk["choices"][0]["delta"] for chunk in chunks]
+
+
+# -- calls ----------------------------------------------------------------------------------------
+
+
+async def test_a_call(hermes: Tokenizer) -> None:
+    async with open_house(hermes, f"Well.\n{CALL}") as (house, client):
+        response = await client.post(CHAT, json=chat(tools=[TOOL]))
+    message = message_of(response)
+    call_id = message["tool_calls"][0]["id"]
+    assert message == {
+        "role": "assistant",
+        "content": "Well.",
+        "refusal": None,
+        "tool_calls": [
+            {
+                "id": call_id, "type": "function",
+                "function": {"name": "f", "arguments": '{"x": 1}'},
+            }
+        ],
+    }  # fmt: skip
+    assert call_id.startswith("call_")
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+    assert bytes(house.prefill.submitted[0].spec.token_ids) == b"[f ]<user>Hi|>"
+    assert house.prefill.submitted[0].spec.sampling.grammar is None
+
+
+async def test_a_call_without_text_has_no_content(hermes: Tokenizer) -> None:
+    async with open_house(hermes, CALL) as (_, client):
+        assert message_of(await client.post(CHAT, json=chat(tools=[TOOL])))["content"] is None
+
+
+async def test_streamed_calls(hermes: Tokenizer) -> None:
+    second = '\n<tool_call>{"name": "g", "arguments": {}}</tool_call>'
+    async with open_house(hermes, f"Hm\n{CALL}{second}") as (_, client):
+        response = await client.post(CHAT, json=chat(tools=[TOOL, OTHER], stream=True))
+        again = await client.post(CHAT, json=chat(tools=[TOOL, OTHER]))
+    got = deltas(response)
+    begun = [d["tool_calls"][0] for d in got if "id" in d.get("tool_calls", [{}])[0]]
+    assert got == [
+        {"role": "assistant", "content": ""},
+        {"content": "H"},
+        {"content": "m"},
+        {"tool_calls": [begun[0]]},
+        *({"tool_calls": [{"index": 0, "function": {"arguments": c}}]} for c in '{"x": 1}'),
+        {"tool_calls": [begun[1]]},
+        *({"tool_calls": [{"index": 1, "function": {"arguments": c}}]} for c in "{}"),
+        {},
+    ]
+    assert [(call["index"], call["type"], call["function"]) for call in begun] == [
+        (0, "function", {"name": "f", "arguments": ""}),
+        (1, "function", {"name": "g", "arguments": ""}),
+    ]
+    assert len({call["id"] for call in begun}) == 2
+    assert events(response)[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    calls = message_of(again)["tool_calls"]
+    assert [call["function"]["arguments"] for call in calls] == ['{"x": 1}', "{}"]
+
+
+async def test_what_is_no_call_is_text(hermes: Tokenizer) -> None:
+    said = "a <tool_call> b"
+    async with open_house(hermes, said) as (_, client):
+        response = await client.post(CHAT, json=chat(tools=[TOOL]))
+        plain = await client.post(CHAT, json=chat())
+        none = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="none"))
+        streamed = await client.post(CHAT, json=chat(tools=[TOOL], stream=True))
+    for each in (response, plain, none):
+        assert message_of(each) == {"role": "assistant", "content": said, "refusal": None}
+        assert each.json()["choices"][0]["finish_reason"] == "stop"
+    assert "".join(d.get("content", "") for d in deltas(streamed)) == said
+
+
+async def test_without_tools_markup_is_text(hermes: Tokenizer) -> None:
+    async with open_house(hermes, CALL) as (house, client):
+        assert message_of(await client.post(CHAT, json=chat()))["content"] == CALL
+        asked = chat(tools=[TOOL], tool_choice="none")
+        assert message_of(await client.post(CHAT, json=asked))["content"] == CALL
+    assert {bytes(job.spec.token_ids) for job in house.prefill.submitted} == {b"<user>Hi|>"}
+
+
+async def test_one_call_at_a_time(hermes: Tokenizer) -> None:
+    async with open_house(hermes, f"{CALL}\n{CALL}") as (house, client):
+        asked = chat(tools=[TOOL], parallel_tool_calls=False)
+        response = await client.post(CHAT, json=asked)
+        assert house.decode.cancelled == [("chatcmpl-0", 1)]
+    assert len(message_of(response)["tool_calls"]) == 1
+    assert response.json()["choices"][0]["finish_reason"] == "tool_calls"
+
+
+async def test_forced_calls_have_a_grammar(hermes: Tokenizer) -> None:
+    async with open_house(hermes, CALL) as (house, client):
+        for choice in ("required", NAMED):
+            asked = chat(tools=[TOOL, OTHER], tool_choice=choice)
+            assert message_of(await client.post(CHAT, json=asked))["tool_calls"]
+    required, named = (job.spec.sampling.grammar for job in house.prefill.submitted)
+    assert required is not None and named is not None
+    tags = r'"<tool_call>\n" call "\n</tool_call>"'
+    assert required.kind is named.kind is GrammarKind.LARK
+    assert required.text.splitlines()[:2] == [
+        rf'start: {tags} ("\n" {tags})*',
+        "call: call_0 | call_1",
+    ]
+    assert named.text.splitlines()[:3] == [
+        r'start: "<tool_call>\n" call "\n</tool_call>"',
+        "call: call_0",
+        r'call_0: "{\"name\": \"f\", \"arguments\": " arguments_0 "}"',
+    ]
+    assert bytes(house.prefill.submitted[1].spec.token_ids) == b"[f ]<user>Hi|>"
+
+
+async def test_some_tools_are_allowed(hermes: Tokenizer) -> None:
+    async with open_house(hermes, "x") as (house, client):
+        for mode in ("auto", "required"):
+            allowed = {"mode": mode, "tools": [NAMED]}
+            choice = {"type": "allowed_tools", "allowed_tools": allowed}
+            await client.post(CHAT, json=chat(tools=[TOOL, OTHER], tool_choice=choice))
+    auto, required = house.prefill.submitted
+    assert bytes(auto.spec.token_ids) == bytes(required.spec.token_ids) == b"[f ]<user>Hi|>"
+    assert auto.spec.sampling.grammar is None and required.spec.sampling.grammar is not None
+
+
+async def test_a_template_without_tools(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, "{% for m in messages %}{{ m.content }}{% endfor %}")
+    said = '{"name": "f", "arguments": {"x": 1}}'
+    async with open_house(tokenizer, said) as (_, client):
+        refused = await client.post(CHAT, json=chat(tools=[TOOL]))
+        forced = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="required"))
+        hidden = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="none"))
+    assert wrong_error(refused)["param"] == "tools"
+    assert message_of(forced)["tool_calls"][0]["function"]["arguments"] == '{"x": 1}'
+    assert message_of(hidden)["content"] == said
+
+
+async def test_a_special_token_begins_a_call(tmp_path: Path) -> None:
+    """Special tokens are not shown, and yet the parser must see this one."""
+    tokenizer = load(tmp_path, TEMPLATE + "{# <|python_tag|> #}", "<|python_tag|>")
+    async with open_house(tokenizer) as (house, client):
+        said = [258, *b'{"name": "f", "parameters": {"x": 2}}', EOS]
+        for twin in (house.prefill, house.decode):
+            twin._answer = lambda known, spec: said[len(known) - spec.num_prompt_tokens]  # type: ignore
+        called = await client.post(CHAT, json=chat(tools=[TOOL]))
+        plain = await client.post(CHAT, json=chat())
+        shown = await client.post(CHAT, json=chat(skip_special_tokens=False))
+    assert message_of(called)["tool_calls"][0]["function"]["arguments"] == '{"x": 2}'
+    assert message_of(plain)["content"].startswith('{"name"')
+    assert message_of(shown)["content"].startswith('<|python_tag|>{"name"')
+
+
+async def test_calls_and_their_answers_go_into_the_prompt(hermes: Tokenizer) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = [
+        *USER,
+        {"role": "assistant", "content": None, "tool_calls": [call], "annotations": []},
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "ok"}]},
+    ]
+    async with open_house(hermes, "x") as (house, client):
+        await client.post(CHAT, json={"messages": messages})
+    prompt = b"<user>Hi|<assistant>!f:1|<tool>ok#c1|>"
+    assert bytes(house.prefill.submitted[0].spec.token_ids) == prompt
+
+
+async def test_ids_that_mistral_takes(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, TEMPLATE + "{# [TOOL_CALLS] #}")
+    said = '[TOOL_CALLS] [{"name": "f", "arguments": {}}]'
+    async with open_house(tokenizer, said) as (_, client):
+        message = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
+    assert len(message["tool_calls"][0]["id"]) == 9 and message["tool_calls"][0]["id"].isalnum()
+
+
+# -- thoughts -------------------------------------------------------------------------------------
+
+
+async def test_thoughts_are_told_apart(thinker: Tokenizer) -> None:
+    async with open_house(thinker, "Hm.\n</think>\n\nYes") as (_, client):
+        response = await client.post(CHAT, json=chat())
+        streamed = await client.post(CHAT, json=chat(stream=True))
+    message = message_of(response)
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes")
+    usage = response.json()["usage"]
+    assert usage["completion_tokens_details"] == {"reasoning_tokens": len("Hm.\n</think>")}
+    assert usage["completion_tokens"] == len("Hm.\n</think>\n\nYes") + 1
+    parts = deltas(streamed)
+    assert [d for d in parts if d] == [
+        {"role": "assistant", "content": ""},
+        *({"reasoning_content": c} for c in "Hm."),
+        *({"content": c} for c in "Yes"),
+    ]
+
+
+async def test_thoughts_before_a_call(thinker: Tokenizer) -> None:
+    said = f"f?</think>{CALL}"
+    async with open_house(thinker, said) as (house, client):
+        message = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
+        forced = chat(tools=[TOOL], tool_choice=NAMED)
+        assert message_of(await client.post(CHAT, json=forced))["tool_calls"]
+    assert message["reasoning_content"] == "f?" and message["content"] is None
+    grammar = house.prefill.submitted[1].spec.sampling.grammar
+    assert grammar is not None
+    assert grammar.text.startswith(r'start: thought /\n{0,2}/ "<tool_call>\n" call')
+
+
+async def test_thinking_can_be_switched(thinker: Tokenizer) -> None:
+    async with open_house(thinker, "Yes") as (house, client):
+        for fields in (
+            {"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"},
+        ):  # fmt: skip
+            message = message_of(await client.post(CHAT, json=chat(**fields)))
+            assert message == {"role": "assistant", "content": "Yes", "refusal": None}
+        wrong = await client.post(CHAT, json=chat(chat_template_kwargs={"enable_thought": True}))
+        taken = await client.post(CHAT, json=chat(chat_template_kwargs={"messages": "x"}))
+    assert wrong_error(wrong)["param"] == wrong_error(taken)["param"] == "chat_template_kwargs"
+    assert {bytes(job.spec.token_ids) for job in house.prefill.submitted} == {b"<user>Hi|>"}
+
+
+async def test_an_effort_that_the_template_does_not_know(hermes: Tokenizer) -> None:
+    async with open_house(hermes) as (_, client):
+        response = await client.post(CHAT, json=chat(reasoning_effort="low"))
+    assert wrong_error(response)["param"] == "reasoning_effort"
+
+
+async def test_thoughts_sent_back(hermes: Tokenizer) -> None:
+    said = {"role": "assistant", "content": "Yes", "reasoning_content": "Hm"}
+    async with open_house(hermes, "x") as (house, client):
+        await client.post(CHAT, json={"messages": [*USER, said, *USER]})
+    prompt = b"<user>Hi|<assistant>Yes(Hm)|<user>Hi|>"
+    assert bytes(house.prefill.submitted[0].spec.token_ids) == prompt
+
+
+# -- the rest -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", ["Once ", "Once", " Once\n"])
+async def test_an_answer_that_goes_on(hermes: Tokenizer, content: str) -> None:
+    messages = [*USER, {"role": "assistant", "content": content}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    async with open_house(hermes, "x") as (house, client):
+        assert message_of(await client.post(CHAT, json={"messages": messages, **fields}))
+        ids = (await client.post("/tokenize", json={"messages": messages, **fields})).json()
+    prompt = f"<user>Hi|<assistant>{content.lstrip()}".encode()
+    assert bytes(house.prefill.submitted[0].spec.token_ids) == prompt == bytes(ids["tokens"])
+
+
+async def test_a_template_that_hides_the_last_message(tmp_path: Path) -> None:
+    tokenizer = load(tmp_path, "{{ messages[0].content }}{{ messages[1].content | length }}")
+    messages = [*USER, {"role": "assistant", "content": "Once"}]
+    fields = {"continue_final_message": True, "add_generation_prompt": False}
+    async with open_house(tokenizer) as (_, client):
+        response = await client.post(CHAT, json={"messages": messages, **fields})
+    assert wrong_error(response)["param"] == "continue_final_message"
+
+
+async def test_stops_that_are_shown(hermes: Tokenizer) -> None:
+    async with open_house(hermes, "Hello, you") as (_, client):
+        body = {"prompt": "x", "include_stop_str_in_output": True}
+        cut = (await client.post(COMPLETE, json={**body, "stop": ","})).json()
+        checked(Completion, cut)
+        by_token = {**body, "stop_token_ids": [ord("o")]}
+        token = (await client.post(COMPLETE, json=by_token)).json()
+        whole = (await client.post(COMPLETE, json=body)).json()
+    assert [each["choices"][0]["text"] for each in (cut, token, whole)] == [
+        "Hello,", "Hello", "Hello, you",
+    ]  # fmt: skip
+
+
+async def test_chunks_of_one_size(hermes: Tokenizer) -> None:
+    options = {"include_obfuscation": True}
+    async with open_house(hermes, "Hi ö" + "x" * 9) as (_, client):
+        asked = chat(stream=True, stream_options=options)
+        response = await client.post(CHAT, json=asked)
+    sizes = {len(block.encode()) for block in response.text.split("\n\n")[:-2]}
+    assert len(sizes) == 1
+    assert "".join(d.get("content", "") for d in deltas(response)) == "Hi ö" + "x" * 9
+
+
+async def test_the_tier_is_told_to_who_asks(hermes: Tokenizer) -> None:
+    async with open_house(hermes, "x") as (_, client):
+        answer = (await client.post(CHAT, json=chat(service_tier="auto"))).json()
+        silent = (await client.post(CHAT, json=chat())).json()
+    assert answer["service_tier"] == "default" and "service_tier" not in silent
+
+
+async def test_the_best_of_several(hermes: Tokenizer) -> None:
+    """Ranked by their mean logprob; all of them are counted."""
+    async with open_house(hermes, "abc") as (house, client):
+        body = {"prompt": ["x", "yz"], "n": 1, "best_of": 3, "max_tokens": 2}
+        answer = (await client.post(COMPLETE, json=body)).json()
+    checked(Completion, answer)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert all(choice["logprobs"] is None for choice in answer["choices"])
+    assert answer["usage"]["completion_tokens"] == 12
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert {job.spec.sampling.logprobs for job in house.prefill.submitted} == {0}
