@@ -1,5 +1,6 @@
 """Where a request goes, and what else there was."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baton.core.handoff import WorkerRef
@@ -38,8 +39,8 @@ class Placement:
     policy: str = ""
     ttft_seconds: float | None = None
     tbt_seconds: float | None = None
-    prefill_alternatives: tuple[Alternative, ...] = ()
-    decode_alternatives: tuple[Alternative, ...] = ()
+    prefill_alternatives: Sequence[Alternative] = ()
+    decode_alternatives: Sequence[Alternative] = ()
 
     @property
     def workers(self) -> tuple[WorkerRef, ...]:

@@ -1,6 +1,7 @@
 """Client of a conductor."""
 
 from collections.abc import Iterable, Sequence
+from weakref import WeakKeyDictionary
 
 import grpc.aio
 
@@ -12,6 +13,8 @@ from baton.rpc.placement_convert import placement_from_proto
 from baton.rpc.pool_plan_convert import pool_plan_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
+
+_STUBS: WeakKeyDictionary[grpc.aio.Channel, pb_grpc.ConductorStub] = WeakKeyDictionary()
 
 
 async def ask_placement(
@@ -39,8 +42,16 @@ async def ask_placement(
         model=model,
     )
     with translated():
-        answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
+        answer = await _stub(channel).Place(request, timeout=timeout_seconds)
     return placement_from_proto(answer)
+
+
+def _stub(channel: grpc.aio.Channel) -> pb_grpc.ConductorStub:
+    """To make one takes a good part of what a call does."""
+    stub = _STUBS.get(channel)
+    if stub is None:
+        stub = _STUBS[channel] = pb_grpc.ConductorStub(channel)
+    return stub
 
 
 async def ask_pool_plan(

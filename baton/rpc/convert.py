@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 from baton.core.block_key import KEY_BYTES
@@ -170,16 +171,24 @@ def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
 
 
 def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
+    """Nearly all outputs are the next token and nothing else: only what is there is looked at."""
+    output = RequestOutput(
+        message.request_id,  # type: ignore[arg-type]
+        message.epoch,  # type: ignore[arg-type]
+        message.first_index,
+        tuple(message.token_ids),  # type: ignore[arg-type]
+        finish_reason=_FINISH_FROM_PROTO[message.finish_reason],
+    )
+    if output.finish_reason is None and not (
+        message.details or message.logprobs or message.cached_tokens or message.prompt_logprobs
+    ):
+        return output
     details = dict(message.details)
     if message.error_status:
         details["error_status"] = message.error_status
-    return RequestOutput(
-        request_id=RequestId(message.request_id),
-        epoch=Epoch(message.epoch),
-        first_index=message.first_index,
-        token_ids=_tokens(message.token_ids),
+    return replace(
+        output,
         logprobs=tuple(_logprob_from_proto(entry) for entry in message.logprobs),
-        finish_reason=_FINISH_FROM_PROTO[message.finish_reason],
         error=message.error,
         cached_tokens=message.cached_tokens,
         details=details,

@@ -1,7 +1,7 @@
 """A placement between protobuf and ``baton.core``. What comes in is checked here."""
 
-from collections.abc import Iterable, Sequence
-from itertools import islice
+from collections.abc import Sequence
+from typing import overload
 
 from baton.core.ids import WorkerId
 from baton.core.placement import MAX_ALTERNATIVES, Alternative, Placement
@@ -36,8 +36,8 @@ def placement_from_proto(message: pb.Placement) -> Placement:
         policy=message.policy,
         ttft_seconds=message.ttft_seconds if message.HasField("ttft_seconds") else None,
         tbt_seconds=message.tbt_seconds if message.HasField("tbt_seconds") else None,
-        prefill_alternatives=_alternatives_from_proto(message.prefill_alternatives),
-        decode_alternatives=_alternatives_from_proto(message.decode_alternatives),
+        prefill_alternatives=_Alternatives(message.prefill_alternatives),
+        decode_alternatives=_Alternatives(message.decode_alternatives),
     )
 
 
@@ -56,16 +56,41 @@ def _alternatives_to_proto(alternatives: Sequence[Alternative]) -> list[pb.Alter
     ]
 
 
-def _alternatives_from_proto(messages: Iterable[pb.Alternative]) -> tuple[Alternative, ...]:
-    return tuple(
-        Alternative(
-            WorkerId(each.worker_id),
-            each.score,
-            each.queue_seconds,
-            each.service_seconds,
-            each.local_blocks,
-            each.fetched_blocks,
-            each.late_seconds,
-        )
-        for each in islice(messages, MAX_ALTERNATIVES)
+class _Alternatives(Sequence[Alternative]):
+    """As many as are told of. They are kept as they came: a router gets dozens with each request,
+    and hardly anybody ever asks for them."""
+
+    def __init__(self, messages: Sequence[pb.Alternative]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return min(len(self._messages), MAX_ALTERNATIVES)
+
+    @overload
+    def __getitem__(self, index: int) -> Alternative: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Alternative, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Alternative | tuple[Alternative, ...]:
+        if isinstance(index, slice):
+            return tuple(self[each] for each in range(*index.indices(len(self))))
+        return _alternative(self._messages[range(len(self))[index]])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+def _alternative(message: pb.Alternative) -> Alternative:
+    return Alternative(
+        WorkerId(message.worker_id),
+        message.score,
+        message.queue_seconds,
+        message.service_seconds,
+        message.local_blocks,
+        message.fetched_blocks,
+        message.late_seconds,
     )
