@@ -4,6 +4,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import heappop, heappush
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
@@ -43,7 +44,7 @@ SLOT_TRANSITIONS: dict[SlotState, frozenset[SlotState]] = {
 class Slot:
     """``checksum`` by ``algorithm``, as of when it was sealed. ``depth`` counts blocks from the
     start of its prefix; ``tenant`` and ``model`` are tags; ``stored_at`` is wall time;
-    ``last_used`` counts requests."""
+    ``last_used`` counts requests; ``pinned_until`` is 0 unless somebody pinned it."""
 
     key: BlockKey
     offset: int
@@ -57,6 +58,7 @@ class Slot:
     algorithm: str = ""
     num_holds: int = 0
     last_used: int = 0
+    pinned_until: float = 0.0
 
     def move(self, state: SlotState) -> None:
         assert state in SLOT_TRANSITIONS[self.state], f"{self.state} → {state}"
@@ -67,7 +69,6 @@ class Slot:
 class _Lease:
     slots: tuple[Slot, ...]
     until_seconds: float
-    pinned_bytes: int
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class _Tenant:
 
     num_bytes: int
     idle: OrderedDict[BlockKey, None]
+    pinned_bytes: int = 0
 
 
 class Shelf:
@@ -106,6 +108,9 @@ class Shelf:
         self._tenants: dict[bytes, _Tenant] = {}
         self._leases: OrderedDict[str, _Lease] = OrderedDict()
         self._num_leases = 0
+        self._pins: list[tuple[float, int, Slot]] = []
+        """A heap: when each pinned slot is looked at again, and a number to tell equals apart."""
+        self._num_pins = 0
         self._clock = 0
         new_policy(policy)  # a wrong name fails now
 
@@ -243,6 +248,8 @@ class Shelf:
 
     def doom(self, slot: Slot) -> None:
         """Damaged or purged: can't be found from now on, free once nobody reads it."""
+        if slot.pinned_until:
+            self._unpin([slot])
         if slot.num_holds == 0:
             self._drop(slot)
             return
@@ -256,26 +263,39 @@ class Shelf:
         of them stays. Raises Invalid, Overloaded."""
         if not 0 < seconds <= MAX_LEASE_SECONDS:
             raise Invalid(f"a lease lasts up to {MAX_LEASE_SECONDS:g} s, not {seconds:g}")
-        return self._lease(slots, seconds, now, pinned_bytes=0)
+        if len(self._leases) >= MAX_LEASES:
+            raise Overloaded(f"{MAX_LEASES} leases are out")
+        for slot in slots:
+            self.hold(slot)
+        self._num_leases += 1
+        lease_id = str(self._num_leases)
+        self._leases[lease_id] = _Lease(tuple(slots), now + seconds)
+        return lease_id
 
-    def pin(self, slots: Sequence[Slot], seconds: float, now: float) -> str:
-        """A lease that lasts longer, of a bounded share of the arena."""
+    def pin(self, slots: Sequence[Slot], seconds: float, now: float) -> None:
+        """Holds the sealed blocks of one prefix for so long, or for longer if they are pinned
+        already: a block counts once, however often it is pinned. Raises Invalid, Overloaded."""
         if not 0 < seconds <= MAX_PIN_SECONDS:
             raise Invalid(f"a pin lasts up to {MAX_PIN_SECONDS:g} s, not {seconds:g}")
-        size = sum(slot.size_bytes for slot in slots)
-        if self.pinned_bytes + size > PIN_SHARE * self.arena_bytes:
-            raise Overloaded(f"{self.pinned_bytes} bytes are pinned; {PIN_SHARE:.0%} may be")
-        return self._lease(slots, seconds, now, pinned_bytes=size)
+        fresh = [slot for slot in dict.fromkeys(slots) if not slot.pinned_until]
+        self._check_pins(fresh)
+        for slot in fresh:
+            self.hold(slot)
+            self.pinned_bytes += slot.size_bytes
+            self._tenants[slot.tenant].pinned_bytes += slot.size_bytes
+            self._look_again(slot, now + seconds)
+        for slot in slots:
+            slot.pinned_until = max(slot.pinned_until, now + seconds)
 
     def release(self, lease_id: str) -> None:
         """Unknown leases have ended already."""
         lease = self._leases.pop(lease_id, None)
         if lease is not None:
-            self.pinned_bytes -= lease.pinned_bytes
             self.let_go(lease.slots)
 
     def expire(self, now: float) -> None:
-        """Ends the leases whose time is up."""
+        """Ends the leases and pins whose time is up."""
+        self._expire_pins(now)
         late = [name for name, lease in self._leases.items() if lease.until_seconds <= now]
         for lease_id in late:
             self.release(lease_id)
@@ -294,13 +314,16 @@ class Shelf:
                 leased[slot.offset] = leased.get(slot.offset, 0) + 1
         for offset, slot in self._at.items():
             assert slot.offset == offset and slot.state is not SlotState.FREE, slot
-            assert slot.num_holds >= leased.get(offset, 0), slot
+            assert slot.num_holds >= leased.get(offset, 0) + (slot.pinned_until > 0), slot
             found = self._slots.get(slot.key) is slot
             assert found == (slot.state is not SlotState.DOOMED), slot
             held[self._slabs.slab_of(offset)] += slot.num_holds > 0
             idle = slot.key in self._tenants[slot.tenant].idle
             assert (idle and found) == (found and slot.num_holds == 0), slot
         assert +held == +self._held, "held per slab"
+        pinned = [slot for slot in self._at.values() if slot.pinned_until]
+        assert sum(slot.size_bytes for slot in pinned) == self.pinned_bytes, "pinned"
+        assert {id(slot) for slot in pinned} <= {id(pin[2]) for pin in self._pins}, "pins that stay"
         for size, policy in self._policies.items():
             idle_slots = [s for s in self._slots.values() if s.size_bytes == size]
             assert len(policy) == sum(s.num_holds == 0 for s in idle_slots), f"size {size}"
@@ -313,16 +336,39 @@ class Shelf:
 
     # -- parts -----------------------------------------------------------------------------
 
-    def _lease(self, slots: Sequence[Slot], seconds: float, now: float, pinned_bytes: int) -> str:
-        if len(self._leases) >= MAX_LEASES:
-            raise Overloaded(f"{MAX_LEASES} leases are out")
+    def _check_pins(self, fresh: Sequence[Slot]) -> None:
+        """Raises Overloaded when so many more are too many, of all or of their tenant."""
+        size = sum(slot.size_bytes for slot in fresh)
+        if self.pinned_bytes + size > PIN_SHARE * self.arena_bytes:
+            raise Overloaded(f"{self.pinned_bytes} bytes are pinned; {PIN_SHARE:.0%} may be")
+        if self._tenant_bytes is None or not fresh:
+            return
+        pinned = self._tenants[fresh[0].tenant].pinned_bytes
+        if pinned + size > PIN_SHARE * self._tenant_bytes:
+            raise Overloaded(f"the tenant has pinned {pinned} bytes; {PIN_SHARE:.0%} of its may be")
+
+    def _look_again(self, slot: Slot, at: float) -> None:
+        self._num_pins += 1
+        heappush(self._pins, (at, self._num_pins, slot))
+
+    def _expire_pins(self, now: float) -> None:
+        over: list[Slot] = []
+        while self._pins and self._pins[0][0] <= now:
+            slot = heappop(self._pins)[2]
+            if slot.pinned_until > now:
+                self._look_again(slot, slot.pinned_until)
+            elif slot.pinned_until:
+                over.append(slot)
+        if over:
+            self._unpin(sorted(over, key=_depth))
+
+    def _unpin(self, slots: Sequence[Slot]) -> None:
+        """In the order of their prefix."""
         for slot in slots:
-            self.hold(slot)
-        self._num_leases += 1
-        lease_id = str(self._num_leases)
-        self._leases[lease_id] = _Lease(tuple(slots), now + seconds, pinned_bytes)
-        self.pinned_bytes += pinned_bytes
-        return lease_id
+            slot.pinned_until = 0.0
+            self.pinned_bytes -= slot.size_bytes
+            self._tenants[slot.tenant].pinned_bytes -= slot.size_bytes
+        self.let_go(slots)
 
     def _policy(self, size_bytes: int) -> EvictionPolicy:
         policy = self._policies.get(size_bytes)
@@ -366,6 +412,10 @@ class Shelf:
         tenant.num_bytes -= slot.size_bytes
         if not tenant.num_bytes:
             del self._tenants[slot.tenant]
+
+
+def _depth(slot: Slot) -> int:
+    return slot.depth
 
 
 def _mark(slot: Slot) -> str:

@@ -330,3 +330,42 @@ async def test_the_operator_lists_and_purges() -> None:
     assert house.node.purge(BlockFilter()) == 1
     stats = house.node.stats()
     assert (stats.num_blocks, stats.purged_blocks, stats.violation) == (0, 4, "")
+
+
+async def test_a_block_that_is_pinned_again_counts_once_and_stays_longer() -> None:
+    house = House(room=8)
+    await house.put(0, 1, 2)
+    assert house.node.pin(KEYS[:2], 60.0) == 2
+    assert house.node.pin([KEYS[0], KEYS[0], KEYS[1], KEYS[2]], 100.0) == 4
+    assert house.node.pin(KEYS[:1], 10.0) == 1
+    assert house.node.stats().pinned_bytes == 3 * SIZE
+    assert isinstance(house.clock, ManualClock)
+    house.clock.advance(99.0)
+    assert house.node.stats().pinned_bytes == 3 * SIZE
+    house.clock.advance(1.0)
+    stats = house.node.stats()
+    assert (stats.pinned_bytes, stats.leased_blocks, stats.violation) == (0, 0, "")
+
+
+async def test_a_tenant_pins_a_part_of_its_quota() -> None:
+    house = House(room=8, tenant_bytes=4 * SIZE)
+    await house.put(0, 1, 2, tenant=b"a")
+    await house.put(3, tenant=b"b")
+    assert house.node.pin(KEYS[:2], 60.0) == 2
+    with pytest.raises(Overloaded, match="the tenant has pinned 128 bytes"):
+        house.node.pin(KEYS[:3], 60.0)
+    assert house.node.pin(KEYS[3:4], 60.0) == 1
+
+
+async def test_what_is_purged_is_not_pinned_any_more() -> None:
+    house = House()
+    await house.put(0, 1)
+    house.node.pin(KEYS[:2], 60.0)
+    assert house.node.purge(BlockFilter()) == 2
+    stats = house.node.stats()
+    assert (stats.num_blocks, stats.pinned_bytes, stats.violation) == (0, 0, "")
+    await house.put(0)
+    assert house.node.pin(KEYS[:1], 30.0) == 1
+    assert isinstance(house.clock, ManualClock)
+    house.clock.advance(60.0)
+    assert house.node.stats().violation == ""
