@@ -215,7 +215,8 @@ class Connection(HttpToolsProtocol):
             if self.cycle.response_complete:
                 self._arm(LINGER_SECONDS)
         elif not self._is_answering:
-            if self._in_message:
+            if self._in_message:  # the next one's head has begun behind this request
+                self._unset_keepalive_if_required()
                 self._arm(self._limits.header_seconds)
             data, self._ahead = self._ahead, b""
             if data:

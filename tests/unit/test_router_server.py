@@ -1,0 +1,461 @@
+"""The HTTP server over real sockets: what clients may send, how slowly, and who hurts whom."""
+
+import asyncio
+import contextlib
+import functools
+import json
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from baton.clock import SystemClock
+from baton.errors import Invalid
+from baton.runtime.pinned import pinned
+from router.connection import MAX_AHEAD_BYTES, ConnectionLimits
+from router.server import HttpServer, open_listener
+from router.tls import Certificate
+from tests import certificates
+
+CLOCK = SystemClock()
+LIMITS = ConnectionLimits(max_header_bytes=2048, max_headers=20, max_body_bytes=100_000)
+QUICK = 0.03
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+HEAD = b"POST / HTTP/1.1\r\nhost: x\r\n"
+
+
+def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """As the router runs."""
+
+    @functools.wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(test(*arguments, **named))
+
+    return run
+
+
+class Bench:
+    """A server, and what its app saw and does."""
+
+    def __init__(self, limits: ConnectionLimits, tls: ssl.SSLContext | None = None) -> None:
+        self.refusals: list[str] = []
+        self.asked: list[tuple[str, bytes]] = []
+        self.left = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.chunks = [b"ok"]
+        self.reads_body = True
+        self.server = HttpServer(self._app, CLOCK, limits, self.refusals.append, tls)
+        self.port = 0
+        self.writers: list[asyncio.StreamWriter] = []
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", self.reads_body
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.left += 1
+                return
+            body += message["body"]
+            more = message["more_body"]
+        self.asked.append((scope["path"], body))
+        answer = asyncio.ensure_future(self._answer(send))
+        leaving = asyncio.ensure_future(_left(receive))
+        await asyncio.wait([answer, leaving], return_when=asyncio.FIRST_COMPLETED)
+        self.left += not answer.done()
+        for task in (answer, leaving):
+            task.cancel()
+        await asyncio.wait([answer, leaving])
+
+    async def _answer(self, send: Any) -> None:
+        await self.may_answer.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for chunk in self.chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        self.writers.append(writer)
+        return reader, writer
+
+    async def ask(self, data: bytes) -> bytes:
+        """All that comes back until the server closes."""
+        reader, writer = await self.connect()
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionError):
+                writer.write(data)
+                return await reader.read()
+            return b""
+
+
+async def _left(receive: Callable[[], Any]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+@asynccontextmanager
+async def bench(
+    limits: ConnectionLimits = LIMITS, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Bench]:
+    made = Bench(limits, tls)
+    listener = open_listener("127.0.0.1", 0)
+    made.port = listener.getsockname()[1]
+    await made.server.listen(listener)
+    try:
+        yield made
+    finally:
+        made.may_answer.set()
+        await made.server.close()
+        for writer in made.writers:
+            writer.close()
+        await asyncio.gather(*(each.wait_closed() for each in made.writers), return_exceptions=True)
+    assert made.server.num_connections == 0
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def status(answer: bytes) -> int:
+    return int(answer.split(b" ", 2)[1]) if answer else 0
+
+
+# -- what is sent ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "wanted"),
+    [
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 21 + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\na: " + b"x" * 2048 + b"\r\n\r\n", 431),
+        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\n\r\n", 431),
+        (b"hello\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\na: b\x00c\r\n\r\n", 400),
+        (b"GET /\xff HTTP/1.1\r\n\r\n", 400),
+        (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 400),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+        (HEAD + b"content-length: 3\r\ncontent-length: 4\r\n\r\nabc", 400),
+        (HEAD + b"content-length: 3\r\ntransfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+        (HEAD + b"content-length: -1\r\n\r\n", 400),
+        (HEAD + b"content-length: " + b"9" * 30 + b"\r\n\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\nxyz\r\n", 400),
+        (HEAD + b"transfer-encoding: chunked\r\n\r\n0\r\n" + b"a: b\r\n" * 30 + b"\r\n", 431),
+    ],
+)
+@on_uvloop
+async def test_requests_that_are_none(data: bytes, wanted: int) -> None:
+    async with bench() as made:
+        answer = await made.ask(data)
+        assert status(answer) == wanted
+        error = json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+        assert error["type"] == "invalid_request_error" and error["message"]
+        await eventually(lambda: made.server.num_connections == 0)
+        assert made.refusals == [
+            "http" if wanted == 400 and error["code"] == "invalid_http" else "headers"
+        ]
+        assert made.asked == []
+
+
+@on_uvloop
+async def test_a_head_that_grows_without_end() -> None:
+    async with bench() as made:
+        reader, writer = await made.connect()
+        writer.write(b"GET / HTTP/1.1\r\na: x")
+        with contextlib.suppress(ConnectionError):
+            while made.refusals == []:
+                writer.write(b"x" * 100)
+                await writer.drain()
+        assert made.refusals == ["headers"]
+        with contextlib.suppress(ConnectionError):  # who still writes may lose the answer
+            assert status(await reader.read()) == 431
+
+
+@on_uvloop
+async def test_bodies_in_chunks_and_trailers_that_change_nothing() -> None:
+    async with bench() as made:
+        chunked = b"transfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        body = b"3\r\nabc\r\n2;x=y\r\nde\r\n0\r\nauthorization: Bearer x\r\n\r\n"
+        assert status(await made.ask(HEAD + chunked + body)) == 200
+        assert made.asked == [("/", b"abcde")]
+
+
+@on_uvloop
+async def test_expected_to_say_that_it_wants_the_body() -> None:
+    async with bench() as made:
+        reader, writer = await made.connect()
+        writer.write(
+            HEAD + b"expect: 100-continue\r\ncontent-length: 2\r\nconnection: close\r\n\r\n"
+        )
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+        writer.write(b"{}")
+        assert status(await reader.read()) == 200
+
+
+@on_uvloop
+async def test_several_requests_at_once_are_answered_in_order() -> None:
+    async with bench() as made:
+        last = b"GET /last HTTP/1.1\r\nconnection: close\r\n\r\n"
+        paths = [b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(5)]
+        answer = await made.ask(b"".join(paths) + last)
+        assert answer.count(b"HTTP/1.1 200") == 6
+        assert [path for path, _ in made.asked] == ["/0", "/1", "/2", "/3", "/4", "/last"]
+
+
+@on_uvloop
+async def test_too_much_ahead_of_an_answer() -> None:
+    async with bench() as made:
+        made.may_answer.clear()
+        _, writer = await made.connect()
+        writer.write(GET)
+        await eventually(lambda: len(made.asked) == 1)
+        writer.write(GET * (MAX_AHEAD_BYTES // len(GET) + 1))
+        await eventually(lambda: made.refusals == ["ahead"])
+        await eventually(lambda: made.left == 1)
+
+
+@on_uvloop
+async def test_a_client_that_leaves_with_requests_in_the_queue() -> None:
+    """The one that is being answered learns of it at once, and the others never begin."""
+    async with bench() as made:
+        made.may_answer.clear()
+        _, writer = await made.connect()
+        writer.write(GET * 3)
+        await eventually(lambda: len(made.asked) == 1)
+        writer.close()
+        await eventually(lambda: made.left == 1)
+        await eventually(lambda: made.server.num_connections == 0)
+        assert len(made.asked) == 1
+
+
+@on_uvloop
+async def test_a_body_that_nobody_wanted() -> None:
+    async with bench() as made:
+        made.reads_body = False
+        reader, writer = await made.connect()
+        writer.write(HEAD + b"content-length: 90000\r\n\r\n")
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(b"x" * 90_000 + GET)  # read, dropped, and the next one is answered
+        await reader.readuntil(b"0\r\n\r\n")
+        writer.write(HEAD + b"content-length: 900000\r\n\r\n")
+        await reader.readuntil(b"0\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            for _ in range(10):
+                writer.write(b"x" * 90_000)
+                await writer.drain()
+        await eventually(lambda: made.refusals == ["body"])
+
+
+@on_uvloop
+async def test_garbage_behind_a_request_does_not_get_into_its_answer() -> None:
+    async with bench() as made:
+        made.chunks = [b"ok"] * 3
+        made.may_answer.clear()
+        reader, writer = await made.connect()
+        writer.write(GET)
+        await eventually(lambda: len(made.asked) == 1)
+        writer.write(b"garbage\r\n\r\n")
+        made.may_answer.set()
+        answer = await reader.read()
+        whole = b"2\r\nok\r\n" * 3 + b"0\r\n\r\n"
+        first, end, second = answer.partition(whole)
+        assert status(first) == 200 and end and status(second) == 400
+
+
+# -- when it is sent ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [b"", b"\r\n", b"GET / HTTP/1.1\r\nhost:"])
+@on_uvloop
+async def test_heads_that_never_end(data: bytes) -> None:
+    async with bench(replace(LIMITS, header_seconds=QUICK)) as made:
+        answer = await made.ask(data)
+        assert status(answer) == (408 if b"GET" in data else 0)
+        assert made.refusals == ["slow"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\r\n", b"GET / HTTP/1.1\r\nhost:"])
+@on_uvloop
+async def test_a_second_request_that_never_comes(data: bytes) -> None:
+    limits = replace(LIMITS, header_seconds=0.2, keep_alive_seconds=QUICK)
+    async with bench(limits) as made:
+        answer = await made.ask(GET + data)
+        assert answer.count(b"HTTP/1.1 200") == 1
+        assert answer.count(b"HTTP/1.1 408") == (b"GET" in data)
+
+
+@on_uvloop
+async def test_a_client_that_does_not_read_is_given_up_and_others_are_served() -> None:
+    async with bench(replace(LIMITS, write_seconds=0.1)) as made:
+        made.chunks = [b"x" * 65_536] * 1000
+        lazy = socket.create_connection(("127.0.0.1", made.port))
+        lazy.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lazy.sendall(GET)
+        await eventually(lambda: len(made.asked) == 1)
+        await eventually(lambda: made.refusals == ["unread"])
+        await eventually(lambda: made.server.num_connections == 0)
+        lazy.close()
+        made.chunks = [b"ok"]
+        assert status(await made.ask(GET.replace(b"host: x", b"connection: close"))) == 200
+
+
+@on_uvloop
+async def test_what_is_left_of_an_answer_is_not_waited_for_for_ever() -> None:
+    """The whole answer lies in the buffer, and the connection was to close behind it."""
+    async with bench(replace(LIMITS, write_seconds=0.1)) as made:
+        made.chunks = [b"x" * 5_000_000]
+        lazy = socket.create_connection(("127.0.0.1", made.port))
+        lazy.sendall(GET.replace(b"host: x", b"connection: close"))
+        await eventually(lambda: made.refusals == ["unread"])
+        await eventually(lambda: made.server.num_connections == 0)
+        lazy.close()
+
+
+# -- who is there ---------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_too_many_connections() -> None:
+    async with bench(replace(LIMITS, max_connections=2)) as made:
+        first, second = await made.connect(), await made.connect()
+        await eventually(lambda: made.server.num_connections == 2)
+        assert status(await made.ask(b"")) == 503
+        assert made.refusals == ["connections"]
+        first[1].close()
+        await eventually(lambda: made.server.num_connections == 1)
+        second[1].write(GET)
+        assert (await second[0].readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+
+
+@on_uvloop
+async def test_sockets_send_at_once_and_buffer_little() -> None:
+    options: list[tuple[int, int]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        return None
+
+    server = HttpServer(app, CLOCK)
+    listener = open_listener("127.0.0.1", 0)
+    make = server._connection
+
+    class Look:
+        def connection_made(self, transport: asyncio.Transport) -> None:
+            accepted = transport.get_extra_info("socket")
+            wanted = (socket.TCP_NODELAY, socket.TCP_NOTSENT_LOWAT)
+            found = [accepted.getsockopt(socket.IPPROTO_TCP, name) for name in wanted]
+            options.append((found[0], found[1]))
+            transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            make()
+
+    server._connection = Look  # type: ignore[method-assign, assignment]
+    await server.listen(listener)
+    socket.create_connection(listener.getsockname()).close()
+    await eventually(lambda: bool(options))
+    await server.close()
+    assert options == [(1, 65_536)]
+
+
+def accept_waiting(listener: socket.socket, accepted: list[socket.socket]) -> None:
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            accepted.append(listener.accept()[0])
+
+
+@on_uvloop
+async def test_who_waits_in_the_queue_of_a_port_that_is_left_is_served() -> None:
+    made = Bench(LIMITS)
+    listener = open_listener("127.0.0.1", 0, reuse_port=True)
+    address = listener.getsockname()
+    await made.server.listen(listener)
+    other = open_listener("127.0.0.1", address[1], reuse_port=True)
+    waiting = [socket.create_connection(address) for _ in range(20)]
+    leaving = asyncio.ensure_future(made.server.leave(listener))
+    for each in waiting:
+        each.setblocking(False)
+        each.sendall(GET)
+    await leaving
+    other.setblocking(False)
+    theirs: list[socket.socket] = []
+    accept_waiting(other, theirs)
+    others = {each.getpeername() for each in theirs}
+    loop = asyncio.get_running_loop()
+    mine = [each for each in waiting if each.getsockname() not in others]
+    async with asyncio.timeout(5):
+        for each in mine:
+            assert (await loop.sock_recv(each, 100)).startswith(b"HTTP/1.1 200")
+    assert len(mine) + len(others) == 20 and mine
+    late = [socket.create_connection(address) for _ in range(10)]
+    accept_waiting(other, theirs)
+    assert {each.getsockname() for each in late} <= {each.getpeername() for each in theirs}
+    for each in (*waiting, *late, *theirs, other):
+        each.close()
+    await made.server.close()
+
+
+@on_uvloop
+async def test_connections_end_after_what_they_are_about() -> None:
+    async with bench() as made:
+        made.may_answer.clear()
+        idle, busy = await made.connect(), await made.connect()
+        idle[1].write(GET)
+        made.may_answer.set()
+        await idle[0].readuntil(b"0\r\n\r\n")
+        made.may_answer.clear()
+        busy[1].write(GET)
+        await eventually(lambda: len(made.asked) == 2)
+        finishing = asyncio.ensure_future(made.server.finish())
+        assert await idle[0].read() == b""
+        made.may_answer.set()
+        assert b"connection: close" in await busy[0].read()
+        await finishing
+
+
+# -- TLS ------------------------------------------------------------------------------------
+
+
+@on_uvloop
+async def test_a_certificate_that_is_exchanged(tmp_path: Path) -> None:
+    files = tmp_path / "one.pem", tmp_path / "one.key"
+    files[0].write_text(certificates.ONE_CERTIFICATE)
+    files[1].write_text(certificates.ONE_KEY)
+    other = tmp_path / "two.pem"
+    other.write_text(certificates.TWO_CERTIFICATE)
+    certificate = Certificate(str(files[0]), str(files[1]), CLOCK)
+    async with bench(tls=certificate.context) as made:
+
+        async def ask(trusted: Path) -> int:
+            reader, writer = await asyncio.open_connection(
+                "127.0.0.1", made.port, ssl=pinned(str(trusted))
+            )
+            writer.write(GET.replace(b"host: x", b"connection: close"))
+            answer = await reader.read()
+            writer.close()
+            return status(answer)
+
+        assert await ask(files[0]) == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await ask(other)
+        files[0].write_text(certificates.TWO_CERTIFICATE)
+        certificate.refresh()  # its key is the old one: not yet
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await ask(other)
+        files[1].write_text(certificates.TWO_KEY)
+        certificate.refresh()
+        assert await ask(other) == 200
+
+
+def test_a_certificate_that_is_none(tmp_path: Path) -> None:
+    (tmp_path / "a.pem").write_text("nonsense")
+    with pytest.raises(Invalid, match="tls_certificate"):
+        Certificate(str(tmp_path / "a.pem"), str(tmp_path / "a.pem"), CLOCK)
