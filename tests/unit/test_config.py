@@ -200,3 +200,16 @@ def test_a_switch_in_yaml(tmp_path: Path, written: str, meant: str) -> None:
     file = tmp_path / "baton.yaml"
     file.write_text(f"autoscale: {written}\n")
     assert load_settings(file).autoscale == meant
+
+
+def test_origins_of_web_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BATON_CORS_ORIGINS", "https://a.example, http://localhost:3000")
+    assert load_settings().cors_origins == ("https://a.example", "http://localhost:3000")
+    for wrong in ("a.example", "https://a.example/", "https://a.example/path", "https://a b"):
+        with pytest.raises(Invalid, match="cors_origins is .*must be \\*, or origins like"):
+            load_settings(cors_origins=wrong)
+
+
+def test_a_certificate_needs_its_key() -> None:
+    with pytest.raises(Invalid, match="tls_certificate and tls_key go together"):
+        load_settings(tls_certificate="a.pem")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,12 @@ from baton.core.task import Task
 from baton.core.tenant import tenant_salt
 from baton.errors import Unavailable
 from baton.registry.memory import MemoryRegistry
+from baton.runtime.pinned import pinned
+from baton.runtime.preflight import free_port, router_answers
 from baton.runtime.serve import Lifecycle, ProgramState
+from router.ports import OTHER_FILES, connection_limits, raise_open_files
 from router.program import RouterProgram
+from tests import certificates
 from tests.unit.test_router_http import write_tokenizer
 from tests.unit.test_router_links import member, output, worker
 
@@ -94,6 +99,84 @@ async def test_a_port_that_is_taken(settings: Settings, registry: MemoryRegistry
         await second.start()
     await second.stop()
     await first.stop()
+
+
+async def test_two_routers_on_one_port(settings: Settings, registry: MemoryRegistry) -> None:
+    """Each knows its own requests, and asks the other about those that it does not. One that drains
+    leaves the port to the other."""
+    port = free_port()
+    shared = settings.model_copy(update={"port": port, "reuse_port": True, "admin_key": "root"})
+    names = ("router-0", "router-1")
+    programs = [RouterProgram(shared.model_copy(update={"id": name})) for name in names]
+    lives = [Lifecycle(program, 5) for program in programs]
+    url, admin = f"http://127.0.0.1:{port}", {"authorization": "Bearer root"}
+    async with worker() as (core, ref, _), httpx.AsyncClient() as client:
+        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        living = [asyncio.create_task(life.run()) for life in lives]
+        while {life.state for life in lives} != {ProgramState.SERVING}:
+            await asyncio.sleep(0.01)
+        for program in programs:
+            await program._cluster.refresh()
+        first, second = (f"http://{program.address}" for program in programs)
+        assert len({url, first, second}) == 3
+        asked = asyncio.create_task(
+            client.post(first + "/v1/completions", json={"prompt": "x", "max_tokens": 1})
+        )
+        await core.wait(lambda: core.submitted)
+        end = replace(
+            output(core.submitted[0][0].request_id, 104), finish_reason=FinishReason.LENGTH
+        )
+        core.streams[0].put(end)
+        path = f"/admin/requests/{(await asked).headers['x-baton-request-id']}"
+        told = [(await client.get(each + path, headers=admin)).json() for each in (first, second)]
+        assert told[0] == told[1] and told[0]["decode"]["id"] == "w"
+        assert (await client.get(second + path)).status_code == 401
+        nobody = await client.get(second + "/admin/requests/x", headers=admin)
+        assert nobody.status_code == 404
+        lives[0].ask_to_stop()
+        await living[0]
+        for _ in range(8):
+            assert (await httpx_once(url + "/health")) == 200
+        lives[1].ask_to_stop()
+        await living[1]
+
+
+async def httpx_once(url: str) -> int:
+    """Over a connection of its own."""
+    async with httpx.AsyncClient() as client:
+        return (await client.get(url)).status_code
+
+
+async def test_a_router_behind_tls(
+    settings: Settings, registry: MemoryRegistry, tmp_path: Path
+) -> None:
+    files = {"tls_certificate": tmp_path / "router.pem", "tls_key": tmp_path / "router.key"}
+    files["tls_certificate"].write_text(certificates.ONE_CERTIFICATE)
+    files["tls_key"].write_text(certificates.ONE_KEY)
+    paths = {name: str(path) for name, path in files.items()}
+    program = RouterProgram(settings.model_copy(update=paths))
+    lifecycle = Lifecycle(program, 5)
+    living = asyncio.create_task(lifecycle.run())
+    await until_ready(registry)
+    tls = pinned(paths["tls_certificate"])
+    assert tls is not None
+    async with httpx.AsyncClient(verify=tls) as client:
+        assert (await client.get(f"https://{program.address}/health")).status_code == 200
+    host, _, port = program.address.partition(":")
+    answers = [
+        await asyncio.to_thread(router_answers, host, int(port), certificate)
+        for certificate in (paths["tls_certificate"], None)
+    ]
+    assert answers == [False, False]  # no worker is there yet; and it speaks no plain HTTP
+    lifecycle.ask_to_stop()
+    await living
+
+
+def test_open_files_are_as_many_as_may_be(settings: Settings) -> None:
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    limits = connection_limits(settings)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
+    assert limits.max_connections == min(16_384, raise_open_files() - OTHER_FILES)
 
 
 def test_salts_keep_tenants_apart() -> None:

@@ -110,6 +110,20 @@ async def test_all_start_and_stop_in_order(house: House) -> None:
     assert not house.state.ready
 
 
+async def test_several_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    house = House(tmp_path, monkeypatch, routers=3, port=0)
+    specs = house.supervisor._recipe.routers()
+    ports = {spec.environment["BATON_PORT"] for spec in specs}
+    assert {spec.environment["BATON_REUSE_PORT"] for spec in specs} == {"True"}
+    assert len(ports) == 1 and "0" not in ports
+    async with house.running():
+        assert house.ids()[-3:] == ["router-0", "router-1", "router-2"]
+        before = house.process("router-1").pid
+        os.kill(before, signal.SIGKILL)
+        await house.until(lambda: house.process("router-1").restarts == 1 and house.state.ready)
+    assert sorted(house.stopped()[:3]) == ["router-0", "router-1", "router-2"]
+
+
 @pytest.mark.parametrize("name", ["prefill-1", "router", "kvstore"])
 async def test_what_is_killed_comes_back(house: House, name: str) -> None:
     async with house.running():

@@ -1,0 +1,149 @@
+"""What all requests have in common: ids, web pages of other origins, HEAD, the log, time."""
+
+import asyncio
+import io
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from baton.clock import ManualClock
+from baton.text.tokenizer import Tokenizer
+from router.cors import Cors
+from router.front import Front
+from tests.unit import test_router_http
+from tests.unit.test_router_http import CHAT, House, chat, events, open_house, wrong_error
+
+tokenizer = test_router_http.tokenizer
+PAGE = "https://chat.example.com"
+PREFLIGHT = {
+    "origin": PAGE,
+    "access-control-request-method": "POST",
+    "access-control-request-headers": "authorization,content-type,x-stainless-os",
+}
+
+
+async def test_request_ids(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        given = await client.post(CHAT, json=chat(), headers={"x-request-id": "mine-1"})
+        assert given.headers["x-request-id"] == "mine-1"
+        assert given.headers["x-baton-request-id"] == "chatcmpl-0"
+        made = [
+            await client.get("/health"),
+            await client.post(CHAT, json={}),
+            await client.get("/"),
+        ]
+        assert [answer.headers["x-request-id"] for answer in made] == [
+            f"req-{house.service.own_id}-{number}" for number in (1, 2, 3)
+        ]
+        for wrong in (b"a b", b"x" * 129, b"\xff", b'a"b', b""):
+            answer = await client.get("/health", headers={b"x-request-id": wrong})  # type: ignore[dict-item]
+            assert answer.headers["x-request-id"].startswith("req-")
+
+
+async def test_pages_of_other_origins(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, cors_origins=(PAGE,)) as (_, client):
+        allowed = await client.options(CHAT, headers=PREFLIGHT)
+        assert (allowed.status_code, allowed.content) == (204, b"")
+        assert allowed.headers["access-control-allow-origin"] == PAGE
+        asked = PREFLIGHT["access-control-request-headers"]
+        assert allowed.headers["access-control-allow-headers"] == asked
+        answer = await client.post(CHAT, json=chat(), headers={"origin": PAGE})
+        assert answer.headers["access-control-allow-origin"] == PAGE
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+        assert answer.headers["vary"] == "origin"
+        wrong = await client.post(CHAT, json={}, headers={"origin": PAGE})
+        assert wrong.headers["access-control-allow-origin"] == PAGE
+        for origin in ("https://evil.example", f"{PAGE}.evil.example", "null", f"{PAGE}:8443"):
+            refused = await client.options(CHAT, headers={**PREFLIGHT, "origin": origin})
+            assert refused.status_code == 405
+            answer = await client.post(CHAT, json=chat(), headers={"origin": origin})
+            assert "access-control-allow-origin" not in answer.headers
+            assert answer.headers["vary"] == "origin"
+
+
+async def test_all_pages_but_never_for_admins(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer, cors_origins=("*",)) as (_, client):
+        answer = await client.get("/health", headers={"origin": PAGE})
+        assert answer.headers["access-control-allow-origin"] == "*"
+        assert "vary" not in answer.headers
+        for path in ("/admin/pools", "/admin/scale", "/admin/requests/x"):
+            refused = await client.options(path, headers=PREFLIGHT)
+            assert refused.status_code == 405
+            answer = await client.get(path, headers={"origin": PAGE})
+            assert "access-control-allow-origin" not in answer.headers
+
+
+async def test_no_origins_no_headers(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        assert (await client.options(CHAT, headers=PREFLIGHT)).status_code == 405
+        answer = await client.get("/health", headers={"origin": PAGE})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+async def test_head_is_get_without_a_body(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        assert (await client.head("/health")).status_code == 200
+        assert (await client.head("/ready")).status_code == 200
+        assert (await client.head(CHAT)).status_code == 405
+        assert "server" not in (await client.head("/health")).headers
+
+
+async def test_a_line_of_json_for_each_request() -> None:
+    clock, log = ManualClock(), io.StringIO()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        clock.advance(0.25)
+        headers = [(b"x-baton-request-id", b"cmpl-7")]
+        await send({"type": "http.response.start", "status": 201, "headers": headers})
+        await send({"type": "http.response.body", "body": b"secret"})
+
+    async def crash(scope: Any, receive: Any, send: Any) -> None:
+        raise RuntimeError
+
+    front = Front(app, {"/crash": lambda: crash}, Cors(()), clock, "r", lambda: False, log)
+    transport = httpx.ASGITransport(front, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        await client.get("/a%0Ab?key=secret", headers={"x-request-id": "i"})
+        await client.post("/crash")
+    first, second = map(json.loads, log.getvalue().splitlines())
+    assert first.pop("at") == pytest.approx(clock.wall_nanoseconds() / 1e9, abs=0.01)
+    assert first == {
+        "event": "request", "request_id": "i", "client": "127.0.0.1", "method": "GET",
+        "path": "/a\nb", "status": 201, "seconds": 0.25, "answered_as": "cmpl-7",
+    }  # fmt: skip
+    assert (second["status"], second["path"]) == (0, "/crash")
+
+
+async def test_a_draining_router_ends_connections(tokenizer: Tokenizer) -> None:
+    house = House(tokenizer, "x", automatic=True)
+    async with await house.client() as client:
+        assert "connection" not in (await client.get("/health")).headers
+        house.service.draining = True
+        assert (await client.get("/health")).headers["connection"] == "close"
+        refused = await client.post(CHAT, json=chat())
+        assert wrong_error(refused, 503) and refused.headers["connection"] == "close"
+        house.service.refuses_when_draining = False  # others listen at its port
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_request_that_takes_too_long(tokenizer: Tokenizer, stream: bool) -> None:
+    limits = {"automatic": False, "request_seconds": 0.05}
+    async with open_house(tokenizer, **limits) as (house, client):  # type: ignore[arg-type]
+        answer = await client.post(CHAT, json=chat(stream=stream))
+        assert wrong_error(answer, 504)["type"] == "timeout_error"
+        explained = house.service.records.explain("chatcmpl-0")
+        assert explained is not None and explained["finish_reason"] == "cancelled"
+
+
+async def test_a_stream_that_takes_too_long_says_so(tokenizer: Tokenizer) -> None:
+    limits = {"automatic": False, "request_seconds": 0.2}
+    async with open_house(tokenizer, **limits) as (house, client):  # type: ignore[arg-type]
+        asked = asyncio.create_task(client.post(CHAT, json=chat(stream=True)))
+        await test_router_http.eventually(lambda: bool(house.decode.jobs))
+        house.prefill.step()
+        *_, last = events(await asked)
+        assert last["error"]["type"] == "timeout_error"
+        assert house.decode.cancelled == [("chatcmpl-0", 1)]
