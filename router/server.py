@@ -7,7 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from email.utils import formatdate
-from typing import cast
+from typing import Any, cast
 
 from starlette.types import ASGIApp
 from uvicorn import Config
@@ -116,7 +116,7 @@ class HttpServer:
         self._servers.pop(listener).close()
         listener.close()
 
-    def _tls_arguments(self) -> dict[str, object]:
+    def _tls_arguments(self) -> dict[str, Any]:
         if self._tls is None:
             return {}
         seconds = self._limits.header_seconds
