@@ -6,6 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from baton.core.grammar import Grammar, GrammarKind
 from baton.core.handoff import Endpoint, PullOpen, WorkerRef
 from baton.core.ids import Epoch, Generation, WorkerId
 from baton.core.request import FinishReason
@@ -14,6 +15,7 @@ from baton.engine.fake_runner import reference_answer
 from baton.errors import Invalid, NotFound
 from baton.transport.base import Span
 from baton.worker.worker import WorkerConfig
+from tests.grammar_house import EOS, answers, asking, byte_grammars, choice, regex, schema
 from tests.sim.worker_cluster import (
     Cluster,
     cluster,
@@ -45,6 +47,46 @@ async def hand_off(running: Cluster, spec, cancel_after: int | None = None):  # 
     prefill.close()
     decode.close()
     return first + rest
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_an_answer_keeps_to_its_grammar_across_a_handoff(seed: int) -> None:
+    """The prefill worker's token, too, is one that the grammar allows."""
+    grammars = byte_grammars()
+    for grammar in (choice("yes", "yesterday", "no"), regex("[0-9]{3,6}:x*"), schema({"const": 5})):
+        spec = asking("r", grammar, seed, max_tokens=40)
+        text, reason = answers(grammars, [spec])["r"]
+        async with cluster(constraints=grammars, eos=frozenset({EOS})) as running:
+            outputs = await hand_off(running, spec)
+            await running.decode.wait_until_free()
+        assert bytes(t for t in tokens_of(outputs) if t != EOS) == text
+        assert outputs[-1].finish_reason is reason
+
+
+async def test_a_grammar_that_fails_ends_its_request_and_nothing_else() -> None:
+    grammars = byte_grammars()
+    refused = [Grammar(GrammarKind.REGEX, "("), schema({"$ref": "#"})]
+    async with cluster(constraints=grammars, eos=frozenset({EOS})) as running:
+        for number, grammar in enumerate(refused):
+            stream = running.prefill.worker.open_stream()
+            stream.submit(asking(str(number), grammar, 1), Task.PREFILL, None)
+            (output,) = await collect(stream, bool)
+            assert output.finish_reason is FinishReason.ERROR
+            assert output.details["error_status"] == "INVALID_ARGUMENT"
+            stream.close()
+        good = await hand_off(running, asking("good", choice("yes"), 1))
+        await running.prefill.wait_until_free()
+    assert tokens_of(good) == (*b"yes", EOS)
+
+
+async def test_a_worker_without_grammars_refuses_them() -> None:
+    async with cluster() as running:
+        stream = running.prefill.worker.open_stream()
+        stream.submit(asking("r", choice("yes"), 1), Task.WHOLE, None)
+        (output,) = await collect(stream, bool)
+        stream.close()
+    assert output.finish_reason is FinishReason.ERROR
+    assert output.error == "this worker can't follow grammars"
 
 
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 40, 100])

@@ -16,6 +16,7 @@ from baton.core.ids import BlockId, Epoch, Generation, RequestId, TokenId, Worke
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.engine.config import EngineConfig
+from baton.engine.constraint import Constraints
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, StepOutput
@@ -108,7 +109,13 @@ class SharedRunner(FakeRunner):
 
 
 def make_node(
-    name: str, fabric: MemoryFabric, peers: MemoryPeers, num_blocks: int, config: WorkerConfig
+    name: str,
+    fabric: MemoryFabric,
+    peers: MemoryPeers,
+    num_blocks: int,
+    config: WorkerConfig,
+    constraints: Constraints | None = None,
+    eos: frozenset[TokenId] = frozenset(),
 ) -> Node:
     runner = SharedRunner(num_blocks)
     engine_config = EngineConfig(
@@ -119,7 +126,7 @@ def make_node(
         engine_config,
         model_digest=DIGEST,
         kv_dtype="fake",
-        eos_token_ids=frozenset(),
+        eos_token_ids=eos,
         clock=CLOCK,
     )
     memory = MemoryTransport(fabric, name, 1, CLOCK)
@@ -134,7 +141,7 @@ def make_node(
     )  # fmt: skip
     worker = Worker(
         WorkerId(name), Generation(1), config, thread, intake, NoStore(), layout, transports,
-        BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK, role=Role(name),
+        BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK, role=Role(name), constraints=constraints,
     )  # fmt: skip
     peers.workers[name] = worker
     ref = WorkerRef(WorkerId(name), name, Generation(1))
@@ -154,11 +161,13 @@ async def cluster(
     prefill_blocks: int = 128,
     decode_blocks: int = 128,
     config: WorkerConfig | None = None,
+    constraints: Constraints | None = None,
+    eos: frozenset[TokenId] = frozenset(),
 ) -> AsyncIterator[Cluster]:
     fabric, peers = MemoryFabric(), MemoryPeers()
     config = config or WorkerConfig()
-    prefill = make_node("prefill", fabric, peers, prefill_blocks, config)
-    decode = make_node("decode", fabric, peers, decode_blocks, config)
+    prefill = make_node("prefill", fabric, peers, prefill_blocks, config, constraints, eos)
+    decode = make_node("decode", fabric, peers, decode_blocks, config, constraints, eos)
     running = [asyncio.create_task(node.worker.run()) for node in (prefill, decode)]
     for node in (prefill, decode):
         node.thread.start()

@@ -124,3 +124,45 @@ def test_logprobs_are_the_models_own() -> None:
     assert [value for _, value in sampled.logprob.top] == pytest.approx(reference[1:3].tolist())
     none = sample(logits, [row(replace(params, logprobs=0))])[0].logprob
     assert none is not None and none.top == ()
+
+
+def bits_of(tokens: list[int]) -> bytes:
+    return sum(1 << token for token in tokens).to_bytes(VOCAB // 8, "little")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_masks_come_before_everything_else(name: str) -> None:
+    print(f"seed {SEED}")
+    chance = np.random.default_rng(SEED)
+    for trial in range(40):
+        logits = chance.normal(scale=2, size=(3, VOCAB)).astype(np.float32)
+        kept = sorted(chance.choice(VOCAB, size=int(chance.integers(1, 8)), replace=False).tolist())
+        params = replace(CASES[name], seed=trial, logprobs=0)
+        one = replace(row(params), mask=lambda kept=kept: bits_of(kept))
+        masked = logits.copy()
+        masked[1, [token for token in range(VOCAB) if token not in kept]] = -np.inf
+        free, held, after = sample(torch.from_numpy(logits), [row(params), one, row(params)])
+        assert held is not None and held.logprob is not None
+        assert held.token_id == expected(masked[1], params, len(HISTORY))
+        own = torch.from_numpy(logits[1]).log_softmax(dim=0)
+        assert held.logprob.logprob == pytest.approx(float(own[held.token_id]))
+        for index, other in ((0, free), (2, after)):
+            assert other is not None
+            assert other.token_id == expected(logits[index], params, len(HISTORY))
+
+
+def test_a_mask_that_allows_nothing() -> None:
+    logits = torch.zeros((2, VOCAB))
+    greedy = row(replace(PLAIN, temperature=0.0))
+    barren = replace(greedy, mask=lambda: b"")
+    assert sample(logits, [barren, replace(row(PLAIN), mask=lambda: bytes(5))]) == [None, None]
+    assert [each is None for each in sample(logits, [greedy, barren])] == [False, True]
+
+
+def test_tokens_beyond_the_mask_are_never_sampled() -> None:
+    logits = torch.arange(20.0)[None]
+    greedy = row(replace(PLAIN, temperature=0.0))
+    held = sample(logits, [replace(greedy, mask=lambda: b"\xff")])[0]
+    assert held is not None and held.token_id == 7
+    wide = sample(logits, [replace(greedy, mask=lambda: b"\xff" * 9)])[0]
+    assert wide is not None and wide.token_id == 19

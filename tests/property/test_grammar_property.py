@@ -1,0 +1,107 @@
+"""Random schemas: whole answers are valid, and the same wherever they are written."""
+
+import json
+from typing import Any
+
+import hypothesis.strategies as st
+import jsonschema_rs
+from hypothesis import given, settings
+
+from baton.core.request import FinishReason
+from tests.grammar_house import EOS, answers, asking, byte_grammars, schema
+
+GRAMMARS = byte_grammars()
+
+LEAVES: st.SearchStrategy[dict[str, Any]] = st.one_of(
+    st.builds(
+        lambda low, size: {"type": "integer", "minimum": low, "maximum": low + size},
+        st.integers(-1000, 1000),
+        st.integers(0, 5000),
+    ),
+    st.sampled_from([{"type": "boolean"}, {"type": "null"}, {"const": {"a": [1, "ä"]}}]),
+    st.builds(
+        lambda low, size: {"type": "string", "minLength": low, "maxLength": low + size},
+        st.integers(0, 3),
+        st.integers(0, 6),
+    ),
+    st.sampled_from(["^[a-c]{1,3}$", "^(x|yz)?$", r"^\d{2}-\d$"]).map(
+        lambda pattern: {"type": "string", "pattern": pattern}
+    ),
+    st.lists(
+        st.one_of(st.text(max_size=5), st.integers(-5, 5), st.none()), min_size=1, max_size=5
+    ).map(lambda values: {"enum": values}),
+)
+
+
+def _objects(values: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=4)
+    properties = st.dictionaries(names, values, min_size=1, max_size=3)
+    return st.builds(
+        lambda given, all_: {
+            "type": "object",
+            "properties": given,
+            "required": list(given) if all_ else list(given)[:1],
+            "additionalProperties": False,
+        },
+        properties,
+        st.booleans(),
+    )
+
+
+def _lists(values: st.SearchStrategy[dict[str, Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    return st.builds(
+        lambda items, low, size: {
+            "type": "array", "items": items, "minItems": low, "maxItems": low + size
+        },
+        values,
+        st.integers(0, 2),
+        st.integers(0, 2),
+    )  # fmt: skip
+
+
+SCHEMAS = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        _objects(inner),
+        _lists(inner),
+        st.lists(inner, min_size=1, max_size=3).map(lambda several: {"anyOf": several}),
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=30)
+@given(SCHEMAS, st.integers(0, 2**32), st.data())
+def test_whole_answers_are_valid_and_the_same_everywhere(
+    wanted: dict[str, Any], seed: int, data: st.DataObject
+) -> None:
+    grammar = schema(wanted)
+    specs = [asking(f"r{n}", grammar, seed + n, max_tokens=300) for n in range(4)]
+    together = answers(GRAMMARS, specs)
+    crowded = answers(GRAMMARS, specs, num_blocks=130)
+    assert crowded == together
+    is_valid = jsonschema_rs.validator_for(wanted).is_valid
+    for text, reason in together.values():
+        if reason is FinishReason.STOP:
+            assert is_valid(json.loads(text)), text
+        else:
+            assert reason is FinishReason.LENGTH and len(text) == 300
+    text, reason = together["r0"]
+    assert answers(GRAMMARS, specs[:1]) == {"r0": (text, reason)}
+    cut = data.draw(st.integers(0, min(len(text), 299)))
+    rest = asking("r0", grammar, seed, max_tokens=300, answered=text[:cut])
+    assert answers(GRAMMARS, [rest]) == {"r0": (text[cut:], reason)}
+
+
+def test_an_answer_goes_on_the_same_after_each_of_its_tokens() -> None:
+    wanted = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "n": {"type": "integer"}},
+        "required": ["name"],
+    }
+    whole = asking("r", schema(wanted), 5, max_tokens=80)
+    text, reason = answers(GRAMMARS, [whole])["r"]
+    for cut in range(min(len(text) + 1, 80)):
+        rest = asking("r", schema(wanted), 5, max_tokens=80, answered=text[:cut])
+        assert EOS not in text
+        assert answers(GRAMMARS, [rest]) == {"r": (text[cut:], reason)}

@@ -1,0 +1,222 @@
+"""Answers held to grammars: masks against a plain list of all texts, and what nobody can follow."""
+
+import json
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baton.config import DEMO_MODEL
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.ids import TokenId
+from baton.core.request import FinishReason
+from baton.errors import Invalid
+from baton.text import grammar as limits
+from baton.text.grammar import Grammars
+from baton.text.tokenizer import Tokenizer
+from tests.grammar_house import (
+    EOS,
+    VOCAB,
+    answers,
+    asking,
+    byte_grammars,
+    byte_vocabulary,
+    choice,
+    regex,
+    schema,
+)
+
+SEED = 20261121
+TEXTS = ("red", "reddish", "green", "grün", "re/d\n", '"\\', "green tea", "😀")
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return byte_grammars()
+
+
+def allowed(bits: bytes) -> list[int]:
+    flags = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), bitorder="little")
+    return [int(index) for index in flags.nonzero()[0]]
+
+
+def test_masks_equal_a_list_of_all_texts() -> None:
+    """Over a real vocabulary, whose tokens are pieces of words and of characters."""
+    tokenizer = Tokenizer.load(DEMO_MODEL)
+    eos = 0
+    vocab_size = tokenizer.vocab_size + 5
+    grammars = Grammars.load(DEMO_MODEL, vocab_size, [TokenId(eos)])
+    whole = [text.encode() for text in TEXTS]
+    pieces = {
+        token_id: tokenizer.token_bytes(token_id)
+        for token_id in range(tokenizer.vocab_size)
+        if not tokenizer.is_hidden(token_id)
+    }
+    chance = np.random.default_rng(SEED)
+    for _ in range(20):
+        walk, said = grammars.open(choice(*TEXTS)), b""
+        while True:
+            fits = [
+                token_id
+                for token_id, piece in pieces.items()
+                if piece and any(text.startswith(said + piece) for text in whole)
+            ]
+            expected = sorted([eos] * (said in whole) + fits)
+            assert allowed(walk.mask()) == expected
+            token_id = TokenId(int(chance.choice(expected)))
+            if token_id == eos:
+                break
+            walk.accept(token_id)
+            said += pieces[token_id]
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[a-c]{2,5}", r"\d{3}-(x|yz)+!", "(?i)ab", "a/b|c", "^[0-9]$", "é+\n?", r"\\\."]
+)
+def test_answers_match_their_pattern(grammars: Grammars, pattern: str) -> None:
+    specs = [asking(str(seed), regex(pattern), seed) for seed in range(20)]
+    for text, reason in answers(grammars, specs).values():
+        assert reason is FinishReason.STOP
+        assert re.fullmatch(pattern, text.decode()), text
+
+
+def test_answers_are_one_of_the_choices(grammars: Grammars) -> None:
+    specs = [asking(str(seed), choice(*TEXTS), seed) for seed in range(60)]
+    seen = answers(grammars, specs)
+    assert {text.decode() for text, _ in seen.values()} == set(TEXTS)
+    assert {reason for _, reason in seen.values()} == {FinishReason.STOP}
+
+
+def test_a_grammar_in_larks_notation(grammars: Grammars) -> None:
+    lark = Grammar(GrammarKind.LARK, 'start: "<" item+ ">"\nitem: /[ab]/ | "(" item ")"')
+    specs = [asking(str(seed), lark, seed, max_tokens=60) for seed in range(10)]
+    for text, reason in answers(grammars, specs).values():
+        assert text.startswith(b"<") and text.count(b"(") - text.count(b")") >= 0
+        assert (reason is FinishReason.STOP) == text.endswith(b">")
+
+
+def test_an_object_of_any_kind_may_be_cut_by_its_length(grammars: Grammars) -> None:
+    specs = [asking(str(seed), Grammar(GrammarKind.JSON_OBJECT), seed, 60) for seed in range(20)]
+    reasons = set()
+    for text, reason in answers(grammars, specs).values():
+        reasons.add(reason)
+        assert text.startswith(b"{")
+        if reason is FinishReason.STOP:
+            assert isinstance(json.loads(text), dict)
+    assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
+
+
+def test_an_answer_ends_where_its_grammar_does(grammars: Grammars) -> None:
+    walk = grammars.open(regex("ab?"), [TokenId(ord("a"))])
+    assert allowed(walk.mask()) == [ord("b"), EOS]
+    walk.accept(TokenId(ord("b")))
+    assert allowed(walk.mask()) == [EOS]
+
+
+def test_ids_that_the_tokenizer_has_not_are_never_allowed() -> None:
+    larger = Grammars(byte_vocabulary(), VOCAB + 50, [EOS])
+    anything = regex("(?s:.)+")
+    assert max(allowed(larger.open(anything).mask())) < VOCAB
+
+
+def test_an_answer_that_is_none_of_its_grammars_is_refused(grammars: Grammars) -> None:
+    with pytest.raises(Invalid, match="can't be followed any further"):
+        grammars.open(regex("ab"), [TokenId(ord("x"))])
+
+
+def test_a_token_out_of_place_ends_the_walk(grammars: Grammars) -> None:
+    walk = grammars.open(regex("ab"))
+    walk.accept(TokenId(ord("x")))
+    assert walk.mask() == b""
+    assert "can't be followed any further" in walk.error
+
+
+def test_what_others_found_out_of_a_grammar_does_not_count(grammars: Grammars) -> None:
+    """A pattern with more states than one grammar may have: each answer meets some of them."""
+    greedy = regex("|".join(f".*{letter}.{{20}}" for letter in "abcdefghij"))
+    chance = np.random.default_rng(SEED)
+    ways = [chance.integers(97, 107, size=45).tolist() for _ in range(6)]
+    masks = []
+    for way in (*ways, *ways):
+        walk = grammars.open(greedy)
+        seen = []
+        for token_id in way:
+            seen.append(walk.mask())
+            assert seen[-1], walk.error
+            walk.accept(TokenId(token_id))
+        masks.append(seen)
+    assert masks[:6] == masks[6:]
+
+
+def test_few_grammars_are_kept(grammars: Grammars) -> None:
+    for number in range(3 * limits.MAX_COMPILED):
+        grammars.open(regex(f"a{{{number + 1}}}"))
+    assert len(grammars._compiled) == limits.MAX_COMPILED
+
+
+UNFOLLOWABLE = [
+    regex(""),
+    regex("a\\"),
+    regex("("),
+    regex(r"(a)\1"),
+    regex("a" * 70_000),
+    regex("\ud800"),
+    schema([]),
+    schema(False),
+    schema({"x-guidance": {}}),
+    schema({"type": "integr"}),
+    schema({"minimum": 5, "maximum": 2, "type": "integer"}),
+    schema({"type": "array", "uniqueItems": True}),
+    Grammar(GrammarKind.JSON_SCHEMA, "{"),
+    Grammar(GrammarKind.JSON_SCHEMA, "[" * 50_000),
+    Grammar(GrammarKind.JSON_SCHEMA, '{"enum":[NaN]}'),
+    Grammar(GrammarKind.CHOICE, "3"),
+    choice(),
+    choice(""),
+    choice(*map(str, range(5000))),
+    Grammar(GrammarKind.LARK, ""),
+    Grammar(GrammarKind.LARK, "start: a"),
+    Grammar(GrammarKind.LARK, "start: A\nA: B\nB: A"),
+    Grammar(GrammarKind.LARK, 'start: "a"\n%llguidance {}'),
+    Grammar(GrammarKind.LARK, "start: " + "(" * 3000 + '"a"' + ")" * 3000),
+]
+
+
+@pytest.mark.parametrize("unfollowable", UNFOLLOWABLE, ids=range(len(UNFOLLOWABLE)))
+def test_what_cannot_be_followed_is_refused_at_once(
+    grammars: Grammars, unfollowable: Grammar
+) -> None:
+    with pytest.raises(Invalid) as refusal:
+        limits.check(unfollowable)
+    assert 0 < len(str(refusal.value)) <= limits.MAX_MESSAGE
+    with pytest.raises(Invalid):
+        grammars.open(unfollowable)
+
+
+def test_a_grammar_that_allows_nothing_ends_its_request_alone(grammars: Grammars) -> None:
+    """It can be compiled, and no text is one of it."""
+    specs = [asking("barren", schema({"$ref": "#"}), 1), asking("good", choice("yes"), 1)]
+    seen = answers(grammars, specs)
+    assert seen["barren"] == (b"", FinishReason.ERROR)
+    assert seen["good"] == (b"yes", FinishReason.STOP)
+
+
+def test_hostile_grammars_take_bounded_memory() -> None:
+    """In a process of its own, with 2 GiB to live on: each is refused, or followed for a while."""
+    command = [sys.executable, "-m", "tests.unit.hostile_grammars"]
+    folder = Path(__file__).parents[2]
+
+    def confine() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
+
+    done = subprocess.run(
+        command, cwd=folder, preexec_fn=confine, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = done.stdout.splitlines()
+    assert lines[-1].startswith("all ")
+    print(done.stdout)
