@@ -65,7 +65,7 @@ class Conversation:
 
 
 def _message(message: Message) -> Mapping[str, Any]:
-    fields = message.model_dump(exclude_none=True, exclude={"refusal"})
+    fields = message.model_dump(exclude_none=True, exclude={"refusal", "cache_control"})
     fields["content"] = message.content or message.refusal or ""
     if message.tool_calls is not None:
         fields["tool_calls"] = [_tool_call(call) for call in message.tool_calls]

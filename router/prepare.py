@@ -7,12 +7,14 @@ from typing import cast
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import SamplingParams
 from baton.text.tokenizer import Tokenizer
+from router.breakpoints import Pin, pins_of
 from router.conversation import Conversation
 from router.formats import after_thought
 from router.key_chain import KeyChain
 from router.markup.dialect import Dialect
 from router.problem import Problem
 from router.schema import ChatBody, CompletionBody, Generation, TokenizeBody
+from router.schema.tool import Tool
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default for completions; a chat may use the rest of the context."""
@@ -28,6 +30,7 @@ class Prompt:
     sampling: SamplingParams
     text: str = ""
     in_thought: bool = False
+    pins: tuple[Pin, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +71,15 @@ class Preparer:
         ids = self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
         wanted = body.max_completion_tokens or body.max_tokens
         prompt = self._prompt(body, ids, "messages", wanted or self._limits.context - len(ids))
-        prompt = replace(prompt, in_thought=self._dialect.in_thought(text))
+        pins = self._pins(body, tools, prompt)
+        prompt = replace(prompt, in_thought=self._dialect.in_thought(text), pins=pins)
         return [self._forced(prompt, body) if body.must_call else self._shaped(prompt, body)]
+
+    def _pins(self, body: ChatBody, tools: Sequence[Tool], prompt: Prompt) -> tuple[Pin, ...]:
+        if self._chain is None:
+            return ()
+        tokenizer, block_tokens = self._tokenizer, self._chain.block_tokens
+        return pins_of(body, tools, tokenizer, prompt.token_ids, prompt.keys, block_tokens)
 
     def _shaped(self, prompt: Prompt, body: ChatBody) -> Prompt:
         """A model that thinks aloud may do so before it answers in a format."""

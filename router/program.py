@@ -25,6 +25,7 @@ from router.conductors import ConductorPlacer
 from router.journey import Guide, JourneyConfig
 from router.links import GrpcLinks
 from router.peers import Peers
+from router.pinner import GrpcStores, Pinner
 from router.placement import FirstThatAnswers
 from router.ports import Ports
 from router.ring import RingPlacer
@@ -65,6 +66,8 @@ class RouterProgram:
         tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)
         self._cluster = self._build_cluster(model)
         await self._cluster.refresh()
+        stores = GrpcStores(settings.cluster_secret)
+        self._pinner = Pinner(self._cluster, stores, self._clock)
         self._service = self._build_service(tokenizer, model)
         self._tenancy = self._service.tenancy = self._build_tenancy()
         self._ports = self._build_ports()
@@ -80,6 +83,7 @@ class RouterProgram:
             tasks.create_task(self._cluster.run())
             assert self._tenancy is not None, "start() comes first"
             tasks.create_task(self._tenancy.run())
+            tasks.create_task(self._pinner.run())
             assert self._ports is not None, "start() comes first"
             tasks.create_task(self._ports.run(self._note_listening))
             tasks.create_task(self._heartbeat.run())
@@ -146,6 +150,7 @@ class RouterProgram:
             doorkeeper=Doorkeeper(settings.api_keys, settings.admin_key),
             clock=self._clock,
             usage=self._usage,
+            pinner=self._pinner,
             peers=Peers(self._id, self._cluster, settings.tls_certificate),
             refuses_when_draining=not settings.reuse_port,
         )

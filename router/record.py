@@ -43,6 +43,24 @@ class PlacementRecord:
 
 
 @dataclass(slots=True)
+class PinRecord:
+    """A prefix to be kept (``cache_control``). ``error`` is why not all of it is."""
+
+    num_tokens: int
+    seconds: float
+    pinned_blocks: int = 0
+    store: str = ""
+    error: str = ""
+
+    def note(self, pinned_blocks: int, num_blocks: int, store: str) -> None:
+        """The most that any store has."""
+        if pinned_blocks >= self.pinned_blocks:
+            self.pinned_blocks, self.store = pinned_blocks, store
+            missing = num_blocks - pinned_blocks
+            self.error = f"{missing} of {num_blocks} blocks are not in its DRAM" if missing else ""
+
+
+@dataclass(slots=True)
 class JourneyRecord:
     """One answer. Seconds count from the request's arrival, but for ``queue_seconds``, which
     placement took. ``cached_tokens`` is None until the first token."""
@@ -52,6 +70,7 @@ class JourneyRecord:
     num_prompt_tokens: int
     placements: list[PlacementRecord] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
+    pins: list[PinRecord] = field(default_factory=list)
     cached_tokens: int | None = None
     cached_by_tier: dict[str, int] = field(default_factory=dict)
     bytes_shipped: int = 0
@@ -149,6 +168,7 @@ class JourneyRecord:
             "total_seconds": self.total_seconds,
             "finish_reason": self.finish_reason,
             "error": self.error,
+            "pins": [asdict(pin) for pin in self.pins],
             "details": dict(self.details),
         }
 

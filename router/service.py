@@ -21,6 +21,7 @@ from router.journey import Guide, Journey
 from router.markup.dialect import Dialect
 from router.metrics import Metrics
 from router.peers import Peers
+from router.pinner import Pinner
 from router.prepare import Limits, Preparer, Prompt
 from router.problem import Problem
 from router.record import JourneyRecord, Records
@@ -86,6 +87,7 @@ class Service:
     ledger: TenantLedger = field(init=False)
     entrance: Entrance = field(init=False)
     usage: UsageStore = field(default_factory=MemoryUsageStore)
+    pinner: Pinner | None = None
     tenancy: Tenancy | None = None
     """Of a router that runs."""
     draining: bool = False
@@ -146,6 +148,8 @@ class Service:
             for number in range(body.candidates):
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
                 record = JourneyRecord(RequestId(name), arrived_at, len(prompt.token_ids))
+                if prompt.pins and number == 0 and self.pinner is not None:
+                    self.pinner.expect(record, prompt.pins)
                 spec = _spec(prompt, name, number, standing, self.config.slo_first_token_seconds)
                 model = self.config.model
                 journey = Journey(self.guide, spec, tenant, model, chain, prompt.keys, record)

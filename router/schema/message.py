@@ -1,16 +1,27 @@
 """A turn of a chat."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
 
 from router.schema.body import Body, refused, wrong, wrong_field
+from router.schema.cache_control import Breakpoint, breakpoints_of, check_cache_control
 
 MAX_MESSAGES = 16_384
 MAX_CALLS = 128
 
-PART_KEYS = {"text": frozenset({"type", "text"}), "refusal": frozenset({"type", "refusal"})}
+PART_KEYS = {
+    "text": frozenset({"type", "text", "cache_control"}),
+    "refusal": frozenset({"type", "refusal", "cache_control"}),
+}
 """Of content parts, by their types."""
 
 
@@ -34,6 +45,7 @@ def _part_text(part: Any) -> str:
     unknown = [key for key in part if key not in PART_KEYS[kind]]
     if unknown:
         raise wrong(f"a {kind} part has no {unknown[0]!r}")
+    check_cache_control(part.get("cache_control"))
     return str(part[kind])
 
 
@@ -61,6 +73,11 @@ Calls = Annotated[
 ]
 
 
+def _checked_cache_control(value: Any) -> Any:
+    check_cache_control(value)
+    return value
+
+
 class Message(Body):
     """One turn. ``tool_calls`` are what an assistant asked for before, in OpenAI's form, and
     ``reasoning_content`` what it thought, for templates that show it."""
@@ -72,10 +89,27 @@ class Message(Body):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    cache_control: Annotated[Any, AfterValidator(_checked_cache_control)] = None
     # As an answer has them, so that it can be sent back as it came
     annotations: Annotated[Any, AfterValidator(_check_annotations)] = None
     audio: Annotated[Any, refused("the model neither hears nor speaks")] = None
     function_call: Annotated[Any, refused("deprecated by OpenAI; use tool_calls")] = None
+
+    _breakpoints: tuple[Breakpoint, ...] = PrivateAttr(())
+
+    @property
+    def breakpoints(self) -> tuple[Breakpoint, ...]:
+        """Where ``cache_control`` stood: in the message, or in parts of its content."""
+        return self._breakpoints
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _note_breakpoints(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        message = read(value)
+        has_parts = isinstance(value, dict) and isinstance(value.get("content"), list)
+        if has_parts or message.cache_control is not None:
+            message._breakpoints = breakpoints_of(value)
+        return message
 
     @model_validator(mode="before")
     @classmethod

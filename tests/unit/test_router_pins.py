@@ -1,0 +1,241 @@
+"""Breakpoints in a prompt (``cache_control``): where they lie, and what the stores are asked."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from baton.clock import ManualClock, SystemClock
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey, Epoch, Generation, RequestId, WorkerId
+from baton.core.member import Member
+from baton.core.placement import Placement
+from baton.core.states import Role
+from baton.errors import Overloaded
+from baton.text.tokenizer import Tokenizer
+from router.breakpoints import Pin, pins_of
+from router.cluster import Cluster
+from router.parse import parse
+from router.pinner import PATIENCE_SECONDS, Pinner
+from router.problem import Problem
+from router.record import JourneyRecord
+from router.schema import ChatBody
+from tests.unit import test_router_http
+from tests.unit.test_router_http import CHAT, StaticMembers, member, open_house
+
+tokenizer = test_router_http.tokenizer
+SHORT = {"type": "ephemeral"}
+LONG = {"type": "ephemeral", "ttl": "1h"}
+KEYS = [BlockKey(bytes([number]) * 16) for number in range(64)]
+
+
+def part(text: str, control: Any = None) -> dict[str, Any]:
+    return {"type": "text", "text": text, **({"cache_control": control} if control else {})}
+
+
+def pins(tokenizer: Tokenizer, *messages: dict[str, Any]) -> tuple[Pin, ...]:
+    body = parse(ChatBody, orjson.dumps({"messages": messages}))
+    ids = tokenizer.encode(_rendered(tokenizer, body), add_special_tokens=False)
+    return pins_of(body, (), tokenizer, ids, KEYS, 4)
+
+
+def _rendered(tokenizer: Tokenizer, body: ChatBody) -> str:
+    messages = [{"role": each.role, "content": each.content} for each in body.messages]
+    return tokenizer.apply_chat_template(messages, None, add_generation_prompt=True)
+
+
+def test_a_breakpoint_lies_after_its_part(tokenizer: Tokenizer) -> None:
+    content = [part("abc"), part("defg", SHORT), part("hi")]
+    [pin] = pins(tokenizer, {"role": "user", "content": content})
+    # <|im_start|> is one token, "user\n" five, "abcdefg" seven.
+    assert pin == Pin(13, tuple(KEYS[:3]), 300.0)
+
+
+def test_a_message_may_have_one_at_its_end(tokenizer: Tokenizer) -> None:
+    system = {"role": "system", "content": "abc", "cache_control": LONG}
+    [pin] = pins(tokenizer, system, {"role": "user", "content": "abc"})
+    assert pin == Pin(11, tuple(KEYS[:2]), 3600.0)
+
+
+def test_the_longest_for_each_time_counts(tokenizer: Tokenizer) -> None:
+    system = {"role": "system", "content": [part("rules", LONG), part("x", SHORT)]}
+    user = {"role": "user", "content": [part("document", SHORT), part("question")]}
+    found = pins(tokenizer, system, user)
+    assert [(pin.seconds, pin.num_tokens) for pin in found] == [(3600.0, 13), (300.0, 30)]
+    reverse = pins(tokenizer, {"role": "user", "content": [part("ab", SHORT), part("c", LONG)]})
+    assert [pin.seconds for pin in reverse] == [3600.0]  # what is longer includes the shorter
+
+
+def test_who_has_no_breakpoint_pays_nothing(tokenizer: Tokenizer) -> None:
+    assert pins(tokenizer, {"role": "user", "content": [part("a"), part("b")]}) == ()
+
+
+def test_marks_of_ours_in_a_message_are_its_text(tokenizer: Tokenizer) -> None:
+    plain = pins(tokenizer, {"role": "user", "content": [part("a\ue0010\ue001b", SHORT)]})
+    assert plain[0].num_tokens == 6 + len("a\ue0010\ue001b".encode())
+
+
+@pytest.mark.parametrize(
+    ("control", "complaint"),
+    [
+        ({"type": "forever"}, "cache_control is like"),
+        ("ephemeral", "cache_control is like"),
+        ({"type": "ephemeral", "ttl": "1d"}, "cache_control.ttl must be one of 5m, 1h"),
+        ({"type": "ephemeral", "ttl": 300}, "cache_control.ttl must be one of 5m, 1h"),
+        ({"type": "ephemeral", "scope": "all"}, "cache_control has no 'scope'"),
+    ],
+)
+async def test_wrong_breakpoints(tokenizer: Tokenizer, control: Any, complaint: str) -> None:
+    async with open_house(tokenizer) as (_, client):
+        for message in (
+            {"role": "user", "content": [part("a", control)]},
+            {"role": "user", "content": "a", "cache_control": control},
+        ):
+            response = await client.post(CHAT, json={"messages": [message]})
+            assert response.status_code == 400, response.text
+            assert complaint in response.json()["error"]["message"]
+
+
+def test_too_many_breakpoints(tokenizer: Tokenizer) -> None:
+    with pytest.raises(Problem, match="at most 4 cache_control, not 5"):
+        pins(tokenizer, {"role": "user", "content": [part("a", SHORT)] * 5})
+
+
+# The stores
+
+
+class TwinStores:
+    """Each has some leading blocks; ``full`` ones pin nothing."""
+
+    def __init__(self, **held: int) -> None:
+        self.held = held
+        self.full: set[str] = set()
+        self.asked: list[tuple[str, int, float]] = []
+
+    async def pin(self, store: Member, keys: Sequence[BlockKey], seconds: float) -> int:
+        self.asked.append((store.id, len(keys), seconds))
+        if store.id in self.full:
+            raise Overloaded("too much is pinned")
+        return min(self.held[store.id], len(keys))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def on(host: str, name: str, role: Role) -> Member:
+    return member(name, role, host=host)
+
+
+class Bench:
+    def __init__(self, stores: TwinStores) -> None:
+        self.stores = stores
+        self.clock = ManualClock()
+        members = [on("h1", "k1", Role.KVSTORE), on("h2", "k2", Role.KVSTORE)]
+        self.members = StaticMembers([*members, on("h2", "p0", Role.PREFILL)])
+        self.cluster = Cluster(self.members, self.clock, 64)
+        self.pinner = Pinner(self.cluster, stores, self.clock)
+        self.record = JourneyRecord(RequestId("r"), 0.0, 20)
+        prefill = WorkerRef(WorkerId("p0"), "p0:1", Generation(1))
+        decode = WorkerRef(WorkerId("d0"), "d0:1", Generation(1))
+        self.record.note_placement(Epoch(1), Placement(prefill, decode, "test"), 0.0)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        await self.cluster.refresh()
+        running = asyncio.create_task(self.pinner.run())
+        await settle()
+        yield
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+    async def wait(self, seconds: float) -> None:
+        self.clock.advance(seconds)
+        await settle()
+
+
+async def settle() -> None:
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+PIN = Pin(18, tuple(KEYS[:4]), 300.0)
+
+
+async def test_the_store_beside_the_worker_is_asked_once_the_prompt_is_read() -> None:
+    bench = Bench(TwinStores(k1=0, k2=4))
+    async with bench.running():
+        bench.pinner.expect(bench.record, [PIN])
+        await bench.wait(1.0)
+        assert bench.stores.asked == []
+        bench.record.cached_tokens = 0
+        await bench.wait(1.0)
+        assert bench.stores.asked == [("k2", 4, 300.0)]
+        [told] = bench.record.explain()["pins"]
+        assert told == {
+            "num_tokens": 18, "seconds": 300.0, "pinned_blocks": 4, "store": "k2", "error": "",
+        }  # fmt: skip
+
+
+async def test_blocks_that_come_late_are_waited_for() -> None:
+    bench = Bench(TwinStores(k1=0, k2=1))
+    async with bench.running():
+        bench.record.cached_tokens = 0
+        bench.pinner.expect(bench.record, [PIN])
+        await settle()
+        [noted] = bench.record.pins
+        assert (noted.pinned_blocks, noted.error) == (1, "3 of 4 blocks are not in its DRAM")
+        bench.stores.held["k2"] = 4
+        await bench.wait(0.1)
+        assert (noted.pinned_blocks, noted.error) == (4, "")
+
+
+async def test_a_store_that_can_not_pin_costs_nothing() -> None:
+    bench = Bench(TwinStores(k1=0, k2=4))
+    bench.stores.full = {"k2"}
+    async with bench.running():
+        bench.record.cached_tokens = 0
+        bench.pinner.expect(bench.record, [PIN])
+        bench.record.note_end("stop", 1.0)
+        for _ in range(20):
+            await bench.wait(PATIENCE_SECONDS / 5)
+        num_asked = len(bench.stores.asked)
+        await bench.wait(100.0)
+        assert len(bench.stores.asked) == num_asked
+        assert bench.record.pins[0].pinned_blocks == 0
+
+
+async def test_a_prompt_that_nobody_read_is_not_pinned() -> None:
+    bench = Bench(TwinStores(k1=4, k2=4))
+    async with bench.running():
+        bench.pinner.expect(bench.record, [PIN, Pin(2, (), 3600.0)])
+        bench.record.note_end("error", 1.0)
+        await bench.wait(1.0)
+        assert [noted.error for noted in bench.record.pins] == [
+            "the prompt was not read",
+            "no full block is before the breakpoint",
+        ]
+        assert bench.stores.asked == []
+
+
+async def test_a_chat_is_answered_and_its_prefix_pinned(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        house.members.list.append(member("k0", Role.KVSTORE))
+        await house.service.cluster.refresh()
+        stores = TwinStores(k0=64)
+        house.service.pinner = Pinner(house.service.cluster, stores, SystemClock())
+        running = asyncio.create_task(house.service.pinner.run())
+        await settle()
+        content = [part("a long document", SHORT), part("?")]
+        body = {"messages": [{"role": "user", "content": content}], "max_tokens": 8}
+        response: httpx.Response = await client.post(CHAT, json=body)
+        assert response.status_code == 200, response.text
+        async with asyncio.timeout(5):
+            while not stores.asked:
+                await asyncio.sleep(0.01)
+        assert stores.asked == [("k0", 5, 300.0)]  # 21 tokens
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
