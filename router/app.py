@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
+from importlib.metadata import version
 
 import orjson
 from fastapi import FastAPI, Request
@@ -19,6 +20,7 @@ from router.exchange import (
     TokenizeExchange,
 )
 from router.front import Front, open_access_log
+from router.openapi.document import document_bytes
 from router.peers import ASKED_BY_PEER
 from router.problem import Problem, problem_of
 from router.service import Service
@@ -110,6 +112,10 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         if not service.cluster.is_ready:
             return _json({"ready": False, "reason": "no decode worker is ready"}, 503)
         return _json({"ready": True})
+
+    @app.get("/openapi.json")
+    async def openapi() -> Response:
+        return Response(document_bytes(version("baton")), media_type="application/json")
 
     @app.get("/metrics")
     async def metrics() -> Response:

@@ -1,0 +1,83 @@
+"""The OpenAPI document: valid, whole, and true to what is refused and taken."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from fastapi.routing import APIRoute
+from openapi_spec_validator import OpenAPIV31SpecValidator
+
+from baton.text.tokenizer import Tokenizer
+from router.app import build_routes
+from router.openapi.bodies import schemas_of
+from router.openapi.document import BODIES, document
+from tests.unit import test_router_http
+from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_house
+
+tokenizer = test_router_http.tokenizer
+DOCUMENT = document("1")
+
+
+def test_it_is_valid() -> None:
+    OpenAPIV31SpecValidator(DOCUMENT).validate()
+
+
+async def test_every_route_is_in_it(tokenizer: Tokenizer) -> None:
+    """Whoever adds a route describes it in router/openapi/document.py."""
+    async with open_house(tokenizer) as (house, client):
+        served = (await client.get("/openapi.json")).json()
+        routes = [each for each in build_routes(house.service).routes if isinstance(each, APIRoute)]
+    there = {(route.path_format, method.lower()) for route in routes for method in route.methods}
+    told = {(path, method) for path, item in served["paths"].items() for method in item}
+    assert told == there
+    assert served["components"] == json.loads(json.dumps(DOCUMENT["components"]))
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_every_field_has_a_form(body: Any) -> None:
+    """Whoever adds a field that code checks tells its form in router/openapi/bodies.py."""
+    for name, schema in schemas_of([body]).items():
+        for field, form in schema["properties"].items():
+            assert set(form) - {"default", "title", "description"}, f"{name}.{field} has no form"
+
+
+def schema_of(name: str) -> dict[str, Any]:
+    return {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, chat()),
+        (CHAT, chat(stop="x", n=2, logit_bias={"7": 1.5}, user="u", stream=False)),
+        (CHAT, chat(stop=["x", "y"], tool_choice="none", response_format={"type": "text"})),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}),
+        (COMPLETE, {"prompt": "a"}),
+        (COMPLETE, {"prompt": ["a", "b"], "max_tokens": 2, "best_of": 1}),
+        (COMPLETE, {"prompt": [1, 2], "stop": None, "logprobs": 1, "suffix": ""}),
+        (COMPLETE, {"prompt": [[1], [2]], "min_tokens": 0}),
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1, 2]}),
+    ],
+)
+async def test_what_is_taken_and_answered_follows_it(
+    tokenizer: Tokenizer, path: str, body: dict[str, Any]
+) -> None:
+    operation = DOCUMENT["paths"][path]["post"]
+    asked = operation["requestBody"]["content"]["application/json"]["schema"]
+    answered = operation["responses"]["200"]["content"]["application/json"]["schema"]
+    components = {"components": DOCUMENT["components"]}
+    jsonschema.validate(body, {**asked, **components})
+    async with open_house(tokenizer) as (_, client):
+        answer = await client.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    jsonschema.validate(answer.json(), {**answered, **components})
+
+
+async def test_errors_follow_it(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (_, client):
+        for path in (CHAT, COMPLETE, "/tokenize", "/detokenize"):
+            answer = await client.post(path, content=b"{")
+            jsonschema.validate(answer.json(), schema_of("Error"))
+        jsonschema.validate((await client.get("/nowhere")).json(), schema_of("Error"))
