@@ -11,6 +11,7 @@ from baton.core.ids import TokenId
 from baton.core.request import FinishReason, RequestOutput, TokenLogprob
 from baton.text.detokenizer import IncrementalDetokenizer
 from baton.text.stop_strings import StopStrings
+from router.entry import TokenEntry
 from router.journey import Journey
 from router.markup.pieces import Piece
 from router.markup.reader import Reader
@@ -18,17 +19,10 @@ from router.record import JourneyRecord
 
 
 @dataclass(frozen=True, slots=True)
-class TokenEntry:
-    """One token's logprobs. ``offset`` is where its text begins, in characters of the answer."""
-
-    logprob: TokenLogprob
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
 class Delta:
     """What is new of one answer. ``entries`` are empty unless logprobs were asked for. Where the
-    answer may be more than text, there are ``pieces`` instead of ``text``."""
+    answer may be more than text, there are ``pieces`` instead of ``text``. The first one brings
+    ``prompt_entries``, if they were asked for."""
 
     index: int
     text: str
@@ -36,6 +30,7 @@ class Delta:
     entries: tuple[TokenEntry, ...]
     finish_reason: str | None
     pieces: tuple[Piece, ...] = ()
+    prompt_entries: tuple[TokenEntry, ...] = ()
 
 
 Emit = Callable[[Delta], Awaitable[None]]
@@ -52,6 +47,8 @@ class Outlet(Protocol):
         ...
 
 
+ScorePrompt = Callable[[Sequence[TokenLogprob]], tuple[TokenEntry, ...]]
+
 CALLED = "tool_calls"
 """Why an answer ended that calls something."""
 
@@ -62,7 +59,8 @@ class Choice:
     With ``every_token``, a delta is emitted for each step, even while its text is held back
     (half a character, the beginning of a stop string); without, such steps join the next.
     Without a ``reader`` the answer is nothing but text. With ``shows_stop`` the stop string, or the
-    token that ends the answer, is a part of it.
+    token that ends the answer, is a part of it. ``offset`` is how many characters are shown before
+    it. A ``silent`` one has no tokens at all: it is asked for because of its prompt.
     """
 
     def __init__(
@@ -75,6 +73,9 @@ class Choice:
         every_token: bool,
         reader: Reader | None = None,
         shows_stop: bool = False,
+        score_prompt: ScorePrompt | None = None,
+        offset: int = 0,
+        silent: bool = False,
     ) -> None:
         self.index = index
         self._journey = journey
@@ -83,12 +84,15 @@ class Choice:
         self._reader = reader
         self._shows_stop = shows_stop
         self._every_token = every_token
-        self._num_characters = 0
+        self._score_prompt = score_prompt
+        self._silent = silent
+        self._num_characters = offset
         self.num_tokens = 0
         self.num_reasoning_tokens = 0
         self.logprob_sum = 0.0
         self._token_ids: list[TokenId] = []
         self._entries: list[TokenEntry] = []
+        self._prompt_entries: tuple[TokenEntry, ...] = ()
 
     @property
     def record(self) -> JourneyRecord:
@@ -106,6 +110,11 @@ class Choice:
         relay = partial(self._relay, outlet) if outlet is not None and self._is_plain else None
         async with aclosing(self._journey.outputs(relay)) as outputs:
             async for output in outputs:
+                if output.prompt_logprobs and self._score_prompt is not None:
+                    self._prompt_entries = self._score_prompt(output.prompt_logprobs)
+                if self._silent:
+                    await emit(self._delta("", (), FinishReason.LENGTH))
+                    return FinishReason.LENGTH
                 text, reason = self._read(output)
                 pieces: list[Piece] = []
                 if self._reader is not None:
@@ -119,7 +128,8 @@ class Choice:
 
     @property
     def _is_plain(self) -> bool:
-        return not (self._every_token or self._reader or self._stops.watches)
+        special = self._silent or self._score_prompt is not None
+        return not (self._every_token or self._reader or self._stops.watches or special)
 
     def _relay(self, outlet: Outlet, output: RequestOutput) -> bool:
         if not outlet.is_open:
@@ -180,7 +190,8 @@ class Choice:
 
     def _delta(self, text: str, pieces: Sequence[Piece], reason: str | None) -> Delta:
         ids, entries = tuple(self._token_ids), tuple(self._entries)
-        delta = Delta(self.index, text, ids, entries, reason, tuple(pieces))
+        prompt, self._prompt_entries = self._prompt_entries, ()
+        delta = Delta(self.index, text, ids, entries, reason, tuple(pieces), prompt)
         self._token_ids.clear()
         self._entries.clear()
         return delta

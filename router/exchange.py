@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import structlog
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from baton.core.ids import TenantId
 from baton.errors import BatonError, DeadlineExceeded
@@ -36,6 +36,9 @@ from router.wire import (
     while_connected,
 )
 from router.wording import DONE, Answer, ChatWording, CompletionWording, Envelope, Usage, Wording
+
+ENTRY_BYTES = 64
+"""Of JSON, for a token of a scored prompt."""
 
 log = structlog.get_logger(__name__)
 
@@ -87,6 +90,31 @@ class Exchange(Response, ABC):
                     raise
                 message = f"the answer was not complete within {config.request_seconds:g} s"
                 raise DeadlineExceeded(message) from error
+
+    async def answer_alone(self, data: bytes, tenant: TenantId) -> tuple[int, bytes]:
+        """Without a connection: the status and the body of what a client would get."""
+        parts: list[bytes] = []
+
+        async def keep(message: Message) -> None:
+            parts.append(message.get("body", b""))
+
+        wire, seconds = Wire(keep), self._service.config.request_seconds
+        try:
+            with self._service.entrance.enter(tenant, len(data)) as self._visit:
+                async with asyncio.timeout(seconds):
+                    await self.answer(wire, data, tenant)
+        except Exception as error:
+            if not isinstance(error, BatonError | Problem | TimeoutError):
+                log.exception("request_crashed", endpoint=self.endpoint)
+            late = DeadlineExceeded(f"the answer was not complete within {seconds:g} s")
+            await wire.fail(problem_of(late if isinstance(error, TimeoutError) else error), {})
+        self._service.metrics.requests.labels("batches", str(wire.status)).inc()
+        return wire.status, b"".join(parts)
+
+    @property
+    def request_id(self) -> str:
+        """As the client knows it; empty before there is one."""
+        return self._known_headers.get("x-baton-request-id", "")
 
 
 class AnswerExchange(Exchange):
@@ -148,7 +176,9 @@ class AnswerExchange(Exchange):
 
         await self._service.follow_all(choices, collect)
         best = best_of(choices, answers, body.candidates, body.choices)
-        data = wording.whole(best, usage_of(choices, body.candidates))
+        usage = usage_of(choices, body.candidates)
+        size = sum(len(answer.prompt_entries) for answer in best) * ENTRY_BYTES
+        data = await off_loop_if_large(size, lambda: wording.whole(best, usage))
         await wire.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
 
     async def _stream(
@@ -167,7 +197,9 @@ class AnswerExchange(Exchange):
             async with one_at_a_time:
                 frames = wording.chunk(delta)
                 if delta.index in unopened:
-                    frames = wording.opening(unopened.pop(delta.index)) + frames
+                    answer = unopened.pop(delta.index)
+                    answer.prompt_entries = delta.prompt_entries
+                    frames = wording.opening(answer) + frames
                 if not wire.started:
                     headers = self._debug_headers(choices[delta.index])
                     await wire.start(200, STREAM_HEADERS | headers)
@@ -186,6 +218,8 @@ class AnswerExchange(Exchange):
             model=self._service.config.model,
             return_token_ids=bool(body.return_token_ids),
             usage_chunk=body.wants_usage_chunk,
+            echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo),
+            prompt_logprobs=body.prompt_logprobs is not None,
             obfuscated=body.wants_obfuscation,
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from baton.core.ids import BlockKey, TokenId
-from baton.core.request import SamplingParams
+from baton.core.request import MAX_PROMPT_LOGPROBS, SamplingParams
 from baton.text.tokenizer import Tokenizer
 from router.breakpoints import Pin, pins_of
 from router.conversation import Conversation
@@ -23,13 +23,15 @@ DEFAULT_COMPLETION_TOKENS = 16
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """``text`` is what ``echo`` repeats; empty unless asked for. ``sampling.seed`` is the first
-    answer's; those after count up from it. ``in_thought`` says that the prompt ends within one."""
+    answer's; those after count up from it. ``in_thought`` says that the prompt ends within one,
+    ``silent`` that only the prompt matters: one token is computed, and not shown."""
 
     token_ids: tuple[TokenId, ...]
     keys: tuple[BlockKey, ...]
     sampling: SamplingParams
     text: str = ""
     in_thought: bool = False
+    silent: bool = False
     pins: tuple[Pin, ...] = ()
 
 
@@ -71,6 +73,7 @@ class Preparer:
         ids = self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
         wanted = body.max_completion_tokens or body.max_tokens
         prompt = self._prompt(body, ids, "messages", wanted or self._limits.context - len(ids))
+        check_scores([len(ids)], body)
         pins = self._pins(body, tools, prompt)
         prompt = replace(prompt, in_thought=self._dialect.in_thought(text), pins=pins)
         return [self._forced(prompt, body) if body.must_call else self._shaped(prompt, body)]
@@ -97,7 +100,7 @@ class Preparer:
 
     def completion(self, body: CompletionBody) -> list[Prompt]:
         """Raises Problem or Invalid, naming what is wrong."""
-        wanted = body.max_tokens or DEFAULT_COMPLETION_TOKENS
+        wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
         prompts = []
         for given in body.prompt:
             ids = self._encoded(given, body) if isinstance(given, str) else given
@@ -105,7 +108,8 @@ class Preparer:
             if body.echo:
                 text = given if isinstance(given, str) else self._tokenizer.decode(given)
                 prompt = replace(prompt, text=text)
-            prompts.append(prompt)
+            prompts.append(replace(prompt, silent=body.max_tokens == 0))
+        check_scores([len(prompt.token_ids) for prompt in prompts], body)
         return prompts
 
     def _encoded(self, text: str, body: CompletionBody) -> list[int]:
@@ -116,7 +120,8 @@ class Preparer:
         check_token_ids(ids, self._limits.vocab_size, param)
         self._check_length(len(ids), param, max_tokens)
         token_ids = cast(tuple[TokenId, ...], tuple(ids))
-        keys = self._chain.keys(token_ids) if self._chain is not None else ()
+        reused = self._chain is not None and body.num_prompt_logprobs is None
+        keys = self._chain.keys(token_ids) if self._chain is not None and reused else ()
         return Prompt(token_ids, keys, self._sampling(body, max_tokens))
 
     def _check_length(self, num_tokens: int, param: str, max_tokens: int) -> None:
@@ -155,6 +160,7 @@ class Preparer:
             stop_token_ids=cast(tuple[TokenId, ...], tuple(stop_token_ids)),
             ignore_eos=bool(body.ignore_eos),
             grammar=body.format[1] if body.format is not None else None,
+            prompt_logprobs=body.num_prompt_logprobs,
         )
 
 
@@ -172,6 +178,20 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
     if ids and not 0 <= min(ids) <= max(ids) < vocab_size:
         message = f"{param}: token ids are between 0 and {vocab_size - 1}"
         raise Problem(400, message, param=param, code="invalid_value")
+
+
+def check_scores(num_tokens: Sequence[int], body: Generation) -> None:
+    """Raises Problem (400) for more logprobs of prompts than a message should have."""
+    if body.num_prompt_logprobs is None:
+        return
+    count = sum(num_tokens) * (1 + body.num_prompt_logprobs) * body.candidates
+    if count > MAX_PROMPT_LOGPROBS:
+        field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        message = (
+            f"{field}: {count} logprobs of prompts, alternatives included, are more than the "
+            f"{MAX_PROMPT_LOGPROBS} that one request may ask for"
+        )
+        raise Problem(400, message, param=field, code="invalid_value")
 
 
 def _logprobs(body: Generation) -> int | None:

@@ -5,6 +5,7 @@ import secrets
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from baton.clock import Clock
@@ -13,7 +14,7 @@ from baton.core.request import RequestSpec
 from baton.errors import BatonError, Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.auth import Doorkeeper
-from router.choice import Choice, Emit, Outlet
+from router.choice import Choice, Emit, Outlet, ScorePrompt
 from router.cluster import Cluster
 from router.formats import Formats
 from router.gate import Gate
@@ -24,6 +25,7 @@ from router.peers import Peers
 from router.pinner import Pinner
 from router.prepare import Limits, Preparer, Prompt
 from router.problem import Problem
+from router.prompt_entries import entries_of
 from router.record import JourneyRecord, Records
 from router.schema import ChatBody, CompletionBody
 from router.tenants.ledger import TenantLedger
@@ -179,7 +181,15 @@ class Service:
             every_token=bool(body.return_token_ids) or body.num_logprobs is not None,
             reader=reader,
             shows_stop=bool(body.include_stop_str_in_output),
+            score_prompt=self._score_prompt(prompt),
+            offset=len(prompt.text),
+            silent=prompt.silent,
         )
+
+    def _score_prompt(self, prompt: Prompt) -> ScorePrompt | None:
+        if prompt.sampling.prompt_logprobs is None:
+            return None
+        return partial(entries_of, prompt.token_ids, self.tokenizer)
 
     async def follow_all(
         self, choices: Sequence[Choice], emit: Emit, outlet: Outlet | None = None

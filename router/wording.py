@@ -12,11 +12,10 @@ import orjson
 
 from baton.core.ids import TokenId
 from baton.text.tokenizer import Tokenizer
-from router.choice import Delta, TokenEntry
+from router.choice import Delta
+from router.entry import LOWEST_LOGPROB, TokenEntry
 from router.markup.pieces import CallBegun, CallGrown, Piece, Text, Thought
-
-LOWEST_LOGPROB = -9999.0
-"""JSON has no infinity; OpenAI writes this number for what can't be."""
+from router.prompt_entries import as_vllm
 
 OBFUSCATION_BYTES = 256
 """Chunks are padded to multiples of it: most tokens fit into one, their logprobs apart."""
@@ -54,6 +53,8 @@ class Envelope:
     usage_chunk: bool
     obfuscated: bool = False
     service_tier: str | None = None
+    echoes_logprobs: bool = False
+    prompt_logprobs: bool = False
 
 
 @dataclass(slots=True)
@@ -70,8 +71,10 @@ class Answer:
     finish_reason: str | None = None
     thoughts: list[str] = field(default_factory=list)
     calls: list[tuple[str, list[str]]] = field(default_factory=list)
+    prompt_entries: Sequence[TokenEntry] = ()
 
     def add(self, delta: Delta) -> None:
+        self.prompt_entries = self.prompt_entries or delta.prompt_entries
         self.pieces.append(delta.text)
         for piece in delta.pieces:
             self._add_piece(piece)
@@ -215,10 +218,14 @@ class ChatWording(Wording):
         }  # fmt: skip
 
     def whole(self, answers: Sequence[Answer], usage: Usage) -> bytes:
-        if not self._envelope.return_token_ids:
-            return super().whole(answers, usage)
-        ids = orjson.dumps(answers[0].prompt_token_ids)
-        return super().whole(answers, usage)[:-1] + b',"prompt_token_ids":' + ids + b"}"
+        data = super().whole(answers, usage)
+        if self._envelope.return_token_ids:
+            ids = orjson.dumps(answers[0].prompt_token_ids)
+            data = data[:-1] + b',"prompt_token_ids":' + ids + b"}"
+        if self._envelope.prompt_logprobs:
+            scores = orjson.dumps(as_vllm(answers[0].prompt_entries, self._tokenizer))
+            data = data[:-1] + b',"prompt_logprobs":' + scores + b"}"
+        return data
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
         content = "".join(answer.pieces)
@@ -266,7 +273,7 @@ class CompletionWording(Wording):
         choice = {
             "index": answer.index,
             "text": answer.prompt_text,
-            "logprobs": None,
+            "logprobs": self._logprobs(self._echoed(answer)) if self._echoed(answer) else None,
             "finish_reason": None,
         }
         return self._frame(self._with_ids(choice, answer))
@@ -283,26 +290,37 @@ class CompletionWording(Wording):
         return self._frame(choice)
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
+        entries = [*self._echoed(answer), *answer.entries]
         choice = {
             "index": answer.index,
             "text": answer.prompt_text + "".join(answer.pieces),
-            "logprobs": self._logprobs(answer.entries) if self._with_logprobs else None,
+            "logprobs": self._logprobs(entries) if self._with_logprobs else None,
             "finish_reason": answer.finish_reason,
         }
+        if self._envelope.prompt_logprobs:
+            choice["prompt_logprobs"] = as_vllm(answer.prompt_entries, self._tokenizer)
         return self._with_ids(choice, answer)
 
+    def _echoed(self, answer: Answer) -> Sequence[TokenEntry]:
+        return answer.prompt_entries if self._envelope.echoes_logprobs else ()
+
     def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
-        tops = []
-        for entry in entries:
-            token = entry.logprob
-            pairs = [*token.top, (token.token_id, token.logprob)]
-            tops.append({self._spell(id_): max(value, LOWEST_LOGPROB) for id_, value in pairs})
+        """OpenAI writes null for the first token of a prompt."""
+        values = [
+            None if entry.is_first else max(entry.logprob.logprob, LOWEST_LOGPROB)
+            for entry in entries
+        ]
         return {
             "tokens": [self._spell(entry.logprob.token_id) for entry in entries],
-            "token_logprobs": [max(entry.logprob.logprob, LOWEST_LOGPROB) for entry in entries],
-            "top_logprobs": tops,
+            "token_logprobs": values,
+            "top_logprobs": [None if entry.is_first else self._top(entry) for entry in entries],
             "text_offset": [entry.offset for entry in entries],
         }
+
+    def _top(self, entry: TokenEntry) -> dict[str, float]:
+        token = entry.logprob
+        pairs = [*token.top, (token.token_id, token.logprob)]
+        return {self._spell(token_id): max(value, LOWEST_LOGPROB) for token_id, value in pairs}
 
     def _spell(self, token_id: TokenId) -> str:
         """Tokens that are not whole characters are spelt by their bytes, as OpenAI does."""

@@ -34,6 +34,8 @@ def _to_prompts(value: Any) -> list[str] | list[TokenIds]:
 
 class CompletionBody(Generation):
     prompt: Annotated[Any, AfterValidator(_to_prompts)]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 is for what is asked of the prompt."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     echo: bool | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -45,9 +47,21 @@ class CompletionBody(Generation):
             raise wrong_field("best_of", f"best_of must be at least n ({self.choices})")
         if self.stream and self.candidates > self.choices:
             raise wrong_field("best_of", "the best of several answers can't be streamed")
-        if self.echo and self.logprobs is not None:
-            raise wrong_field("echo", "echo with logprobs (of the prompt) is not supported yet")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            message = "max_tokens must be at least 1, but with echo or prompt_logprobs"
+            raise wrong_field("max_tokens", message)
+        if len({self.prompt_logprobs, self._echoed_logprobs} - {None}) > 1:
+            message = "prompt_logprobs differs from logprobs, which echo asks for the prompt, too"
+            raise wrong_field("prompt_logprobs", message)
         return self
+
+    @property
+    def _echoed_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self._echoed_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
 
     @property
     def candidates(self) -> int:

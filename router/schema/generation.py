@@ -5,6 +5,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from baton.core.request import MAX_LOGPROBS
 from router.schema.body import Body, only, wrong, wrong_field
 from router.schema.format import Format
 
@@ -64,6 +65,8 @@ class Generation(Format, ABC):
     """Means nothing: no tokenizer here puts any between them."""
     include_stop_str_in_output: bool | None = None
     add_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Alternatives wanted beside each token of the prompt."""
     min_tokens: Annotated[Any, only(0, why="ignore_eos makes answers of a set length")] = None
     priority: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Behind others of the same tenant, by so many steps; never before them."""
@@ -74,6 +77,8 @@ class Generation(Format, ABC):
     def _options_need_a_stream(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise wrong_field("stream_options", "stream_options is only allowed with stream")
+        if self.stream and self.prompt_logprobs is not None:
+            raise wrong_field("prompt_logprobs", "prompt_logprobs is not allowed with stream")
         return self
 
     @property
@@ -95,6 +100,11 @@ class Generation(Format, ABC):
     @abstractmethod
     def num_logprobs(self) -> int | None:
         """Alternatives wanted beside each token; None for no logprobs."""
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for each token of the prompt."""
+        return self.prompt_logprobs
 
     @property
     def wants_usage_chunk(self) -> bool:
