@@ -3,6 +3,7 @@
 import platform
 import statistics
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -37,3 +38,8 @@ def median_seconds(action: Callable[[], object], rounds: int) -> float:
         action()
         times.append(SYSTEM_CLOCK() - began)
     return statistics.median(times)
+
+
+def pause(seconds: float) -> None:
+    """Between two looks at something that gives no notice."""
+    threading.Event().wait(seconds)
