@@ -110,8 +110,9 @@ class Choice:
         relay = partial(self._relay, outlet) if outlet is not None and self._is_plain else None
         async with aclosing(self._journey.outputs(relay)) as outputs:
             async for output in outputs:
-                if output.prompt_logprobs and self._score_prompt is not None:
+                if self._score_prompt is not None:  # the first output tells
                     self._prompt_entries = self._score_prompt(output.prompt_logprobs)
+                    self._score_prompt = None
                 if self._silent:
                     await emit(self._delta("", (), FinishReason.LENGTH))
                     return FinishReason.LENGTH

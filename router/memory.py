@@ -139,6 +139,7 @@ class TwinWorker:
             finish_reason=reason,
             cached_tokens=self.cached_tokens if first else 0,
             details=dict(self.details),
+            prompt_logprobs=_prompt_logprobs(spec) if first and job.task is not Task.DECODE else (),
         )
         if reason is not None or job.task is Task.PREFILL:
             job.ended = True
@@ -194,6 +195,18 @@ class MemoryPlacer:
 def _logprobs(spec: RequestSpec, token: TokenId) -> tuple[TokenLogprob, ...]:
     if spec.sampling.logprobs is None:
         return ()
-    others = [TokenId((token + step) % 256) for step in range(spec.sampling.logprobs)]
-    top = tuple((other, -0.5 - step) for step, other in enumerate(others))
-    return (TokenLogprob(token, -0.5, top),)
+    return (_logprob(token, -0.5, spec.sampling.logprobs),)
+
+
+def _prompt_logprobs(spec: RequestSpec) -> tuple[TokenLogprob, ...]:
+    """The further behind in the prompt, the likelier: 1/2, 1/4, … below zero."""
+    num_top = spec.sampling.prompt_logprobs
+    if not spec.scores_prompt or num_top is None:
+        return ()
+    tokens = spec.token_ids[1 : spec.num_prompt_tokens]
+    return tuple(_logprob(token, -(0.5**n), num_top) for n, token in enumerate(tokens, 1))
+
+
+def _logprob(token: TokenId, value: float, num_top: int) -> TokenLogprob:
+    others = [TokenId((token + step) % 256) for step in range(num_top)]
+    return TokenLogprob(token, value, tuple((each, value - n) for n, each in enumerate(others)))
