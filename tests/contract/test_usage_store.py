@@ -1,0 +1,105 @@
+"""One suite over the store of usage in Redis and its in-memory twin."""
+
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from prometheus_client import CollectorRegistry
+from redis.asyncio import Redis
+
+from baton.clock import ManualClock
+from baton.core.ids import TenantId
+from baton.errors import Unavailable
+from router.tenants.ledger import MAX_SENT, TenantLedger
+from router.tenants.metrics import TenantMetrics
+from router.tenants.redis_usage import RedisUsage
+from router.tenants.spent import Spent
+from router.tenants.usage import Field, MemoryUsageStore, UsageStore, day_of
+
+A, B = TenantId("a"), TenantId("b")
+MONDAY, TUESDAY = "2030-01-07", "2030-01-08"
+FIRST_DAY_SECONDS = 1_893_974_400.0  # the beginning of that Monday
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterator[UsageStore]:
+    if request.param == "memory":
+        yield MemoryUsageStore()
+        return
+    async with Redis.from_url(valkey_url) as client:
+        await client.flushdb()
+    usage = RedisUsage(valkey_url, "test")
+    yield usage
+    await usage.close()
+
+
+async def test_writers_add_up(store: UsageStore) -> None:
+    mine = {(MONDAY, A, Field.PROMPT): 10, (TUESDAY, A, Field.PROMPT): 1}
+    await store.add("router-0/1", 1, mine)
+    await store.add("router-1/1", 1, {(MONDAY, A, Field.PROMPT): 5, (MONDAY, B, Field.CACHED): 2})
+    assert await store.read([MONDAY]) == {
+        (MONDAY, A, Field.PROMPT): 15,
+        (MONDAY, B, Field.CACHED): 2,
+    }
+    assert (await store.read([MONDAY, TUESDAY]))[TUESDAY, A, Field.PROMPT] == 1
+    assert await store.read(["2029-01-01"]) == {}
+
+
+async def test_a_number_counts_once(store: UsageStore) -> None:
+    counts = {(MONDAY, A, Field.REQUESTS): 1}
+    for number in (1, 1, 2, 1):
+        await store.add("router-0/1", number, counts)
+    await store.add("router-0/2", 1, counts)  # its next life
+    assert await store.read([MONDAY]) == {(MONDAY, A, Field.REQUESTS): 3}
+
+
+async def test_a_ledger_brings_everything(store: UsageStore) -> None:
+    clock = ManualClock(FIRST_DAY_SECONDS)
+    ledger = TenantLedger(TenantMetrics(CollectorRegistry()), clock)
+    for number in range(MAX_SENT // 3):
+        ledger.note_spent(TenantId(f"t{number}"), Spent(1, 20, 5, 3))
+    clock.advance(86_400.0)
+    ledger.note_refused(A, "tokens")
+    await ledger.send(store, "router-0/1")
+    assert ledger.unsent() == {}
+    counts = await store.read([MONDAY, TUESDAY])
+    totals: Counter[Field] = Counter()
+    for (_, _, field), amount in counts.items():
+        totals[field] += amount
+    assert totals == {
+        Field.REQUESTS: MAX_SENT // 3,
+        Field.PROMPT: 20 * (MAX_SENT // 3),
+        Field.CACHED: 5 * (MAX_SENT // 3),
+        Field.COMPLETION: 3 * (MAX_SENT // 3),
+        Field.REFUSED: 1,
+    }
+    assert counts[TUESDAY, A, Field.REFUSED] == 1
+
+
+async def test_what_did_not_arrive_is_brought_later_and_what_did_counts_once() -> None:
+    clock, store = ManualClock(FIRST_DAY_SECONDS), MemoryUsageStore()
+    ledger = TenantLedger(TenantMetrics(CollectorRegistry()), clock)
+    store.reachable = False
+    for _ in range(2):
+        ledger.note_spent(A, Spent(1, 10, 0, 1))
+        with pytest.raises(Unavailable):
+            await ledger.send(store, "r")
+    assert ledger.unsent()[MONDAY, A, Field.PROMPT] == 20
+    store.reachable, store.deaf = True, True
+    with pytest.raises(Unavailable):
+        await ledger.send(store, "r")  # the first ten arrive, and nobody says so
+    store.deaf = False
+    await ledger.send(store, "r")
+    assert (await store.read([MONDAY]))[MONDAY, A, Field.PROMPT] == 20
+
+
+async def test_a_redis_that_is_gone_is_unavailable() -> None:
+    store = RedisUsage("redis://127.0.0.1:1/0", "test")
+    with pytest.raises(Unavailable):
+        await store.add("r", 1, {(MONDAY, A, Field.REQUESTS): 1})
+    await store.close()
+
+
+def test_days_are_those_of_utc() -> None:
+    assert day_of(int(FIRST_DAY_SECONDS * 1e9)) == MONDAY
+    assert day_of(int((FIRST_DAY_SECONDS - 1) * 1e9)) == "2030-01-06"

@@ -1,0 +1,290 @@
+"""Tenants over HTTP: limits and their headers, what requests carry of them, usage, other keys."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from baton.config import Settings
+from baton.core.api_key import digest_of, hashed
+from baton.core.ids import TenantId
+from baton.core.priority import Priority
+from baton.core.request import RequestSpec
+from baton.core.states import Role
+from baton.core.tenant import tenant_salt, tenant_tag
+from baton.errors import Invalid, Unavailable
+from baton.registry.memory import MemoryRegistry
+from baton.runtime.serve import Lifecycle
+from baton.text.tokenizer import Tokenizer
+from router.program import RouterProgram
+from router.tenants.roll import make_roll
+from router.tenants.tenant import Limits, Prices, Tenant
+from router.tenants.usage import MemoryUsageStore
+from tests.unit import test_router_http, test_router_program
+from tests.unit.test_router_http import CHAT, COMPLETE, House, chat, events, open_house
+from tests.unit.test_router_links import member, worker
+from tests.unit.test_router_program import until_ready
+
+tokenizer = test_router_http.tokenizer
+settings = test_router_program.settings
+registry = test_router_program.registry
+SECRET = "s"
+
+
+@asynccontextmanager
+async def house_of(
+    tokenizer: Tokenizer, *tenants: Tenant, **settings: Any
+) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
+    """A tenant's key is its name."""
+    roll = make_roll(
+        {tenant.id: tenant for tenant in tenants},
+        [(digest_of(tenant.id), tenant.id) for tenant in tenants],
+        needs_keys=True,
+    )
+    async with open_house(tokenizer, tenant_secret=SECRET, **settings) as (house, client):
+        house.service.doorkeeper.admit(roll)
+        yield house, client
+        accounts = house.service.entrance.accounts()
+        assert all(account.is_idle for account in accounts.values())
+
+
+def tenant(name: str, *limits: int | None, **fields: Any) -> Tenant:
+    return Tenant(TenantId(name), limits=Limits(*limits), **fields)
+
+
+def of(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}"}
+
+
+def metric(house: House, name: str, **labels: str) -> float | None:
+    return house.service.metrics._registry.get_sample_value(name, labels)
+
+
+async def test_limits_are_told_with_every_answer(tokenizer: Tokenizer) -> None:
+    async with house_of(tokenizer, tenant("a", 3, 100)) as (_, client):
+        body = {"prompt": "ab", "max_tokens": 4}
+        first = await client.post(COMPLETE, json=body, headers=of("a"))
+        told = {k: v for k, v in first.headers.items() if k.startswith("x-ratelimit")}
+        assert told.pop("x-ratelimit-reset-requests").endswith("s")
+        assert told.pop("x-ratelimit-reset-tokens").endswith("s")
+        assert told == {
+            "x-ratelimit-limit-requests": "3",
+            "x-ratelimit-remaining-requests": "2",
+            "x-ratelimit-limit-tokens": "100",
+            "x-ratelimit-remaining-tokens": "94",
+        }
+        stream = await client.post(COMPLETE, json=body | {"stream": True}, headers=of("a"))
+        assert stream.headers["x-ratelimit-remaining-requests"] == "1"
+        assert events(stream)
+        wrong = await client.post(COMPLETE, json={"prompt": 5}, headers=of("a"))
+        assert (wrong.status_code, wrong.headers["x-ratelimit-remaining-requests"]) == (400, "0")
+        refused = await client.post(COMPLETE, json=body, headers=of("a"))
+        assert refused.status_code == 429
+        error = refused.json()["error"]
+        assert (error["type"], error["code"]) == ("requests", "rate_limit_exceeded")
+        assert 1 <= int(refused.headers["retry-after"]) <= 20
+        assert 1 <= int(refused.headers["retry-after-ms"]) <= 20_000
+
+
+async def test_bad_requests_and_those_that_fail_cost_no_tokens(tokenizer: Tokenizer) -> None:
+    async with house_of(tokenizer, tenant("a", None, 50)) as (house, client):
+        for body in (
+            {"prompt": "ab", "n": 99},
+            {"prompt": "ab" * 50},
+            {"prompt": "a", "model": "?"},
+        ):
+            response = await client.post(COMPLETE, json=body, headers=of("a"))
+            assert response.status_code in (400, 404)
+        house.placer.decode.clear()  # nobody takes it
+        body = {"prompt": "ab", "max_tokens": 40}
+        failed = await client.post(COMPLETE, json=body, headers=of("a"))
+        assert failed.status_code == 503
+        house.placer.decode.append(house.decode)
+        answer = await client.post(COMPLETE, json=body | {"max_tokens": 4}, headers=of("a"))
+        assert answer.headers["x-ratelimit-remaining-tokens"] == "44"
+
+
+async def test_a_client_that_leaves_gets_back_what_it_did_not_use(tokenizer: Tokenizer) -> None:
+    async with house_of(tokenizer, tenant("a", None, 60), automatic=False) as (house, client):
+        body = {"prompt": "abcdef", "max_tokens": 40}
+        asked = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
+        await test_router_http.eventually(lambda: bool(house.prefill.jobs))
+        house.prefill.step()
+        house.decode.step()
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.gather(asked, return_exceptions=True)
+        await test_router_http.eventually(lambda: house.service.gate.inside == 0)
+        [account] = house.service.entrance.accounts().values()
+        told = account.headers(tenant("a", None, 60), 1, house.service.clock.monotonic())
+        assert int(told["x-ratelimit-remaining-tokens"]) >= 60 - 6 - 2
+
+
+async def test_an_answer_without_a_bound_is_promised_little(tokenizer: Tokenizer) -> None:
+    async with house_of(tokenizer, tenant("a", None, 1000), text="Hi") as (_, client):
+        answer = await client.post(CHAT, json=chat(), headers=of("a"))
+        used = answer.json()["usage"]["total_tokens"]
+        again = await client.post(CHAT, json=chat(max_tokens=1), headers=of("a"))
+        assert answer.status_code == again.status_code == 200
+        remaining = int(again.headers["x-ratelimit-remaining-tokens"])
+        assert remaining >= 1000 - 2 * used
+
+
+async def test_what_a_request_carries_of_its_tenant(tokenizer: Tokenizer) -> None:
+    low = tenant("low", salt="club", priority=Priority.LOW, weight=3.0)
+    high = tenant("high", salt="club", priority=Priority.HIGH)
+    async with house_of(tokenizer, low, high) as (house, client):
+
+        async def ask(name: str, **fields: Any) -> RequestSpec:
+            body = {"prompt": "abcdefgh", "max_tokens": 1, **fields}
+            response = await client.post(COMPLETE, json=body, headers=of(name))
+            assert response.status_code == 200, response.text
+            return house.decode.submitted[-1].spec
+
+        one, other = await ask("low"), await ask("high")
+        assert one.tenant_salt == other.tenant_salt != tenant_salt(SECRET, TenantId("club"))
+        assert one.tenant == tenant_tag(tenant_salt(SECRET, TenantId("low"))) != other.tenant
+        assert (one.priority, one.weight) == (Priority.LOW, 3.0)
+        assert (other.priority, other.weight) == (Priority.HIGH, 1.0)
+        behind = await ask("high", priority=1, cache_salt="mine")
+        assert (behind.priority, behind.tenant) == (Priority.NORMAL, other.tenant)
+        assert behind.tenant_salt not in (
+            other.tenant_salt,
+            (await ask("low", cache_salt="x")).tenant_salt,
+        )
+        assert (await ask("low", cache_salt="mine")).tenant_salt == behind.tenant_salt
+        before = await client.post(
+            COMPLETE, json={"prompt": "a", "priority": -1}, headers=of("low")
+        )
+        assert before.status_code == 400
+        assert before.json()["error"]["param"] == "priority"
+
+
+async def test_usage_is_counted_and_told(tokenizer: Tokenizer) -> None:
+    prices = Prices(input=100.0, cached=10.0, output=1000.0)
+    async with house_of(tokenizer, tenant("a", 2, prices=prices), tenant("b")) as (house, client):
+        house.prefill.cached_tokens = house.decode.cached_tokens = 6
+        body = {"prompt": "abcdefgh", "max_tokens": 4, "n": 2}
+        for name in ("a", "a", "a", "b"):
+            await client.post(COMPLETE, json=body, headers=of(name))
+        told = (await client.get("/admin/usage")).json()
+        store = house.service.usage
+        assert isinstance(store, MemoryUsageStore)
+        assert told["complete"] is True
+        await house.service.ledger.send(store, "r/1")
+        told = (await client.get("/admin/usage", params={"since": told["until"]})).json()
+        assert told["since"] == told["until"]
+        assert told["tenants"]["a"] == {
+            "requests": 2,
+            "refused_requests": 1,
+            "prompt_tokens": 16,
+            "computed_tokens": 4,
+            "cached_tokens": 12,
+            "completion_tokens": 16,
+            "cost": round((4 * 100 + 12 * 10 + 16 * 1000) / 1e6, 6),
+        }
+        assert told["tenants"]["b"]["cost"] == 0
+        assert told["total"]["prompt_tokens"] == 24
+        assert told["total"]["cost"] == told["tenants"]["a"]["cost"]
+        assert metric(house, "baton_tenant_requests_total", tenant="a") == 2
+        tokens = "baton_tenant_prompt_tokens_total"
+        assert metric(house, tokens, tenant="a", source="cached") == 12
+        assert metric(house, tokens, tenant="a", source="computed") == 4
+        refusals = "baton_tenant_refusals_total"
+        assert metric(house, refusals, tenant="a", reason="requests") == 1
+
+
+async def test_usage_while_redis_is_gone(tokenizer: Tokenizer) -> None:
+    async with house_of(tokenizer, tenant("a")) as (house, client):
+        store = house.service.usage = MemoryUsageStore()
+
+        async def gone(days: Any) -> Any:
+            raise Unavailable("gone")
+
+        store.read = gone  # type: ignore[method-assign]
+        await client.post(COMPLETE, json={"prompt": "abc", "max_tokens": 1}, headers=of("a"))
+        told = (await client.get("/admin/usage")).json()
+        assert (told["complete"], told["tenants"]["a"]["prompt_tokens"]) == (False, 3)
+
+
+@pytest.mark.parametrize("since", ["yesterday", "1999-01-01", "2999-01-01", ""])
+async def test_usage_since_when(tokenizer: Tokenizer, since: str) -> None:
+    async with house_of(tokenizer, tenant("a")) as (_, client):
+        response = await client.get("/admin/usage", params={"since": since})
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == "since"
+
+
+async def test_names_in_metrics_are_bounded(tokenizer: Tokenizer, monkeypatch: Any) -> None:
+    monkeypatch.setattr("router.tenants.metrics.MAX_NAMES", 1)
+    async with house_of(tokenizer, tenant("a"), tenant("b"), tenant("c")) as (house, client):
+        for name in "abc":
+            await client.post(COMPLETE, json={"prompt": "a", "max_tokens": 1}, headers=of(name))
+        assert metric(house, "baton_tenant_requests_total", tenant="a") == 1
+        assert metric(house, "baton_tenant_requests_total", tenant="other") == 2
+        assert metric(house, "baton_tenant_requests_total", tenant="b") is None
+
+
+async def test_openais_client_understands_the_limits(tokenizer: Tokenizer) -> None:
+    async with house_of(tokenizer, tenant("a", 1)) as (_, http):
+        client = openai.AsyncOpenAI(
+            api_key="a", base_url="http://test/v1", http_client=http, max_retries=0
+        )
+        fields: dict[str, Any] = {"model": "demo", "prompt": "a", "max_tokens": 1}
+        raw = await client.completions.with_raw_response.create(**fields)
+        assert raw.headers["x-ratelimit-remaining-requests"] == "0"
+        with pytest.raises(openai.RateLimitError) as caught:
+            await client.completions.create(**fields)
+        assert caught.value.code == "rate_limit_exceeded"
+        assert caught.value.type == "requests"
+        assert int(caught.value.response.headers["retry-after-ms"]) > 50_000
+
+
+async def test_a_router_takes_over_other_keys_while_it_runs(
+    settings: Settings, registry: MemoryRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.tenants.watch.WATCH_SECONDS", 0.02)
+    path = tmp_path / "tenants.yaml"
+    path.write_text(f"tenants: {{a: {{keys: ['{hashed('first')}']}}}}")
+    program = RouterProgram(settings.model_copy(update={"tenants_file": str(path)}))
+    lifecycle = Lifecycle(program, 5)
+    async with worker() as (_, ref, _), httpx.AsyncClient() as client:
+        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        living = asyncio.create_task(lifecycle.run())
+        await until_ready(registry)
+        url = f"http://{program.address}/v1/models"
+
+        async def status(key: str) -> int:
+            return (await client.get(url, headers=of(key))).status_code
+
+        async def until(key: str, wanted: int) -> None:
+            async with asyncio.timeout(5):
+                while await status(key) != wanted:
+                    await asyncio.sleep(0.01)
+
+        assert (await status("first"), await status("second")) == (200, 401)
+        path.write_text(f"tenants: {{a: {{keys: ['{hashed('second')}']}}}}")
+        await until("second", 200)
+        assert await status("first") == 401
+        path.write_text("tenants: {a: {keys: [oops]}}")
+        await asyncio.sleep(0.1)
+        assert await status("second") == 200
+        lifecycle.ask_to_stop()
+        await living
+
+
+async def test_a_router_with_a_wrong_file_does_not_start(
+    settings: Settings, registry: MemoryRegistry, tmp_path: Path
+) -> None:
+    path = tmp_path / "tenants.yaml"
+    path.write_text(json.dumps({"tenants": {"a": {"weigth": 1}}}))
+    program = RouterProgram(settings.model_copy(update={"tenants_file": str(path)}))
+    with pytest.raises(Invalid, match=r"tenants.yaml: tenant 'a': there is no field 'weigth'"):
+        await program.start()
+    await program.stop()
