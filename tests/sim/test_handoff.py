@@ -89,6 +89,19 @@ async def test_a_worker_without_grammars_refuses_them() -> None:
     assert output.error == "this worker can't follow grammars"
 
 
+async def test_a_prompt_is_scored_across_a_handoff_and_whatever_is_cached() -> None:
+    prompt = list(range(1, 42))
+    async with cluster() as running:
+        await hand_off(running, request("warm", prompt, 3))
+        outputs = await hand_off(running, request("r", prompt, 3, prompt_logprobs=0))
+        again = await hand_off(running, request("s", prompt, 3, prompt_logprobs=0))
+        await running.decode.wait_until_free()
+    assert [score.token_id for score in outputs[0].prompt_logprobs] == prompt[1:]
+    assert outputs[0].cached_tokens == 0
+    assert not any(output.prompt_logprobs for output in outputs[1:])
+    assert again[0].prompt_logprobs == outputs[0].prompt_logprobs
+
+
 @pytest.mark.parametrize("length", [1, 3, 4, 5, 8, 9, 40, 100])
 async def test_a_handed_over_request_answers_as_if_alone(length: int) -> None:
     spec = request("r", list(range(1, length + 1)), 20)
