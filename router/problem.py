@@ -14,6 +14,9 @@ STATUS_CODES = {
     504: "timeout",
 }
 
+MAX_CHARACTERS = 1000
+"""Of a message, and of a field's name: what was sent may be repeated, but not megabytes of it."""
+
 REQUEST_ERROR = "invalid_request_error"
 
 
@@ -40,9 +43,9 @@ class Problem(Exception):
     @property
     def body(self) -> dict[str, Any]:
         error = {
-            "message": str(self),
+            "message": _short(str(self)),
             "type": self.kind,
-            "param": self.param,
+            "param": _short(self.param) if self.param is not None else None,
             "code": self.code,
         }
         return {"error": error}
@@ -71,3 +74,7 @@ def problem_of(error: BaseException) -> Problem:
         code=code or STATUS_CODES.get(mapping.http_status),
         headers=headers,
     )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= MAX_CHARACTERS else text[:MAX_CHARACTERS] + "…"

@@ -1,0 +1,330 @@
+"""Bodies, headers and paths that nobody expects: never an error of ours, never a request left over.
+
+schemathesis asks what the OpenAPI document allows, and what it does not; Hypothesis asks with what
+is hardly a request at all. All examples are the same in every run.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+import string
+import struct
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import hypothesis
+import pytest
+import schemathesis
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from baton.text.tokenizer import Tokenizer
+from router.openapi.document import document
+from tests.unit.test_router_http import (
+    CHAT,
+    COMPLETE,
+    House,
+    chat,
+    eventually,
+    listening,
+    write_tokenizer,
+)
+
+PATHS = (CHAT, COMPLETE, "/tokenize", "/detokenize")
+NOT_OURS = {501, 503}
+"""What only tells how things are: no supervisor, no worker."""
+
+FEW = hypothesis.settings(derandomize=True, max_examples=12, deadline=None)
+SEVERAL = hypothesis.settings(derandomize=True, max_examples=30, deadline=None)
+SOME = hypothesis.settings(derandomize=True, max_examples=60, deadline=None)
+
+
+class Fuzzed:
+    """A router over twins, and a loop to ask it in."""
+
+    def __init__(self, folder: Path, automatic: bool = True) -> None:
+        tokenizer = Tokenizer.load(write_tokenizer(folder))
+        self.house = House(tokenizer, "Hello, wörld!", automatic)
+        self.runner = asyncio.Runner()
+        self.client = self.runner.run(self.house.client())
+
+    def post(self, path: str, content: bytes, **headers: str) -> httpx.Response:
+        given = {"content-type": "application/json", **headers}
+        return self.runner.run(self.client.post(path, content=content, headers=given))
+
+    def check(self, answer: httpx.Response) -> None:
+        assert answer.status_code < 500 or answer.status_code in NOT_OURS, answer.text
+        if answer.status_code >= 400:
+            assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+        self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        house = self.house
+        assert house.service.gate.inside == 0
+        assert house.prefill.jobs == house.decode.jobs == []
+        for records in house.service.records._records.values():
+            assert all(record.finish_reason for record in records)
+
+    def close(self) -> None:
+        self.runner.run(self.client.aclose())
+        self.runner.close()
+
+
+@pytest.fixture(scope="module")
+def fuzzed() -> Iterator[Fuzzed]:
+    with tempfile.TemporaryDirectory() as folder:
+        made = Fuzzed(Path(folder))
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def api(fuzzed: Fuzzed) -> Any:
+    return schemathesis.openapi.from_asgi("/openapi.json", fuzzed.client._transport.app)  # type: ignore[attr-defined]
+
+
+OPERATIONS = [(path, method) for path, item in document("1")["paths"].items() for method in item]
+MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+
+
+@pytest.mark.parametrize(("path", "method"), OPERATIONS)
+def test_what_the_document_allows_and_what_it_does_not(
+    fuzzed: Fuzzed, api: Any, path: str, method: str
+) -> None:
+    operation = api[path][method]
+
+    def check(case: Any) -> None:
+        answer = case.call()
+        assert answer.status_code < 500 or answer.status_code in NOT_OURS, answer.text
+        case.validate_response(answer, checks=CHECKS)
+        fuzzed.check_nothing_is_left()
+
+    for mode in MODES:
+        with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # where nothing is wrong
+            FEW(hypothesis.given(operation.as_strategy(generation_mode=mode))(check))()
+
+
+# -- bodies ---------------------------------------------------------------------------------
+
+FIELDS = (
+    "messages", "prompt", "model", "max_tokens", "max_completion_tokens", "temperature", "top_p",
+    "n", "best_of", "stop", "seed", "logit_bias", "logprobs", "top_logprobs", "stream",
+    "stream_options", "tools", "tool_choice", "response_format", "echo", "suffix", "tokens",
+    "stop_token_ids", "guided_regex", "guided_json", "guided_choice", "user", "metadata",
+    "chat_template_kwargs", "cache_salt", "priority", "add_generation_prompt",
+)  # fmt: skip
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.sampled_from([2**31, 2**63, 2**64, -1, 0, 10**30])
+    | st.floats()
+    | st.text(max_size=20)
+    | st.sampled_from(["user", "function", "<|im_start|>system", "\x00", "{{ 7 * 7 }}", "(a+)+$"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["role", "content", "type", "text", "1", "x"]), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@SOME
+@hypothesis.given(st.sampled_from(PATHS), st.dictionaries(st.sampled_from(FIELDS), VALUES))
+def test_any_values_in_any_fields(fuzzed: Fuzzed, path: str, body: dict[str, Any]) -> None:
+    valid = {CHAT: chat(), COMPLETE: {"prompt": "x"}, "/tokenize": {"prompt": "x"}}
+    content = json.dumps({**valid.get(path, {"tokens": [1]}), **body}).encode()
+    fuzzed.check(fuzzed.post(path, content))
+
+
+@SOME
+@hypothesis.given(st.sampled_from(PATHS), st.binary(max_size=100))
+def test_any_bytes(fuzzed: Fuzzed, path: str, content: bytes) -> None:
+    answer = fuzzed.post(path, content)
+    assert answer.status_code == 400
+    fuzzed.check(answer)
+
+
+def deep(levels: int) -> bytes:
+    return b'{"prompt": ' + b"[" * levels + b"]" * levels + b"}"
+
+
+def chat_with(fields: str) -> bytes:
+    return b'{"messages": [{"role": "user", "content": "Hi"}], ' + fields.encode() + b"}"
+
+
+STRANGE = [
+    deep(200), deep(100_000), b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    chat_with('"metadata": ' + '{"a":' * 50_000 + "1" + "}" * 50_000),
+    chat_with('"guided_json": ' + '{"items":' * 2_000 + "{}" + "}" * 2_000),
+    chat_with('"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": '
+              + '{"anyOf": [' * 500 + "{}" + "]}" * 500 + "}}"),
+    chat_with('"guided_regex": "' + "(" * 20_000 + ")" * 20_000 + '"'),
+    chat_with('"guided_regex": "(a{1,999}){1,999}"'),
+    chat_with('"temperature": 1e400'), chat_with('"temperature": ' + "9" * 5_000),
+    chat_with('"seed": ' + "9" * 5_000), chat_with('"seed": 1e5'), chat_with('"n": 1e9'),
+    chat_with('"n": 99999999999999999999'), chat_with('"max_tokens": 99999999999999999999'),
+    chat_with('"temperature": NaN'), chat_with('"temperature": -Infinity'),
+    chat_with('"n": 1, "n": 2, "max_tokens": 2'), chat_with('"max_tokens": 2, "max_tokens": "x"'),
+    chat_with('"stop": "\\ud800"'), chat_with('"user": "\\udfff\\ud800"'),
+    chat_with('"user": "\\u0000"'), chat_with('"max_tokens": 2, "stop": "\\u0000"'),
+    chat_with('"logit_bias": {' + ",".join(f'"{n}": 1' for n in range(100_000)) + "}"),
+    chat_with('"logit_bias": {"1": 1, "01": 2}'), chat_with('"logit_bias": {"\\u0661": 1}'),
+    chat_with('"logit_bias": {"' + "9" * 5_000 + '": 1}'),
+    chat_with('"stop_token_ids": [' + ",".join(["1"] * 100_000) + "]"),
+    chat_with('"tools": [' + ",".join(['{"type": "function"}'] * 1000) + "]"),
+    b'{"prompt": [' + b",".join([b'"x"'] * 100_000) + b"]}",
+    b'{"prompt": [[' + b",".join([b"1"] * 100_000) + b"]]}",
+    b'{"prompt": [1, ' + b"9" * 5_000 + b"]}", b'{"tokens": [-1, 1e3, true]}',
+    b'{"tokens": [' + b"9" * 5_000 + b"]}", b'{"tokens": [18446744073709551616]}',
+    b'{"prompt": "' + b"\xf0\x9f\x98\x80" * 10_000 + b'"}', b'\xef\xbb\xbf{"prompt": "x"}',
+    b'{"prompt": "x"}garbage', b'{"prompt": "x",}', b"{'prompt': 'x'}", b'{"prompt": "x"}\x00',
+    b" " * 100_000, b'{"messages": [' + b",".join([b"{}"] * 20_000) + b"]}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(STRANGE)))
+def test_strange_bodies(fuzzed: Fuzzed, number: int) -> None:
+    for path in PATHS:
+        answer = fuzzed.post(path, STRANGE[number])
+        fuzzed.check(answer)
+        assert answer.status_code == 200 or len(answer.content) < 4_000, "it repeats what was sent"
+
+
+# -- headers and paths ----------------------------------------------------------------------
+
+HEADER_TEXT = st.text(st.characters(min_codepoint=32, max_codepoint=255), max_size=60)
+
+
+@SOME
+@hypothesis.given(
+    st.dictionaries(
+        st.sampled_from(
+            ["authorization", "content-length", "content-encoding", "x-request-id", "origin",
+             "accept", "host", "expect", "x-baton-peer", "transfer-encoding", "content-type"]
+        ),
+        HEADER_TEXT | st.sampled_from(["9" * 5_000, "-1", "Bearer ", "chunked", "٣"]),
+    )
+)  # fmt: skip
+def test_any_headers(fuzzed: Fuzzed, headers: dict[str, str]) -> None:
+    raw = {name: value.encode("latin-1", "replace") for name, value in headers.items()}
+    asked = fuzzed.client.build_request("POST", COMPLETE, content=b'{"prompt": "x"}')
+    for name, value in raw.items():
+        asked.headers.raw.append((name.encode(), value))
+    fuzzed.check(fuzzed.runner.run(fuzzed.client.send(asked)))
+
+
+@SOME
+@hypothesis.given(
+    st.sampled_from(["GET", "POST", "HEAD", "OPTIONS", "DELETE", "PATCH", "PUT", "TRACE", "X"]),
+    st.sampled_from(["/", "/v1/models/", "/admin/requests/", "/admin/usage?since=", "/v1/files/"]),
+    st.text(max_size=30),
+)
+def test_any_paths(fuzzed: Fuzzed, method: str, path: str, rest: str) -> None:
+    name = httpx.URL("http://test").copy_with(raw_path=_quoted(path + rest))
+    answer = fuzzed.runner.run(fuzzed.client.request(method, name))
+    if method != "HEAD":
+        fuzzed.check(answer)
+    assert answer.status_code < 500 or answer.status_code in NOT_OURS
+
+
+UNQUOTED = string.ascii_letters.encode() + string.digits.encode() + b"/?=&.-_"
+
+
+def _quoted(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return b"".join(b"%%%02x" % byte if byte not in UNQUOTED else bytes([byte]) for byte in data)
+
+
+# -- clients that go ------------------------------------------------------------------------
+
+BODY = json.dumps(chat(stream=True, max_tokens=5)).encode()
+RAW = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    b"content-length: %d\r\n\r\n" % len(BODY)
+) + BODY
+RESET = struct.pack("ii", 1, 0)
+
+
+@SEVERAL
+@hypothesis.given(st.integers(0, len(RAW)), st.booleans(), st.integers(1, 3))
+def test_uploads_that_end_anywhere(fuzzed: Fuzzed, cut: int, reset: bool, times: int) -> None:
+    async def ask() -> None:
+        async with listening(fuzzed.house) as url:
+            for _ in range(times):
+                client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+                client.sendall(RAW[:cut])
+                await asyncio.sleep(0)
+                if reset:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+                client.close()
+            async with httpx.AsyncClient() as other:
+                assert (await other.post(url + COMPLETE, json={"prompt": "x"})).status_code == 200
+            await eventually(lambda: fuzzed.house.service.gate.inside == 0)
+
+    fuzzed.runner.run(ask())
+    fuzzed.check_nothing_is_left()
+
+
+@pytest.fixture(scope="module")
+def stepped() -> Iterator[Fuzzed]:
+    """Its workers say a word when they are told to."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = Fuzzed(Path(folder), automatic=False)
+        yield made
+        made.close()
+
+
+@SOME
+@hypothesis.given(st.integers(0, 16), st.booleans(), st.integers(1, 3), st.booleans())
+def test_clients_that_leave_at_any_token(
+    stepped: Fuzzed, steps: int, stream: bool, n: int, reset: bool
+) -> None:
+    house = stepped.house
+    house.service.records._records.clear()
+    body = json.dumps(chat(stream=stream, n=n)).encode()
+    raw = RAW.partition(b"content-length")[0] + b"content-length: %d\r\n\r\n" % len(body) + body
+
+    async def ask() -> None:
+        async with listening(house) as url:
+            client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+            client.sendall(raw)
+            await eventually(lambda: len(house.decode.jobs) == n)
+            for step in range(steps):
+                house.prefill.step() if step == 0 else house.decode.step()
+                await asyncio.sleep(0)
+            if reset:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            client.close()
+            await eventually(lambda: house.service.gate.inside == 0)
+
+    stepped.runner.run(ask())
+    stepped.check_nothing_is_left()
+    [records] = house.service.records._records.values()
+    assert {record.finish_reason for record in records} <= {"stop", "cancelled"}
+    assert steps > 14 or any(record.finish_reason == "cancelled" for record in records)
+
+
+def test_messages_are_text_and_no_templates(fuzzed: Fuzzed) -> None:
+    """What is said is never read as a template, and costs what its length does."""
+    bombs = [
+        "{% for a in range(10**9) %}{% for b in range(10**9) %}x{% endfor %}{% endfor %}",
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ 7 * 7 }}", "{% raw %}", "{#", "{{",
+    ]  # fmt: skip
+    for bomb in bombs:
+        body = {"messages": [{"role": "user", "content": bomb}], "add_generation_prompt": False}
+        ids = fuzzed.post("/tokenize", json.dumps(body).encode()).json()["tokens"]
+        text = fuzzed.post("/detokenize", json.dumps({"tokens": ids}).encode()).json()["prompt"]
+        assert text == f"<|im_start|>user\n{bomb}<|im_end|>\n"
+    with contextlib.suppress(KeyError):
+        fuzzed.check(fuzzed.post(CHAT, json.dumps(chat(bombs[0])).encode()))
