@@ -304,7 +304,7 @@ class Settings(BaseSettings):
     batch_folder: str | None = None
     """Of files and batches; None: below BATON_HOME, per cluster."""
     batch_lines: Annotated[int, Field(ge=0)] = 2
-    """Of batches, answered at once while nobody else waits; 0: this router answers none."""
+    """Of batches, answered at once for each decode worker, while nobody else waits; 0: none."""
     max_file_bytes: Size = 64 * 2**20
     batch_folder_bytes: Size = 4 * 2**30
     """Of all files of all tenants."""

@@ -11,6 +11,8 @@ from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError
 from router.admin import add_pools, check_admin
+from router.batches.desk import Desk
+from router.batches.routes import add_batches
 from router.cors import Cors
 from router.exchange import (
     ChatExchange,
@@ -35,11 +37,11 @@ ANSWERS: Mapping[str, type[Exchange]] = {
 """POST routes whose bodies are read by their exchange."""
 
 
-def build_app(service: Service) -> Front:
-    """All that the router answers, as an ASGI app."""
+def build_app(service: Service, desk: Desk | None = None) -> Front:
+    """All that the router answers, as an ASGI app; files and batches only with a ``desk``."""
     config = service.config
     return Front(
-        build_routes(service),
+        build_routes(service, desk),
         {path: partial(exchange, service) for path, exchange in ANSWERS.items()},
         Cors(config.cors_origins),
         service.clock,
@@ -49,7 +51,7 @@ def build_app(service: Service) -> Front:
     )
 
 
-def build_routes(service: Service) -> FastAPI:
+def build_routes(service: Service, desk: Desk | None = None) -> FastAPI:
     """Bodies are read and checked by :mod:`router.exchange`, so FastAPI's own schema of them
     would say nothing; it is off."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
@@ -58,6 +60,8 @@ def build_routes(service: Service) -> FastAPI:
     _add_operations(app, service)
     add_pools(app, service)
     add_usage(app, service)
+    if desk is not None:
+        add_batches(app, service, desk)
     _add_error_forms(app)
     return app
 

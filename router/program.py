@@ -8,7 +8,7 @@ import structlog
 
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
-from baton.config import Settings
+from baton.config import Settings, home
 from baton.core.ids import Generation, WorkerId
 from baton.core.load import Load
 from baton.core.member import Member
@@ -20,6 +20,8 @@ from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.attempt import Deadlines
 from router.auth import Doorkeeper
+from router.batches.desk import Desk
+from router.batches.library import Library
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
 from router.journey import Guide, JourneyConfig
@@ -70,6 +72,7 @@ class RouterProgram:
         self._pinner = Pinner(self._cluster, stores, self._clock)
         self._service = self._build_service(tokenizer, model)
         self._tenancy = self._service.tenancy = self._build_tenancy()
+        self._desk = self._build_desk()
         self._ports = self._build_ports()
         self._ports.open()
         self._heartbeat = Heartbeat(
@@ -87,6 +90,7 @@ class RouterProgram:
             assert self._ports is not None, "start() comes first"
             tasks.create_task(self._ports.run(self._note_listening))
             tasks.create_task(self._heartbeat.run())
+            tasks.create_task(self._desk.run())
 
     async def drain(self) -> None:
         """Returns when no request is left. New ones go to the others at the port, or are refused
@@ -166,8 +170,19 @@ class RouterProgram:
         writer = f"{self._id}/{self._generation}"
         return Tenancy(file, service.ledger, self._usage, writer, self._clock)
 
+    def _build_desk(self) -> Desk:
+        settings = self._settings
+        folder = settings.batch_folder
+        return Desk(
+            self._service,
+            Library(Path(folder) if folder else home() / "batches" / settings.cluster),
+            lines_per_worker=settings.batch_lines,
+            max_file_bytes=settings.max_file_bytes,
+            folder_bytes=settings.batch_folder_bytes,
+        )
+
     def _build_ports(self) -> Ports:
-        metrics, app = self._service.metrics, build_app(self._service)
+        metrics, app = self._service.metrics, build_app(self._service, self._desk)
         ports = Ports(self._settings, app, self._clock, metrics.note_refusal)
         metrics.connections.set_function(lambda: ports.num_connections)
         return ports

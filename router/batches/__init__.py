@@ -1,0 +1,1 @@
+"""Batches of requests from files, answered while nobody else waits."""

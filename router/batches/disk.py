@@ -1,0 +1,29 @@
+"""JSON on disk, whole or not at all."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Atomic: a reader sees the old one or the new one."""
+    new = path.with_suffix(".new")
+    file = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(file, "w", encoding="utf-8") as text:
+        json.dump(value, text)
+    new.replace(path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """None when there is none, or nothing of ours."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def make_folder(path: Path) -> Path:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return path

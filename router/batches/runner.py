@@ -1,0 +1,197 @@
+"""Answers the lines of all batches, a few at a time, while nobody else waits."""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import BinaryIO, TypeVar
+
+import structlog
+
+from baton.clock import Clock
+from baton.core.ids import TenantId
+from router.batches.disk import make_folder
+from router.batches.job import Job
+from router.batches.library import Library
+from router.batches.line import Line, Reply, body_of
+
+POLL_SECONDS = 1.0
+"""Between two looks at the folder: another router may have taken a batch in, or ended."""
+
+SWEEP_SECONDS = 60.0
+"""Between two looks for files whose time is over."""
+
+REFUSED = frozenset({429, 502, 503, 504})
+"""A line that meets them is asked again later."""
+
+MAX_PAUSE_SECONDS = 60.0
+"""After refusals, from one second on, doubling."""
+
+Result = TypeVar("Result")
+
+log = structlog.get_logger(__name__)
+
+Ask = Callable[[TenantId, str, bytes], Awaitable[Reply]]
+"""What a tenant asks of an endpoint."""
+
+
+class Runner:
+    """:meth:`run` until cancelled. Of several routers with one folder one runs the batches, and
+    another when that has ended. ``room`` is how many lines may run, of how many that do."""
+
+    def __init__(
+        self,
+        library: Library,
+        ask: Ask,
+        room: Callable[[int], int],
+        clock: Clock,
+        max_line_bytes: int,
+    ) -> None:
+        self._library = library
+        self._ask = ask
+        self._room = room
+        self._clock = clock
+        self._max_line_bytes = max_line_bytes
+        self._jobs: dict[str, Job] = {}
+        self._turns: list[str] = []
+        self._lock: BinaryIO | None = None
+        self._looked_at = self._swept_at = float("-inf")
+        self._changed = asyncio.Event()
+        self._hurried = False
+        self._thread = ThreadPoolExecutor(1, "batches")
+        """All of the disk's: jobs are used by nobody else."""
+        self.num_running = 0
+
+    def hurry(self) -> None:
+        """There is something new to do."""
+        self._hurried = True
+        self._changed.set()
+
+    async def run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                while True:
+                    try:
+                        await self._begin(tasks)
+                    except OSError as error:
+                        log.error("batches_stand_still", error=str(error))
+                    await self._wait()
+        finally:
+            self._thread.shutdown()
+            for job in self._jobs.values():
+                job.close()
+            if self._lock is not None:
+                self._lock.close()
+
+    async def _begin(self, tasks: asyncio.TaskGroup) -> None:
+        """Everything that may begin now. Raises OSError."""
+        if not await self._in_thread(self._take_lock):
+            return
+        await self._in_thread(self._look)
+        while self.num_running < self._room(self.num_running):
+            found = await self._in_thread(self._next)
+            if found is None:
+                break
+            self.num_running += 1
+            tasks.create_task(self._answer(*found))
+        await self._in_thread(self._close_finished)
+
+    async def _answer(self, job: Job, line: Line) -> None:
+        try:
+            reply = await self._ask(TenantId(job.batch.tenant), job.batch.endpoint, body_of(line))
+            await self._in_thread(partial(self._note, job, line, reply))
+        except OSError as error:
+            log.error("batch_line_not_written", batch=job.batch.id, error=str(error))
+            self._put_back(job, line)
+        finally:
+            self.num_running -= 1
+            job.num_running -= 1
+            self._changed.set()
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        sleep = asyncio.ensure_future(self._clock.sleep(POLL_SECONDS))
+        change = asyncio.ensure_future(self._changed.wait())
+        try:
+            await asyncio.wait((sleep, change), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sleep.cancel()
+            change.cancel()
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+    # -- on the disk, in the thread --------------------------------------------------------------
+
+    def _take_lock(self) -> bool:
+        """Held until the process ends, however it does."""
+        if self._lock is not None:
+            return True
+        path = make_folder(self._library.root) / "runner.lock"
+        lock = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            return False
+        self._lock = lock
+        return True
+
+    def _look(self) -> None:
+        """New batches, each tenant's oldest; files whose time is over."""
+        now = self._now()
+        if not self._hurried and now < self._looked_at + POLL_SECONDS:
+            return
+        self._looked_at, self._hurried = now, False
+        busy = {job.batch.tenant for job in self._jobs.values()}
+        for batch in self._library.unfinished():
+            if batch.tenant in busy or batch.id in self._jobs:
+                continue
+            busy.add(batch.tenant)
+            job = Job(self._library, batch, self._max_line_bytes)
+            job.open(now)
+            log.info("batch_begins", batch=batch.id, lines=batch.total, done=batch.completed)
+            self._jobs[batch.id] = job
+            self._turns.append(batch.id)
+        if now >= self._swept_at + SWEEP_SECONDS:
+            self._swept_at = now
+            self._library.expire(now)
+
+    def _next(self) -> tuple[Job, Line] | None:
+        """Batches take turns."""
+        for _ in range(len(self._turns)):
+            self._turns.append(self._turns.pop(0))
+            job = self._jobs[self._turns[-1]]
+            if job.not_before > self._clock.monotonic():
+                continue
+            line = job.next_line(self._now())
+            if line is not None:
+                job.num_running += 1
+                return job, line
+        return None
+
+    def _note(self, job: Job, line: Line, reply: Reply) -> None:
+        if reply.status in REFUSED:
+            self._put_back(job, line)
+        else:
+            job.num_refusals = 0
+            job.note_reply(line, reply)
+
+    def _put_back(self, job: Job, line: Line) -> None:
+        job.num_refusals += 1
+        pause = min(2.0 ** (job.num_refusals - 1), MAX_PAUSE_SECONDS)
+        job.not_before = self._clock.monotonic() + pause
+        job.put_back(line)
+
+    def _close_finished(self) -> None:
+        for job in list(self._jobs.values()):
+            if job.num_running == 0 and job.finish_if_done(self._now()):
+                log.info("batch_ends", batch=job.batch.id, status=job.batch.status.value)
+                del self._jobs[job.batch.id]
+                self._turns.remove(job.batch.id)
+                self._hurried = True
+
+    def _now(self) -> float:
+        return self._clock.wall_nanoseconds() / 1e9

@@ -1,0 +1,112 @@
+"""The files of one tenant."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from router.batches.disk import make_folder, read_json, write_json
+from router.problem import Problem
+
+MAX_FILES = 10_000
+"""Of one tenant: a list of them is read from disk in a second."""
+
+_ID = re.compile(r"file-[0-9a-f]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileRecord:
+    """Times are seconds since 1970."""
+
+    id: str
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: str
+    expires_at: int | None = None
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """As OpenAI's clients know it."""
+        return {**asdict(self), "object": "file", "status": "processed", "status_details": None}
+
+
+class Upload:
+    """A file on its way: nobody sees it before :meth:`Shelf.add`."""
+
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        self.path = path
+        self.size_bytes = 0
+        self._max_bytes = max_bytes
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._file = os.fdopen(os.open(path, flags, 0o600), "wb")
+
+    def write(self, data: bytes) -> None:
+        """Raises Problem (413)."""
+        self.size_bytes += len(data)
+        if self.size_bytes > self._max_bytes:
+            message = f"there is room for {self._max_bytes} bytes, and the file is larger"
+            raise Problem(413, message, param="file", code="file_too_large")
+        self._file.write(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def discard(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+
+
+class Shelf:
+    """A file is there once its record is. Whoever reads one may be reading while it is deleted."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def upload(self, name: str, max_bytes: int) -> Upload:
+        """``name`` is nobody else's."""
+        return Upload(make_folder(self._folder) / f"{name}.part", max_bytes)
+
+    def add(self, record: FileRecord, data: Path) -> None:
+        """Takes the file at ``data``, which may have been added already: then this ends it."""
+        make_folder(self._folder)
+        if data.exists():
+            data.replace(self.data(record.id))
+        write_json(self._folder / f"{record.id}.json", asdict(record))
+
+    def list(self) -> Sequence[FileRecord]:
+        """Oldest first."""
+        records = [self._read(path) for path in self._folder.glob("file-*.json")]
+        there = [record for record in records if record is not None]
+        return sorted(there, key=lambda record: (record.created_at, record.id))
+
+    def get(self, file_id: str) -> FileRecord:
+        """Raises Problem (404)."""
+        found = _ID.fullmatch(file_id) and self._read(self._folder / f"{file_id}.json")
+        if not found:
+            raise Problem(404, f"No such File object: {file_id}", param="id", code="not_found")
+        return found
+
+    def data(self, file_id: str) -> Path:
+        assert _ID.fullmatch(file_id), file_id
+        return self._folder / f"{file_id}.data"
+
+    def delete(self, file_id: str) -> None:
+        """Raises Problem (404)."""
+        self.get(file_id)
+        (self._folder / f"{file_id}.json").unlink(missing_ok=True)
+        self.data(file_id).unlink(missing_ok=True)
+
+    def expire(self, now: float) -> None:
+        """Deletes those whose time is over."""
+        for record in self.list():
+            if record.expires_at is not None and record.expires_at <= now:
+                self.delete(record.id)
+
+    def _read(self, path: Path) -> FileRecord | None:
+        try:
+            return FileRecord(**(read_json(path) or {}))
+        except TypeError:
+            return None  # another version wrote it
