@@ -211,6 +211,10 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(min=1e-9)] = 1.0,
     seed: Annotated[int, typer.Option(min=0, max=2**64 - 1)] = 0,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos")] = False,
+    json_schema: Annotated[
+        str | None, typer.Option(help="The answer follows this schema: a file, or JSON.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option(help="The whole answer matches this.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     as_json: AsJson = False,
@@ -226,6 +230,8 @@ def generate(
     prompts = [*(prompt or []), *([_read(prompt_file)] if prompt_file else [])]
     if not prompts:
         raise Invalid("generate needs --prompt TEXT or --prompt-file FILE")
+    from baton.cli.generate_grammar import grammar_of
+
     sampling = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -235,6 +241,7 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed,
         ignore_eos=ignore_eos,
+        grammar=grammar_of(json_schema, regex),
     )
     prepare_threads(settings.threads)  # before torch is imported
     from baton.cli.generate import run_generate

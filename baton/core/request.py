@@ -10,8 +10,8 @@ from baton.core.store import StoreHint
 
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 65_536
-"""Of the prompts of one request, alternatives included: each takes up to 11 bytes of a message, some
-100 bytes of a router's memory, and 3 µs of its time."""
+"""Of the prompts of one request, alternatives included: each takes up to 11 bytes of a message,
+some 100 bytes of a router's memory, and 3 µs of its time."""
 
 
 @dataclass(frozen=True, slots=True)

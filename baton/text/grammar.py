@@ -1,5 +1,6 @@
 """Answers held to their grammars: compiled and walked by llguidance, within bounds."""
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from baton.core.grammar import Grammar
+from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import Invalid
 from baton.text.grammar_source import lark_of
@@ -28,6 +29,8 @@ Schemas in use take a thousandth of that."""
 
 MAX_COMPILED = 16
 """Grammars that are kept compiled: about 1 MB each, 50 MB at worst."""
+
+_PLACE = re.compile(r"^at \d+\(\d+\): ")
 
 MAX_MESSAGE = 500
 """Characters of a complaint, which repeats parts of the grammar."""
@@ -146,5 +149,7 @@ class Walk:
 
 
 def _refusal(grammar: Grammar, complaint: str) -> Invalid:
+    if grammar.kind is not GrammarKind.LARK:  # nobody but us knows the text that it quotes
+        complaint = _PLACE.sub("", complaint.partition("\n   1 |")[0])
     message = f"the {grammar.kind.value} can't be followed: {complaint}"
     return Invalid(message[:MAX_MESSAGE], param="response_format")

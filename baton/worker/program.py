@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import grpc.aio
@@ -80,7 +81,6 @@ class WorkerProgram:
             clock=self._clock,
         )
         self._transports = self._open_transports()
-        self._grammars = await asyncio.to_thread(self._load_grammars)
         self._worker = self._build_worker()
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, self._settings.heartbeat_seconds
@@ -123,6 +123,14 @@ class WorkerProgram:
     # -- parts ----------------------------------------------------------------------------
 
     def _load(self) -> ModelRunner:
+        """The vocabulary is read while the weights are: it takes a second if it is large."""
+        with ThreadPoolExecutor(1) as pool:
+            grammars = pool.submit(self._load_grammars)
+            runner = self._load_runner()
+            self._grammars = grammars.result()
+        return runner
+
+    def _load_runner(self) -> ModelRunner:
         settings = self._settings
         return ModelRunner.load(
             resolve_model(settings.model),
@@ -135,9 +143,10 @@ class WorkerProgram:
         )
 
     def _load_grammars(self) -> Grammars:
-        model = self._runner.model_config
+        path = resolve_model(self._settings.model)
+        model = load_model_config(path)
         tokens = [TokenId(token) for token in model.eos_token_ids]
-        return Grammars.load(resolve_model(self._settings.model), model.vocab_size, tokens)
+        return Grammars.load(path, model.vocab_size, tokens)
 
     def _engine_config(self) -> EngineConfig:
         settings = self._settings
