@@ -151,6 +151,7 @@ class Job:
             {"code": "invalid_file", "message": why, "param": "input_file_id", "line": None}
         ]
         self.batch.become(Status.FAILED, now)
+        self.close()
         self.save()
 
     # -- what was written ------------------------------------------------------------------------

@@ -73,6 +73,7 @@ class Runner:
         try:
             async with asyncio.TaskGroup() as tasks:
                 while True:
+                    self._changed.clear()  # before: what changes from now on is looked at again
                     try:
                         await self._begin(tasks)
                     except OSError as error:
@@ -111,7 +112,6 @@ class Runner:
             self._changed.set()
 
     async def _wait(self) -> None:
-        self._changed.clear()
         sleep = asyncio.ensure_future(self._clock.sleep(POLL_SECONDS))
         change = asyncio.ensure_future(self._changed.wait())
         try:
