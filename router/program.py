@@ -1,6 +1,7 @@
 """The router as a program: joins the cluster, listens, serves, drains."""
 
 import asyncio
+import gc
 import os
 from pathlib import Path
 
@@ -39,6 +40,8 @@ from router.tenants.watch import TenantsFile
 log = structlog.get_logger(__name__)
 
 DRAIN_POLL_SECONDS = 0.05
+COLLECTOR_THRESHOLDS = (10_000, 20, 50)
+"""Objects until the youngest are looked through; times until the older are, and until all are."""
 
 
 class RouterProgram:
@@ -84,6 +87,8 @@ class RouterProgram:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._links.run())
             tasks.create_task(self._cluster.run())
+            assert self._conductors is not None, "start() comes first"
+            tasks.create_task(self._conductors.run())
             assert self._tenancy is not None, "start() comes first"
             tasks.create_task(self._tenancy.run())
             tasks.create_task(self._pinner.run())
@@ -188,6 +193,7 @@ class RouterProgram:
         return ports
 
     def _note_listening(self) -> None:
+        settle_collector()
         self._state = WorkerState.READY
         self._heartbeat.hurry()
 
@@ -202,6 +208,15 @@ class RouterProgram:
             model=self._settings.model,
             load=Load(running=self._service.gate.inside),
         )
+
+
+def settle_collector() -> None:
+    """What a router has once it has started stays, and is not looked through for garbage again.
+    Requests go by their reference counts; looking through thousands of idle streams holds up all
+    others for a tenth of a second, and is done seldom."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTOR_THRESHOLDS)
 
 
 def build(settings: Settings) -> Program:

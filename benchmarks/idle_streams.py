@@ -1,0 +1,343 @@
+"""What 10,000 idle connections and 10,000 idle streams cost, and what a busy one notices of them.
+
+    python -m benchmarks.idle_streams [--streams N] [--seconds S] [--gap G]
+
+Three processes: the router (its HTTP server, journeys and all between, over in-memory workers), the
+holder of what is idle, and the reader of one busy stream, which gets a token every ``gap`` seconds.
+An idle stream has had its first token and waits for the next one. Memory is the router process's
+(resident), the workers' twins included and the kernel's socket buffers not. The busy one is
+measured alone, beside idle connections, beside idle streams, and alone once more.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import json
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Any
+
+import psutil
+import uvloop
+
+from baton.checkpoint import load_model_config, resolve_model
+from baton.clock import SystemClock
+from baton.config import DEMO_MODEL
+from baton.core.ids import Generation, TokenId, WorkerId
+from baton.core.member import Member
+from baton.core.request import RequestSpec
+from baton.core.states import Role, WorkerState
+from baton.text.tokenizer import Tokenizer
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from router.app import build_app
+from router.attempt import Deadlines
+from router.auth import Doorkeeper
+from router.cluster import Cluster
+from router.connection import ConnectionLimits
+from router.journey import Guide, JourneyConfig
+from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
+from router.ports import OTHER_FILES, raise_open_files
+from router.program import settle_collector
+from router.server import HttpServer, open_listener
+from router.service import Service, ServiceConfig
+
+WARM_UP_TOKENS = 100
+SETTLE_SECONDS = 2.0
+BUSY, IDLE = "busy", "idle"
+HOLD_SECONDS = 3600.0
+AT_ONCE = 200
+
+
+# -- the router -----------------------------------------------------------------------------
+
+
+class StaticMembers:
+    async def members(self) -> list[Member]:
+        return [
+            Member(
+                WorkerId("d0"), Role.DECODE, "d0:1", Generation(1), WorkerState.READY,
+                model_digest="ab", block_tokens=16, kv_dtype="f32", max_model_tokens=32_768,
+            )
+        ]  # fmt: skip
+
+
+def say(known: Sequence[TokenId], spec: RequestSpec) -> TokenId:
+    return TokenId(100 + len(known) % 50)
+
+
+async def serve(gap: float, num_streams: int) -> None:
+    worker = TwinWorker("d0", say, automatic=False)
+    service = build_service(worker, num_streams)
+    await service.cluster.refresh()
+    limits = ConnectionLimits(
+        max_connections=num_streams + 100, keep_alive_seconds=HOLD_SECONDS, header_seconds=60.0
+    )
+    server = HttpServer(build_app(service), SystemClock(), limits)
+    listener = open_listener("127.0.0.1", 0)
+    await server.listen(listener)
+    pauses = note_pauses()
+    settle_collector()
+    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+    asyncio.get_running_loop().add_reader(sys.stdin, tell, worker, pauses)
+    await step(worker, gap)
+
+
+def tell(worker: TwinWorker, pauses: list[float]) -> None:
+    if not sys.stdin.readline():
+        sys.exit()
+    longest = max(pauses, default=0.0)
+    print(json.dumps({"jobs": len(worker.jobs), "longest_gc": longest}), flush=True)
+    pauses.clear()
+
+
+async def step(worker: TwinWorker, gap: float) -> None:
+    """A token every ``gap`` seconds for those that were asked for by BUSY, by the clock and not by
+    how long the last one took; one for each of the others."""
+    loop = asyncio.get_running_loop()
+    at = loop.time()
+    while True:
+        at = max(at + gap, loop.time())
+        await asyncio.sleep(at - loop.time())
+        fresh, worker.submitted = worker.submitted, []
+        for job in fresh:
+            if not job.spec.sampling.ignore_eos and not job.ended:
+                worker._step(job)
+        for job in [job for job in busy_jobs(worker, fresh) if not job.ended]:
+            worker._step(job)
+
+
+KNOWN_BUSY: list[Any] = []
+
+
+def busy_jobs(worker: TwinWorker, fresh: Sequence[Any]) -> list[Any]:
+    """Kept apart, so that the idle ones cost the twin nothing."""
+    KNOWN_BUSY.extend(job for job in fresh if job.spec.sampling.ignore_eos)
+    KNOWN_BUSY[:] = [job for job in KNOWN_BUSY if not job.ended]
+    return list(KNOWN_BUSY)
+
+
+def note_pauses() -> list[float]:
+    """How long the garbage collector has held everybody up, each time."""
+    pauses: list[float] = []
+    began = [0.0]
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            began[0] = SYSTEM_CLOCK()
+        else:
+            pauses.append(SYSTEM_CLOCK() - began[0])
+
+    gc.callbacks.append(note)
+    return pauses
+
+
+def build_service(worker: TwinWorker, num_streams: int) -> Service:
+    folder = resolve_model(str(DEMO_MODEL))
+    clock = SystemClock()
+    deadlines = Deadlines(HOLD_SECONDS, HOLD_SECONDS, HOLD_SECONDS)
+    placer, links = MemoryPlacer([], [worker]), MemoryLinks(worker)
+    placer.queries = Forgetful()
+    return Service(
+        config=ServiceConfig(
+            model="demo",
+            vocab_size=load_model_config(folder).vocab_size,
+            max_concurrent_requests=num_streams + 100,
+        ),
+        tokenizer=Tokenizer.load(folder, clock),
+        cluster=Cluster(StaticMembers(), clock, 32_768),
+        guide=Guide(placer, links, clock, JourneyConfig(deadlines=deadlines)),
+        doorkeeper=Doorkeeper({}, None),
+        clock=clock,
+    )
+
+
+class Forgetful(list[Any]):
+    """The twin remembers what it was asked; here that would count as the router's memory."""
+
+    def append(self, item: Any) -> None:
+        return None
+
+
+# -- what is idle ---------------------------------------------------------------------------
+
+
+def request(stream: str) -> bytes:
+    body = json.dumps(
+        {"prompt": [5] * 64, "max_tokens": 30_000, "stream": True, "ignore_eos": stream == BUSY}
+    ).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+class Idler(asyncio.Protocol):
+    """One connection; ``arrived`` is set by what comes next."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+        self.arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.arrived.done():
+            self.arrived.set_result(None)
+
+    async def ask(self, data: bytes) -> None:
+        self.arrived = asyncio.get_running_loop().create_future()
+        self.transport.write(data)
+        await self.arrived
+
+
+async def hold(port: int, num: int) -> None:
+    """Reads a line, does the next thing, answers a line."""
+    loop = asyncio.get_running_loop()
+    idlers: list[Idler] = []
+
+    async def connect() -> None:
+        _, idler = await loop.create_connection(Idler, "127.0.0.1", port)
+        await idler.ask(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
+        idlers.append(idler)
+
+    async def next_line() -> str:
+        return await asyncio.to_thread(sys.stdin.readline)
+
+    await next_line()
+    for start in range(0, num, AT_ONCE):
+        await asyncio.gather(*(connect() for _ in range(min(AT_ONCE, num - start))))
+    print("connected", flush=True)
+    await next_line()
+    for start in range(0, num, AT_ONCE):
+        batch = idlers[start : start + AT_ONCE]
+        await asyncio.gather(*(idler.ask(request(IDLE)) for idler in batch))
+    print("streaming", flush=True)
+    await next_line()
+    for idler in idlers:
+        idler.transport.abort()
+    print("gone", flush=True)
+
+
+# -- who watches ----------------------------------------------------------------------------
+
+
+async def busy_gaps(port: int, seconds: float, gap: float) -> list[float]:
+    """Between the tokens of one stream."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request(BUSY))
+    times = []
+    for _ in range(WARM_UP_TOKENS + int(seconds / gap)):
+        await reader.readuntil(b"\n\n")
+        times.append(SYSTEM_CLOCK())
+    writer.close()
+    times = times[WARM_UP_TOKENS:]
+    return [later - earlier for earlier, later in pairwise(times)]
+
+
+def summary(gaps: list[float]) -> dict[str, float]:
+    gaps = sorted(gaps)
+    at = {
+        f"p{share:g}": gaps[min(int(len(gaps) * share / 100), len(gaps) - 1)] for share in (50, 99)
+    }
+    return {name: round(1000 * value, 3) for name, value in at.items()} | {
+        "mean": round(1000 * fmean(gaps), 3),
+        "max": round(1000 * gaps[-1], 3),
+    }
+
+
+class Child:
+    """A process of this module, spoken to in lines."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+
+    @classmethod
+    async def start(cls, *arguments: str) -> "Child":
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "benchmarks.idle_streams", *arguments,
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        return cls(process)
+
+    async def heard(self) -> str:
+        assert self.process.stdout is not None
+        return (await self.process.stdout.readline()).decode()
+
+    async def ask(self) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(b"\n")
+        return await self.heard()
+
+    def resident_bytes(self) -> int:
+        return int(psutil.Process(self.process.pid).memory_info().rss)
+
+
+async def measure(num: int, seconds: float, gap: float) -> dict[str, Any]:
+    router = await Child.start("--role", "router", "--gap", str(gap), "--streams", str(num))
+    port = json.loads(await router.heard())["port"]
+    holder = await Child.start("--role", "holder", "--port", str(port), "--streams", str(num))
+    results: dict[str, Any] = {}
+    memory: dict[str, int] = {}
+
+    async def look(name: str) -> None:
+        await asyncio.sleep(SETTLE_SECONDS)
+        memory[name] = router.resident_bytes()
+        await router.ask()
+        gaps = summary(await busy_gaps(port, seconds, gap))
+        told = json.loads(await router.ask())
+        results[name] = {
+            "token_gap_ms": gaps,
+            "resident_mb": round(memory[name] / 2**20, 1),
+            "streams": told["jobs"],
+            "longest_gc_ms": round(1000 * told["longest_gc"], 2),
+        }
+        print(f"{name:20} {json.dumps(results[name])}")
+
+    try:
+        await look("alone")
+        assert await holder.ask() == "connected\n"
+        await look("idle_connections")
+        assert await holder.ask() == "streaming\n"
+        await look("idle_streams")
+        assert await holder.ask() == "gone\n"
+        await look("alone_again")
+    finally:
+        for child in (holder, router):
+            with contextlib.suppress(ProcessLookupError):
+                child.process.kill()
+            await child.process.wait()
+    alone = min(results[name]["token_gap_ms"]["p99"] for name in ("alone", "alone_again"))
+    return {
+        "benchmark": "idle_streams",
+        "streams": num,
+        "gap_ms": 1000 * gap,
+        "phases": results,
+        "bytes_per_connection": (memory["idle_connections"] - memory["alone"]) // num,
+        "bytes_per_stream": (memory["idle_streams"] - memory["alone"]) // num,
+        "p99_beside_streams": round(results["idle_streams"]["token_gap_ms"]["p99"] / alone, 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Idle connections and streams.")
+    parser.add_argument("--streams", type=int, default=10_000)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each busy stream")
+    parser.add_argument("--gap", type=float, default=0.02, help="seconds between its tokens")
+    parser.add_argument("--role", choices=("all", "router", "holder"), default="all")
+    parser.add_argument("--port", type=int, default=0)
+    options = parser.parse_args()
+    limit = raise_open_files()
+    num = min(options.streams, limit - OTHER_FILES)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        if options.role == "router":
+            runner.run(serve(options.gap, num))
+        elif options.role == "holder":
+            runner.run(hold(options.port, num))
+        else:
+            if num < options.streams:
+                print(f"only {limit} files may be open: {num} streams")
+            print(json.dumps(describe()))
+            print(json.dumps(runner.run(measure(num, options.seconds, options.gap))))
+
+
+if __name__ == "__main__":
+    main()
