@@ -1,0 +1,220 @@
+"""Sends a load: open, when it is due; closed, when its users have their answers."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baton.cli.bench.call import TIMEOUT, Call, Fault
+from baton.cli.bench.connection import Pool
+from baton.cli.bench.load import Load, sessions
+from baton.cli.bench.prompts import Wording
+from baton.cli.bench.record import Gaps, Record, record_of
+from baton.cli.bench.target import Target
+from baton.clock import Clock
+from conductor.simulator.arrival import Arrival, Trace
+from conductor.simulator.seed import seeded
+
+SWEEP_SECONDS = 0.25
+ROOM_SECONDS = 0.001
+YIELD_EVERY = 16
+"""Requests of one moment are sent without a look at what comes back, but not more."""
+
+MAX_RECORDS = 5_000_000
+"""Some 200 bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """``at_once`` bounds requests under way: each has a connection."""
+
+    timeout_seconds: float
+    at_once: int
+
+
+class Driver:
+    """One run against one server. ``records`` and ``gaps`` are of what was measured and has
+    ended."""
+
+    def __init__(
+        self, target: Target, wording: Wording, load: Load, clock: Clock, limits: Limits
+    ) -> None:
+        self._pool = Pool(target, clock)
+        self._head = target.head("POST", wording.path)
+        self._wording = wording
+        self._load = load
+        self._clock = clock
+        self._limits = limits
+        self._flying: dict[Call, None] = {}
+        self._began_at = 0.0
+        self._issuing: asyncio.Task[None] | None = None
+        self.records: list[Record] = []
+        self.gaps = Gaps()
+        self.num_sent = self.num_ended = self.num_failed = self.most_at_once = 0
+        self.interrupted = False
+
+    async def run(self, trace: Trace, begin_at: float, on_sweep: Callable[[], None]) -> None:
+        """Returns when all that was sent has ended. ``begin_at`` is by the clock."""
+        self._began_at = begin_at
+        issue = self._closed(trace) if self._load.closed else self._open(trace)
+        watching = asyncio.ensure_future(self._watch(on_sweep))
+        self._issuing = asyncio.ensure_future(issue)
+        try:
+            await asyncio.wait([self._issuing])
+            if not self._issuing.cancelled():
+                self._issuing.result()
+            while self._flying and not self.interrupted:
+                await self._clock.sleep(SWEEP_SECONDS / 10)
+        finally:
+            watching.cancel()
+            self._issuing.cancel()
+            self._pool.close()
+
+    def stop(self) -> None:
+        """What is under way counts for nothing."""
+        self.interrupted = True
+        if self._issuing is not None:
+            self._issuing.cancel()
+
+    @property
+    def num_flying(self) -> int:
+        return len(self._flying)
+
+    @property
+    def seconds(self) -> float:
+        return self._clock.monotonic() - self._began_at
+
+    # -- open ------------------------------------------------------------------------------
+
+    async def _open(self, trace: Trace) -> None:
+        warm_up = self._load.warm_up_requests(len(trace.arrivals))
+        for number, arrival in enumerate(trace.arrivals):
+            due = self._began_at + arrival.at_seconds
+            await self._until(due, number)
+            self._send(arrival, due, number >= warm_up)
+
+    async def _until(self, due: float, number: int) -> None:
+        """And until there is room; whoever waits for that is late, which is told."""
+        left = due - self._clock.monotonic()
+        if left > 0:
+            await self._clock.sleep(left)
+        elif number % YIELD_EVERY == 0:
+            await self._clock.sleep(0)
+        while len(self._flying) >= self._limits.at_once:
+            await self._clock.sleep(ROOM_SECONDS)
+
+    # -- closed ----------------------------------------------------------------------------
+
+    async def _closed(self, trace: Trace) -> None:
+        await self._clock.sleep(max(self._began_at - self._clock.monotonic(), 0.0))
+        users = Users(self, self._load, trace, self._clock)
+        await users.run(self._began_at)
+
+    # -- calls -----------------------------------------------------------------------------
+
+    def send(self, arrival: Arrival, measured: bool, lap: int, then: Callable[[], None]) -> None:
+        """Of a closed loop: now."""
+        self._send(arrival, self._clock.monotonic(), measured, lap, then)
+
+    def _send(
+        self,
+        arrival: Arrival,
+        due: float,
+        measured: bool,
+        lap: int = 0,
+        then: Callable[[], None] = lambda: None,
+    ) -> None:
+        measured = measured and due - self._began_at >= self._load.warm_up_seconds
+
+        def end(call: Call) -> None:
+            self._ended(call)
+            then()
+
+        body = self._wording.body(arrival, lap)
+        call = Call(arrival, measured, due, end)
+        self._flying[call] = None
+        self.num_sent += 1
+        self.most_at_once = max(self.most_at_once, len(self._flying))
+        self._pool.send(call, b"%b%d\r\n\r\n%b" % (self._head, len(body), body))
+
+    def _ended(self, call: Call) -> None:
+        self._flying.pop(call, None)
+        self._pool.forget(call)
+        self.num_ended += 1
+        self.num_failed += call.fault is not None
+        if call.measured and not self.interrupted and len(self.records) < MAX_RECORDS:
+            self.records.append(record_of(call, self._began_at))
+            self.gaps.add(call.gaps)
+
+    async def _watch(self, on_sweep: Callable[[], None]) -> None:
+        patience = self._limits.timeout_seconds
+        while True:
+            await self._clock.sleep(SWEEP_SECONDS)
+            earliest = self._clock.monotonic() - patience
+            for call in [call for call in self._flying if call.sent_at < earliest]:
+                message = f"no end within {patience:g} s"
+                self._pool.drop(call, Fault(call.status, TIMEOUT, message))
+            on_sweep()
+
+
+class Users:
+    """Each has one conversation after the other, turn by turn, and thinks between two turns."""
+
+    def __init__(self, driver: Driver, load: Load, trace: Trace, clock: Clock) -> None:
+        assert load.concurrency is not None
+        self._driver = driver
+        self._load = load
+        self._clock = clock
+        self._sessions = sessions(trace.arrivals)
+        self._num_users = load.concurrency
+        self._warm_up = load.warm_up_requests(len(trace.arrivals))
+        self._most = None if load.duration is not None and load.requests is None else len(
+            trace.arrivals
+        )  # fmt: skip
+        self._chance = seeded(load.seed)
+        self._next_session = self._num_issued = self._num_idle = 0
+        self._over = asyncio.Event()
+        self._ends_at = 0.0
+
+    async def run(self, began_at: float) -> None:
+        """Returns when nothing more is to be sent."""
+        loop = asyncio.get_running_loop()
+        if self._load.duration is not None:
+            self._ends_at = began_at + self._load.duration
+            left = self._ends_at - self._clock.monotonic()
+            loop.call_later(max(left, 0.0), self._over.set)
+        for _ in range(self._num_users):
+            self._turn(deque())
+        await self._over.wait()
+
+    def _turn(self, left: deque[tuple[Arrival, int]]) -> None:
+        """The next one of a user, perhaps of a new conversation."""
+        if not left:
+            left = self._conversation()
+        if not left or self._done():
+            self._num_idle += 1
+            if self._num_idle == self._num_users:
+                self._over.set()
+            return
+        arrival, lap = left.popleft()
+        measured = self._num_issued >= self._warm_up
+        self._num_issued += 1
+        self._driver.send(arrival, measured, lap, lambda: self._think(left))
+
+    def _think(self, left: deque[tuple[Arrival, int]]) -> None:
+        seconds = self._load.think_seconds
+        if seconds and left:
+            pause = self._chance.exponential(seconds)
+            asyncio.get_running_loop().call_later(pause, self._turn, left)
+        else:
+            asyncio.get_running_loop().call_soon(self._turn, left)
+
+    def _done(self) -> bool:
+        late = self._load.duration is not None and self._clock.monotonic() >= self._ends_at
+        full = self._most is not None and self._num_issued >= self._most
+        return late or full or self._driver.interrupted
+
+    def _conversation(self) -> deque[tuple[Arrival, int]]:
+        lap, place = divmod(self._next_session, len(self._sessions))
+        self._next_session += 1
+        return deque((arrival, lap) for arrival in self._sessions[place])
