@@ -19,8 +19,8 @@ OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 """Otherwise what can come only one way is written out ahead at each step, however long: a gigabyte
 for the pattern ``(abc){100000000}``."""
 
-JSON_OPTIONS = {"whitespace_pattern": r"[\x20\x0A\x0D\x09]{0,40}"}
-"""A model that likes blanks must come to an end of them."""
+JSON_OPTIONS = {"whitespace_pattern": r"(\r?\n[ \t]{0,32}|[ \t]{0,2})"}
+"""As JSON is written on one line, or indented on many. A weak model fills any room with blanks."""
 
 
 def lark_of(grammar: Grammar) -> str:
