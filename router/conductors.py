@@ -1,5 +1,6 @@
 """Placement by the conductors that the registry knows."""
 
+import asyncio
 import hashlib
 from collections.abc import Callable
 
@@ -12,6 +13,7 @@ from baton.core.states import Role
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from baton.rpc.channel import open_channel
 from baton.rpc.conductor_client import ask_placement
+from baton.rpc.placement_stream import PlacementStream
 from router.cluster import Cluster
 from router.placement import PlaceQuery
 
@@ -26,7 +28,8 @@ MAX_CHANNELS = 16
 
 class ConductorPlacer:
     """Asks the ready conductors, from the one that the request's hash says on, until one answers:
-    several share the work, and a retry asks the same one first."""
+    several share the work, and a retry asks the same one first. While :meth:`run` runs, all
+    questions to a conductor share a stream."""
 
     def __init__(
         self,
@@ -40,7 +43,15 @@ class ConductorPlacer:
         self._secret = secret
         self._connect = connect
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._streams: dict[str, PlacementStream] = {}
+        self._tasks: asyncio.TaskGroup | None = None
         self._failed_at: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            await asyncio.get_running_loop().create_future()
 
     async def place(self, query: PlaceQuery) -> Placement:
         """Raises Overloaded or Invalid as a conductor says, Unavailable when none answers."""
@@ -68,8 +79,10 @@ class ConductorPlacer:
         return failed_at is not None and self._clock.monotonic() < failed_at + COOLDOWN_SECONDS
 
     async def _ask(self, address: str, query: PlaceQuery) -> Placement:
+        channel = await self._channel(address)
         return await ask_placement(
-            await self._channel(address),
+            channel,
+            stream=self._stream(address, channel),
             request_id=query.request_id,
             epoch=query.epoch,
             tenant=query.tenant,
@@ -83,10 +96,21 @@ class ConductorPlacer:
 
     async def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels and len(self._channels) >= MAX_CHANNELS:
-            await self._channels.pop(next(iter(self._channels))).close()
+            oldest = next(iter(self._channels))
+            self._streams.pop(oldest, None)
+            await self._channels.pop(oldest).close()
         if address not in self._channels:
             self._channels[address] = self._connect(address, self._secret)
         return self._channels[address]
+
+    def _stream(self, address: str, channel: grpc.aio.Channel) -> PlacementStream | None:
+        """The living one, or a new one."""
+        known = self._streams.get(address)
+        if self._tasks is None or (known is not None and known.alive):
+            return known
+        stream = self._streams[address] = PlacementStream(channel)
+        self._tasks.create_task(stream.run())
+        return stream
 
 
 def _turned(conductors: list[Member], request_id: str) -> list[Member]:

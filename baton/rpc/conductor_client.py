@@ -1,7 +1,6 @@
 """Client of a conductor."""
 
 from collections.abc import Iterable, Sequence
-from weakref import WeakKeyDictionary
 
 import grpc.aio
 
@@ -10,11 +9,10 @@ from baton.core.placement import Placement
 from baton.core.pool_plan import PoolPlan
 from baton.rpc.channel import open_channel, translated
 from baton.rpc.placement_convert import placement_from_proto
+from baton.rpc.placement_stream import PlacementStream
 from baton.rpc.pool_plan_convert import pool_plan_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
-
-_STUBS: WeakKeyDictionary[grpc.aio.Channel, pb_grpc.ConductorStub] = WeakKeyDictionary()
 
 
 async def ask_placement(
@@ -29,8 +27,10 @@ async def ask_placement(
     excluded: Iterable[str],
     model: str,
     timeout_seconds: float,
+    stream: PlacementStream | None = None,
 ) -> Placement:
-    """Raises what the conductor does, Unavailable for an answer without a worker."""
+    """Over ``stream``, if there is one, else by a call of its own. Raises what the conductor does,
+    Unavailable for an answer without a worker."""
     request = pb.PlaceRequest(
         request_id=request_id,
         epoch=epoch,
@@ -41,17 +41,11 @@ async def ask_placement(
         excluded_worker_ids=sorted(excluded),
         model=model,
     )
+    if stream is not None:
+        return await stream.ask(request, timeout_seconds)
     with translated():
-        answer = await _stub(channel).Place(request, timeout=timeout_seconds)
+        answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
     return placement_from_proto(answer)
-
-
-def _stub(channel: grpc.aio.Channel) -> pb_grpc.ConductorStub:
-    """To make one takes a good part of what a call does."""
-    stub = _STUBS.get(channel)
-    if stub is None:
-        stub = _STUBS[channel] = pb_grpc.ConductorStub(channel)
-    return stub
 
 
 async def ask_pool_plan(

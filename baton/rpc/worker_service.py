@@ -90,9 +90,7 @@ class WorkerService(pb_grpc.WorkerServicer):
     async def Run(self, requests: AsyncIterator[pb.RouterMessage], context: Context) -> None:
         stream = self._core.open_stream()
         try:
-            await _until_either(
-                _take_all(stream, requests), self.write_outputs(stream, context)
-            )
+            await _until_either(_take_all(stream, requests), self.write_outputs(stream, context))
         except BatonError as error:
             await abort(context, error)
         finally:

@@ -23,6 +23,7 @@ from baton.core.pool_plan import MAX_POOL_ALTERNATIVES, PoolAlternative, PoolPla
 from baton.core.states import Role, WorkerState
 from baton.core.store import BlockFilter, LeaseQuery, PutRequest, PutResult, Tier
 from baton.errors import (
+    BatonError,
     Cancelled,
     Corrupt,
     DeadlineExceeded,
@@ -36,11 +37,12 @@ from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.rpc.channel import open_channel
 from baton.rpc.conductor_client import ask_placement, ask_pool_plan
-from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.conductor_service import ConductorService, add_conductor_service
 from baton.rpc.door import DoorServer, door_path
 from baton.rpc.kvstore_calls import StoreCalls
 from baton.rpc.kvstore_client import KvStoreClient, stat_store
 from baton.rpc.kvstore_service import add_kvstore_service
+from baton.rpc.placement_stream import PlacementStream
 from baton.rpc.server import build_server
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
@@ -273,27 +275,95 @@ async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.C
         yield channel
 
 
+def question(*excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)) -> dict[str, Any]:
+    return {
+        "request_id": "r", "epoch": 1, "tenant": "t", "num_tokens": 133, "max_new_tokens": 16,
+        "block_keys": keys, "excluded": excluded, "model": "m", "timeout_seconds": 30.0,
+    }  # fmt: skip
+
+
 async def ask(
-    channel: grpc.aio.Channel, *excluded: str, keys: tuple[BlockKey, ...] = tuple(KEYS)
+    channel: grpc.aio.Channel,
+    *excluded: str,
+    keys: tuple[BlockKey, ...] = tuple(KEYS),
+    streams: bool = True,
 ) -> Placement:
-    return await ask_placement(
-        channel, request_id="r", epoch=1, tenant="t", num_tokens=133, max_new_tokens=16,
-        block_keys=keys, excluded=excluded, model="m", timeout_seconds=30.0,
-    )  # fmt: skip
+    """Over a stream, as routers do, or by a call of its own."""
+    asked = question(*excluded, keys=keys)
+    if not streams:
+        return await ask_placement(channel, **asked)
+    stream = PlacementStream(channel)
+    running = asyncio.create_task(stream.run())
+    try:
+        return await ask_placement(channel, **asked, stream=stream)
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_a_stream_of_placements_ends_with_its_conductor() -> None:
+    """Whoever waits learns it, and so does whoever comes later."""
+
+    class Silent:
+        def __init__(self) -> None:
+            self.asked = asyncio.Event()
+
+        def place(self, **asked: Any) -> Placement:
+            self.asked.set()
+            raise AssertionError("a bug of its own")
+
+    core = Silent()
+    async with (
+        served(lambda server: add_conductor_service(server, core)) as address,
+        open_channel(address, SECRET) as channel,
+    ):
+        stream = PlacementStream(channel)
+        running = asyncio.create_task(stream.run())
+        with pytest.raises(BatonError, match="internal error"):
+            await ask_placement(channel, **question(), stream=stream)
+        assert core.asked.is_set() and stream.alive
+    await asyncio.wait([running])
+    with pytest.raises(Unavailable, match="the stream has ended"):
+        await ask_placement(channel, **question(), stream=stream)
+
+
+async def test_a_conductor_that_does_not_answer_in_time() -> None:
+    async def silence(batches: Any, context: Any) -> Any:
+        async for _ in batches:
+            pass
+        yield pb.PlaceAnswers()
+
+    core = ConductorService(None)  # type: ignore[arg-type]
+    core.PlaceMany = silence  # type: ignore[method-assign]
+    async with (
+        served(lambda server: pb_grpc.add_ConductorServicer_to_server(core, server)) as address,
+        open_channel(address, SECRET) as channel,
+    ):
+        stream = PlacementStream(channel)
+        running = asyncio.create_task(stream.run())
+        with pytest.raises(DeadlineExceeded):
+            await stream.ask(pb.PlaceRequest(), 0.01)
+        waiting = asyncio.create_task(stream.ask(pb.PlaceRequest(), 30.0))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(Unavailable):
+            await waiting
+        await asyncio.wait([running])
 
 
 def loaded(one: Member, **load: Any) -> Member:
     return replace(one, load=Load(at_seconds=1.0, num_blocks=100, **load))
 
 
-async def test_a_placement_and_why() -> None:
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_placement_and_why(streams: bool) -> None:
     reads, writes = PrefillCost(0.0, 0.001, 0.0), DecodeCost(0.01, 0.0, 0.0)
     workers = [
         loaded(member("p", Role.PREFILL), prefill_cost=reads),
         loaded(member("d", Role.DECODE), decode_cost=writes),
     ]
     async with conductor(*workers) as channel:
-        placement = await ask(channel)
+        placement = await ask(channel, streams=streams)
     assert placement.prefill == WorkerRef(WorkerId("p"), "p:1", Generation(7))
     assert placement.decode == WorkerRef(WorkerId("d"), "d:1", Generation(7))
     assert placement.reason == (
@@ -338,20 +408,21 @@ async def test_placements_without_one_pool() -> None:
             await ask(channel, "p", "d")
 
 
-async def test_a_conductor_refuses() -> None:
+@pytest.mark.parametrize("streams", [False, True])
+async def test_a_conductor_refuses(streams: bool) -> None:
     full = loaded(member("d", Role.DECODE), decode_requests=3, promised_tokens=1590,
                   short_answer_tokens=1.0)  # fmt: skip
     small = replace(full, load=replace(full.load, num_blocks=8))
     async with conductor(member("p", Role.PREFILL), full) as channel:
         with pytest.raises(Overloaded, match="room for 10 tokens, and 149 are needed") as refusal:
-            await ask(channel)
+            await ask(channel, streams=streams)
         # 139 of 1,590 tokens, at 10 ms for each of 256 of an answer; 40 ms can be made up for.
         assert refusal.value.retry_after_seconds == pytest.approx(0.184, abs=0.001)
         with pytest.raises(Invalid, match="of 16 bytes each"):
-            await ask(channel, keys=(BlockKey(b"short"),))
+            await ask(channel, keys=(BlockKey(b"short"),), streams=streams)
     async with conductor(member("p", Role.PREFILL), small) as channel:
         with pytest.raises(Invalid, match="133 tokens, and the largest decode worker has memory"):
-            await ask(channel)
+            await ask(channel, streams=streams)
 
 
 async def test_too_many_keys_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

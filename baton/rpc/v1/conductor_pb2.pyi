@@ -27,6 +27,36 @@ class PlaceRequest(_message.Message):
     model: str
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., tenant: _Optional[str] = ..., num_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., block_keys: _Optional[_Iterable[bytes]] = ..., excluded_worker_ids: _Optional[_Iterable[str]] = ..., model: _Optional[str] = ...) -> None: ...
 
+class PlaceRequests(_message.Message):
+    __slots__ = ("requests",)
+    REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    requests: _containers.RepeatedCompositeFieldContainer[PlaceRequest]
+    def __init__(self, requests: _Optional[_Iterable[_Union[PlaceRequest, _Mapping]]] = ...) -> None: ...
+
+class PlaceAnswers(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[PlaceAnswer]
+    def __init__(self, answers: _Optional[_Iterable[_Union[PlaceAnswer, _Mapping]]] = ...) -> None: ...
+
+class PlaceAnswer(_message.Message):
+    __slots__ = ("placement", "refusal")
+    PLACEMENT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    placement: Placement
+    refusal: Refusal
+    def __init__(self, placement: _Optional[_Union[Placement, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ...) -> None: ...
+
+class Refusal(_message.Message):
+    __slots__ = ("status", "message", "retry_after_seconds")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    status: str
+    message: str
+    retry_after_seconds: float
+    def __init__(self, status: _Optional[str] = ..., message: _Optional[str] = ..., retry_after_seconds: _Optional[float] = ...) -> None: ...
+
 class Placement(_message.Message):
     __slots__ = ("prefill", "decode", "reason", "store_hint", "policy", "ttft_seconds", "tbt_seconds", "prefill_alternatives", "decode_alternatives")
     PREFILL_FIELD_NUMBER: _ClassVar[int]

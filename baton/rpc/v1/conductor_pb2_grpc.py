@@ -39,6 +39,11 @@ class ConductorStub:
                 request_serializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceRequest.SerializeToString,
                 response_deserializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.Placement.FromString,
                 _registered_method=True)
+        self.PlaceMany = channel.stream_stream(
+                '/baton.rpc.v1.Conductor/PlaceMany',
+                request_serializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceRequests.SerializeToString,
+                response_deserializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceAnswers.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/baton.rpc.v1.Conductor/Describe',
                 request_serializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.DescribeRequest.SerializeToString,
@@ -58,6 +63,15 @@ class ConductorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlaceMany(self, request_iterator, context):
+        """As Place, for all requests of a router: each message has those that were waiting, and is
+        answered by one message, which has an answer to each, in their order. When the stream breaks,
+        what was not answered may be asked again, here or elsewhere.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """What is known of the cluster. Idempotent.
         """
@@ -72,6 +86,11 @@ def add_ConductorServicer_to_server(servicer, server):
                     servicer.Place,
                     request_deserializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceRequest.FromString,
                     response_serializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.Placement.SerializeToString,
+            ),
+            'PlaceMany': grpc.stream_stream_rpc_method_handler(
+                    servicer.PlaceMany,
+                    request_deserializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceRequests.FromString,
+                    response_serializer=baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceAnswers.SerializeToString,
             ),
             'Describe': grpc.unary_unary_rpc_method_handler(
                     servicer.Describe,
@@ -106,6 +125,33 @@ class Conductor:
             '/baton.rpc.v1.Conductor/Place',
             baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceRequest.SerializeToString,
             baton_dot_rpc_dot_v1_dot_conductor__pb2.Placement.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PlaceMany(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/baton.rpc.v1.Conductor/PlaceMany',
+            baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceRequests.SerializeToString,
+            baton_dot_rpc_dot_v1_dot_conductor__pb2.PlaceAnswers.FromString,
             options,
             channel_credentials,
             insecure,
