@@ -1,6 +1,7 @@
 """A request's journey from placement to its last token, over as many workers as it takes."""
 
 import asyncio
+import zlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,8 +13,9 @@ from baton.core.handoff import WorkerRef
 from baton.core.ids import BlockKey, Epoch, TenantId, TokenId, WorkerId
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
-from baton.errors import BatonError, DeadlineExceeded, NotFound, Unavailable
+from baton.errors import BatonError, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from router.attempt import Attempt, AttemptFailed, AttemptLeft, Deadlines
+from router.breaker import Breakers
 from router.inbox import Relay
 from router.key_chain import KeyChain, keys_of
 from router.links import Links, NotReached
@@ -28,6 +30,12 @@ MAX_MOVES = 64
 RETRY_FACTOR = 4
 """Between failures, so that all retries together take longer than to read the registry: a worker
 that was reborn at its old address fails them until then."""
+
+FIRST_WAIT_PAUSES = 4
+WAIT_FACTOR = 1.5
+MAX_WAIT_SECONDS = 1.0
+"""Between two looks for a worker, while there is none: a thousand requests that wait must not keep
+conductors from what is left of their work, and notice within a second or so who is back."""
 
 DEAD_SECONDS = 5.0
 """A worker whose link broke has left the registry by then, if it is dead."""
@@ -56,6 +64,11 @@ class Guide:
     links: Links
     clock: Clock
     config: JourneyConfig = field(default_factory=JourneyConfig)
+    breakers: Breakers = field(default_factory=Breakers)
+
+    def shunned(self) -> frozenset[WorkerId]:
+        """Who broke or failed others just now."""
+        return self.links.shunned() | self.breakers.open_at(self.clock.monotonic())
 
 
 class Journey:
@@ -121,6 +134,7 @@ class Journey:
             finally:
                 attempt.close()
             self.record.placements[-1].error = str(failure)
+            self._note_failure(failure)
             if isinstance(failure, AttemptLeft):
                 if self._num_moves < MAX_MOVES:
                     await self._prepare_move(failure)
@@ -147,9 +161,24 @@ class Journey:
         return True
 
     def _note(self, output: RequestOutput) -> None:
+        if not self._emitted or output.finish_reason is not None:
+            self._note_answer()
         self._failing_since = None
         self._emitted.extend(output.token_ids)
         self.record.note_output(output, self._guide.clock.monotonic())
+
+    def _note_answer(self) -> None:
+        """The first token came from one of both, the last one needed both."""
+        placement = self.record.placements[-1].placement
+        first = placement.prefill if placement.prefill is not None else placement.decode
+        workers = (first,) if not self._emitted else placement.workers
+        self._guide.breakers.note_answered(worker.id for worker in workers)
+
+    def _note_failure(self, failure: AttemptFailed | AttemptLeft) -> None:
+        """A worker that is full or leaves has not failed."""
+        if isinstance(failure, AttemptFailed) and not isinstance(failure.error, Overloaded):
+            now = self._guide.clock.monotonic()
+            self._guide.breakers.note_failed((worker.id for worker in failure.suspects), now)
 
     async def _prepare_move(self, left: AttemptLeft) -> None:
         """Whoever goes on reads the KV from the worker that left, if it has it."""
@@ -197,12 +226,14 @@ class Journey:
             placement = await self._place_again()
         if self._source is not None:
             placement = replace(placement, prefill=self._source, reason=MOVED_REASON)
-        self.record.note_placement(self._spec.epoch, placement, clock.monotonic())
+        now = clock.monotonic()
+        self.record.note_placement(self._spec.epoch, placement, now)
+        self._guide.breakers.note_placed((worker.id for worker in placement.workers), now)
         return placement
 
     async def _place_first(self) -> Placement:
         """Without those that failed others just now, if anybody else is there."""
-        shunned = self._guide.links.shunned()
+        shunned = self._guide.shunned()
         if shunned:
             try:
                 return await self._ask(shunned)
@@ -218,10 +249,11 @@ class Journey:
         clock = self._guide.clock
         give_up_at = clock.monotonic() + self._config.replacement_seconds
         failed, nobody = frozenset(self._excluded), frozenset[WorkerId]()
+        pause = FIRST_WAIT_PAUSES * max(self._config.retry_pause_seconds, 0.01)
         while True:
             dead_refs = self._still_dead()
             dead = frozenset(worker.id for worker in dead_refs)
-            shunned = failed | self._guide.links.shunned()
+            shunned = failed | self._guide.shunned()
             for excluded in dict.fromkeys((shunned, failed, dead | self._unread, dead, nobody)):
                 try:
                     placement = await self._ask(excluded)
@@ -233,7 +265,15 @@ class Journey:
                 failure = Unavailable("the only workers left are the ones that failed")
             if clock.monotonic() >= give_up_at:
                 raise failure
-            await clock.sleep(max(self._config.retry_pause_seconds, 0.01) * 4)
+            await clock.sleep(pause * self._spread)
+            pause = min(pause * WAIT_FACTOR, MAX_WAIT_SECONDS)
+
+    @property
+    def _spread(self) -> float:
+        """0.75 to 1.25, of its own for each request: those that wait for a worker don't all ask at
+        once."""
+        name = f"{self._spec.request_id}/{self._spec.epoch}".encode()
+        return 0.75 + 0.5 * (zlib.crc32(name) / 2**32)
 
     def _still_dead(self) -> frozenset[WorkerRef]:
         """Whoever is registered after so long had only lost its link."""
