@@ -1,0 +1,99 @@
+"""Whether a tenant can tell by time what another one has asked.
+
+    python -m benchmarks.tenant_timing [--trials N]
+
+A real cluster. In each trial the victim sends a prompt; the attacker then sends the same one and
+another that nobody has sent, in an order drawn by lot, and measures the time to the first token.
+The area under the curve (AUC) is how often the same one is answered sooner: 0.5 is a coin, 1 is
+certainty. For contrast, the same with a prompt that the attacker has sent itself before. Prints
+a table, and JSON as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from baton.core.api_key import hashed
+from benchmarks.asking import ask
+from benchmarks.machine import describe
+from benchmarks.tenants import VOCABULARY, cluster_of
+
+VICTIM, ATTACKER = "victim-tenant-key-000", "attacker-tenant-key-0"
+WARM_UP_TRIALS = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--trials", type=int, default=300)
+    parser.add_argument("--prompt-tokens", type=int, default=512)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    tenants = {"victim": {"keys": [hashed(VICTIM)]}, "attacker": {"keys": [hashed(ATTACKER)]}}
+    with cluster_of(1, 1, tenants) as cluster:
+        told = asyncio.run(_measure(cluster.url, options))
+    for name, line in told.items():
+        known, unknown = 1000 * line["known_median"], 1000 * line["unknown_median"]
+        print(
+            f"{name:12} AUC {line['auc']:.3f} ± {line['standard_error']:.3f}   medians "
+            f"{known:.1f} ms (sent before), {unknown:.1f} ms (new)"
+        )
+    report = {"benchmark": "tenant_timing", "machine": describe(), "options": vars(options)}
+    print(json.dumps({**report, **told}))
+
+
+async def _measure(url: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Trials against another tenant and against oneself take turns."""
+    generator = np.random.default_rng(options.seed)
+    seconds: dict[str, tuple[list[float], list[float]]] = {
+        "another's": ([], []),
+        "one's own": ([], []),
+    }
+    for number in range(-WARM_UP_TRIALS, options.trials):
+        for name, first_key in (("another's", VICTIM), ("one's own", ATTACKER)):
+            known, new = generator.integers(10, VOCABULARY, (2, options.prompt_tokens)).tolist()
+            await ask(url, first_key, known, 1)
+            known_seconds, new_seconds = await _probe(url, known, new, bool(generator.integers(2)))
+            if number >= 0:
+                seconds[name][0].append(known_seconds)
+                seconds[name][1].append(new_seconds)
+    return {name: summary(*both) for name, both in seconds.items()}
+
+
+async def _probe(
+    url: str, known: list[int], new: list[int], known_first: bool
+) -> tuple[float, float]:
+    times: dict[bool, float] = {}
+    for is_known in (known_first, not known_first):
+        asked = await ask(url, ATTACKER, known if is_known else new, 1)
+        assert asked.first_token_seconds is not None, f"refused with {asked.status}"
+        times[is_known] = asked.first_token_seconds
+    return times[True], times[False]
+
+
+def summary(known: Sequence[float], new: Sequence[float]) -> dict[str, float]:
+    """The AUC is the better of both directions, as an attacker would choose; its standard error
+    as by Hanley and McNeil (1982), where nothing is to be told."""
+    raw = auc(known, new)
+    count = len(known)
+    return {
+        "auc": max(raw, 1 - raw),
+        "sooner": raw,
+        "standard_error": math.sqrt((2 * count + 1) / (12 * count * count)),
+        "known_median": float(np.median(known)),
+        "unknown_median": float(np.median(new)),
+    }
+
+
+def auc(known: Sequence[float], new: Sequence[float]) -> float:
+    """How often one of ``known`` is less than one of ``new``; a tie is half (Mann-Whitney U)."""
+    one, other = np.asarray(known)[:, None], np.asarray(new)[None, :]
+    return float(np.mean((one < other) + 0.5 * (one == other)))
+
+
+if __name__ == "__main__":
+    main()

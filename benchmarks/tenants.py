@@ -1,0 +1,202 @@
+"""A quiet tenant's time to the first token, alone and beside one that floods.
+
+    python -m benchmarks.tenants [--prefill N] [--decode M] [--rounds R] [--seconds S]
+
+A real cluster. The flooder sends ten times its limit of requests, from a process of its own, so
+that only the cluster stands between the two. Rounds of alone, beside one that keeps to its limit,
+and beside the flood take turns in one run. What the flooder may send costs the cluster time, like
+anybody's; the flood should cost nothing beyond. Prints a table, and JSON as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from baton.core.api_key import hashed
+from benchmarks.asking import ask
+from benchmarks.machine import SYSTEM_CLOCK, describe
+from tools.local_cluster import LocalCluster, local_cluster
+
+QUIET, FLOODER = "quiet-tenant-key-0000", "flooder-tenant-key-00"
+FLOOD = 10
+"""Times its limit."""
+
+ARMS = {"alone": 0.0, "within": 0.9, "flood": float(FLOOD)}
+"""What the other tenant sends, times its limit."""
+
+WARM_UP_SECONDS = 3.0
+
+FIRST_MINUTE = 60 / (FLOOD - 1) + 1.0
+"""Seconds until a flood has used up what its limit allows at once: only then is it refused."""
+
+VOCABULARY = 400
+
+
+def main() -> None:
+    options = _options()
+    with cluster_of(options.prefill, options.decode, limits(options.limit)) as cluster:
+        told = asyncio.run(_measure(cluster, options))
+    report = {"benchmark": "tenants", "machine": describe(), "options": vars(options), **told}
+    _show(told)
+    print(json.dumps(report))
+
+
+def limits(per_minute: int) -> dict[str, Any]:
+    """Of the tenants file."""
+    return {
+        "quiet": {"keys": [hashed(QUIET)]},
+        "flooder": {"keys": [hashed(FLOODER)], "limits": {"requests_per_minute": per_minute}},
+    }
+
+
+@contextmanager
+def cluster_of(prefill: int, decode: int, tenants: dict[str, Any]) -> Iterator[LocalCluster]:
+    with tempfile.TemporaryDirectory(prefix="baton-tenants-") as folder:
+        path = Path(folder) / "tenants.yaml"
+        path.write_text(yaml.safe_dump({"tenants": tenants}))
+        with local_cluster(None, prefill, decode, {"tenants_file": path}) as cluster:
+            yield cluster
+
+
+async def _measure(cluster: LocalCluster, options: argparse.Namespace) -> dict[str, Any]:
+    seconds: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
+    statuses: dict[str, dict[str, int]] = {arm: {} for arm in ARMS}
+    await _quiet(cluster.url, WARM_UP_SECONDS, options.quiet_rps, options.prompt_tokens, 0)
+    for number, arm in enumerate(_order(options.rounds), start=1):
+        rate = ARMS[arm] * options.limit / 60
+        # A seed of its own for each: a prompt that was sent before would be cached.
+        with _other(cluster.url, rate, options.flood_tokens, number) as counted:
+            await asyncio.sleep(FIRST_MINUTE if arm == "flood" else WARM_UP_SECONDS)
+            seconds[arm].append(
+                await _quiet(
+                    cluster.url, options.seconds, options.quiet_rps, options.prompt_tokens, number
+                )
+            )
+        for status, count in counted().items():
+            statuses[arm][status] = statuses[arm].get(status, 0) + count
+    return _summary(seconds, statuses)
+
+
+def _order(rounds: int) -> list[str]:
+    """Each arm once a round, beginning with another one each time."""
+    arms = list(ARMS)
+    return [
+        arms[(first + step) % len(arms)] for first in range(rounds) for step in range(len(arms))
+    ]
+
+
+async def _quiet(url: str, seconds: float, rate: float, num_tokens: int, seed: int) -> list[float]:
+    """Seconds to the first token of each, sent at even times whatever becomes of the others."""
+    generator = np.random.default_rng([7, seed])
+    began = SYSTEM_CLOCK()
+    async with asyncio.TaskGroup() as tasks:
+        asked = []
+        for number in range(int(seconds * rate)):
+            await asyncio.sleep(max(began + number / rate - SYSTEM_CLOCK(), 0))
+            prompt = generator.integers(10, VOCABULARY, num_tokens).tolist()
+            asked.append(tasks.create_task(ask(url, QUIET, prompt, 4)))
+    times = [task.result().first_token_seconds for task in asked]
+    assert None not in times, "the quiet tenant is never refused"
+    return [each for each in times if each is not None]
+
+
+@contextmanager
+def _other(url: str, rate: float, num_tokens: int, seed: int) -> Iterator[Any]:
+    """The other tenant, in a process of its own while the block lasts."""
+    statuses: dict[str, int] = {}
+    if not rate:
+        yield lambda: statuses
+        return
+    context = multiprocessing.get_context("spawn")
+    ended, results = context.Event(), context.SimpleQueue()
+    arguments = (url, rate, num_tokens, seed, ended, results)
+    process = context.Process(target=_send_for_ever, args=arguments, daemon=True)
+    process.start()
+    try:
+        yield lambda: statuses
+    finally:
+        ended.set()
+        statuses.update(results.get())
+        process.join()
+
+
+def _send_for_ever(
+    url: str, rate: float, num_tokens: int, seed: int, ended: Any, results: Any
+) -> None:
+    results.put(asyncio.run(_send(url, rate, num_tokens, seed, ended)))
+
+
+async def _send(url: str, rate: float, num_tokens: int, seed: int, ended: Any) -> dict[str, int]:
+    generator = np.random.default_rng([8, seed])
+    began, number, asked = SYSTEM_CLOCK(), 0, []
+    async with asyncio.TaskGroup() as tasks:
+        while not ended.is_set():
+            await asyncio.sleep(max(began + number / rate - SYSTEM_CLOCK(), 0))
+            prompt = generator.integers(10, VOCABULARY, num_tokens).tolist()
+            asked.append(tasks.create_task(ask(url, FLOODER, prompt, 4)))
+            number += 1
+    statuses: dict[str, int] = {}
+    for task in asked:
+        status = str(task.result().status)
+        statuses[status] = statuses.get(status, 0) + 1
+    return statuses
+
+
+def _summary(
+    seconds: dict[str, list[list[float]]], statuses: dict[str, dict[str, int]]
+) -> dict[str, Any]:
+    """``p99_ratio`` is of all samples of an arm; ``median_p99_ratio`` of rounds, side by side."""
+    told: dict[str, Any] = {}
+    for arm, rounds in seconds.items():
+        together = [each for one in rounds for each in one]
+        p50, p99 = (float(np.percentile(together, q)) for q in (50, 99))
+        told[arm] = {"samples": len(together), "p50": p50, "p99": p99, "other": statuses[arm]}
+    ratios = {
+        f"flood_to_{arm}": {
+            "p50_ratio": told["flood"]["p50"] / told[arm]["p50"],
+            "p99_ratio": told["flood"]["p99"] / told[arm]["p99"],
+            "median_p99_ratio": statistics.median(
+                float(np.percentile(flood, 99) / np.percentile(other, 99))
+                for flood, other in zip(seconds["flood"], seconds[arm], strict=True)
+            ),
+        }
+        for arm in ("alone", "within")
+    }
+    return {"first_token_seconds": told, **ratios}
+
+
+def _show(told: dict[str, Any]) -> None:
+    print(f"{'':8} {'samples':>8} {'p50 ms':>8} {'p99 ms':>8}  the other tenant's answers")
+    for arm, line in told["first_token_seconds"].items():
+        p50, p99 = 1000 * line["p50"], 1000 * line["p99"]
+        print(f"{arm:8} {line['samples']:8} {p50:8.1f} {p99:8.1f}  {line['other']}")
+    for name in ("flood_to_alone", "flood_to_within"):
+        ratios = ", ".join(f"{key} {value:.3f}" for key, value in told[name].items())
+        print(f"{name}: {ratios}")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--prefill", type=int, default=1)
+    parser.add_argument("--decode", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each arm of a round")
+    parser.add_argument("--quiet-rps", type=float, default=5.0)
+    parser.add_argument("--limit", type=int, default=60, help="the flooder's, per minute")
+    parser.add_argument("--prompt-tokens", type=int, default=256, help="of the quiet tenant")
+    parser.add_argument("--flood-tokens", type=int, default=64)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

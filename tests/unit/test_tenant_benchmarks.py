@@ -1,0 +1,32 @@
+"""The arithmetic of the benchmarks of tenants."""
+
+import numpy as np
+
+from benchmarks.tenant_timing import auc, summary
+from benchmarks.tenants import ARMS, _order
+
+
+def test_the_area_under_the_curve() -> None:
+    assert auc([1.0, 2.0], [3.0, 4.0]) == 1.0
+    assert auc([3.0, 4.0], [1.0, 2.0]) == 0.0
+    assert auc([1.0, 4.0], [2.0, 3.0]) == 0.5
+    assert auc([1.0, 1.0], [1.0, 2.0]) == 0.75
+
+
+def test_an_attacker_chooses_the_better_direction() -> None:
+    told = summary([3.0, 4.0], [1.0, 2.0])
+    assert (told["auc"], told["sooner"]) == (1.0, 0.0)
+
+
+def test_its_standard_error_is_that_of_pure_chance() -> None:
+    generator = np.random.default_rng(5)
+    found = [auc(*generator.random((2, 40)).tolist()) for _ in range(2000)]
+    expected = summary([0.0] * 40, [0.0] * 40)["standard_error"]
+    assert abs(float(np.std(found)) / expected - 1) < 0.05
+
+
+def test_every_arm_stands_everywhere_in_a_round() -> None:
+    order = _order(3)
+    rounds = [order[start : start + 3] for start in (0, 3, 6)]
+    assert all(sorted(each) == sorted(ARMS) for each in rounds)
+    assert all(set(place) == set(ARMS) for place in zip(*rounds, strict=True))
