@@ -90,6 +90,7 @@ class Attempt:
         known = spec.num_emitted_tokens + (1 if goes_on else 0)
         self._merge = Merge(spec.epoch, known, handed_over=not (alone or goes_on))
         self._deadlines = deadlines
+        self._time = asyncio.get_running_loop().time
         self._deadline = 0.0
         self._waits_for = ""
         self._decoding = False
@@ -134,7 +135,7 @@ class Attempt:
         try:
             return await self._inbox.take(self._deadline)
         except TimeoutError:
-            if asyncio.get_running_loop().time() < self._deadline:
+            if self._time() < self._deadline:
                 return ()  # tokens were handed on meanwhile
             error = DeadlineExceeded(f"the {self._waits_for} did not come in time")
             self._failure = AttemptFailed(error, self._suspects())
@@ -216,7 +217,7 @@ class Attempt:
 
     def _expect(self, what: str, seconds: float) -> None:
         self._waits_for = what
-        self._deadline = asyncio.get_running_loop().time() + seconds
+        self._deadline = self._time() + seconds
 
     # -- who ------------------------------------------------------------------------------
 

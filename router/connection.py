@@ -42,10 +42,15 @@ class ConnectionLimits:
 class CyclePush:
     """Into one response's body, as uvicorn's ``send`` writes it when nothing holds it up."""
 
-    __slots__ = ("_cycle",)
+    __slots__ = ("_cycle", "on_leave")
 
     def __init__(self, cycle: Any) -> None:
         self._cycle = cycle
+        self.on_leave: Callable[[], None] | None = None
+
+    @property
+    def has_left(self) -> bool:
+        return bool(self._cycle.disconnected)
 
     @property
     def is_open(self) -> bool:
@@ -58,6 +63,11 @@ class CyclePush:
         """A chunk of its own: an empty one would end the body."""
         if data:
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def _tell_left(push: CyclePush | None) -> None:
+    if push is not None and push.on_leave is not None:
+        push.on_leave()
 
 
 class Connection(HttpToolsProtocol):
@@ -140,6 +150,7 @@ class Connection(HttpToolsProtocol):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
                 cycle.message_event.set()
+                _tell_left(cycle.scope.get(PUSH))
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from baton.core.ids import TenantId
+from baton.core.priority import BEHIND_ALL
 from baton.errors import BatonError, DeadlineExceeded
 from router.choice import Choice, Delta
 from router.formats import FORCED_CALL
@@ -54,6 +55,7 @@ class Exchange(Response, ABC):
         self._service = service
         self._known_headers: dict[str, str] = {}
         self._visit: Visit
+        self._steps_back = 0
 
     @abstractmethod
     async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
@@ -84,7 +86,7 @@ class Exchange(Response, ABC):
             data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
             try:
                 async with asyncio.timeout(config.request_seconds) as whole:
-                    await while_connected(receive, self.answer(wire, data, tenant))
+                    await while_connected(receive, self.answer(wire, data, tenant), scope.get(PUSH))
             except TimeoutError as error:
                 if not whole.expired():
                     raise
@@ -92,15 +94,17 @@ class Exchange(Response, ABC):
                 raise DeadlineExceeded(message) from error
 
     async def answer_alone(self, data: bytes, tenant: TenantId) -> tuple[int, bytes]:
-        """Without a connection: the status and the body of what a client would get."""
+        """Without a connection, and behind all that have one: the status and the body of what a client
+        would get."""
         parts: list[bytes] = []
 
         async def keep(message: Message) -> None:
             parts.append(message.get("body", b""))
 
         wire, seconds = Wire(keep), self._service.config.request_seconds
+        self._steps_back = BEHIND_ALL
         try:
-            with self._service.entrance.enter(tenant, len(data)) as self._visit:
+            with self._service.entrance.enter(tenant, idle=True) as self._visit:
                 async with asyncio.timeout(seconds):
                     await self.answer(wire, data, tenant)
         except Exception as error:
@@ -129,6 +133,7 @@ class AnswerExchange(Exchange):
         self._known_headers["x-baton-request-id"] = request_id
         body = await off_loop_if_large(len(data), lambda: self._parse(data))
         service.check_model(body.model)
+        body.priority = max(body.priority or 0, self._steps_back)
         preparer = service.preparer(tenant, body.cache_salt)
         prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
         field = body.format[0] if body.format is not None else FORCED_CALL
@@ -236,6 +241,8 @@ class ChatExchange(AnswerExchange):
         return parse(ChatBody, data)
 
     def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]:
+        if self._service.config.refuses_special_tokens:
+            self._service.special_tokens.check(body.messages)
         return preparer.chat(body)
 
     def _wording(self, envelope: Envelope, body: ChatBody | CompletionBody) -> Wording:

@@ -30,6 +30,7 @@ class Inbox:
         self._max_unread = max_unread
         self._items: list[Item] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # finding it takes a system call
         self._overflown = False
 
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
@@ -65,7 +66,7 @@ class Inbox:
     async def _wait(self, deadline: float) -> None:
         """A bare timer: this is done once for nearly each token, and ``asyncio.timeout`` takes ten
         times as long."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop = self._loop or asyncio.get_running_loop()
         waiter = self._waiter = loop.create_future()
         timer = loop.call_at(deadline, _expire, waiter) if deadline < math.inf else None
         try:

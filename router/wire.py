@@ -1,7 +1,7 @@
 """Raw ASGI: a bounded body in, a response out, and a client that may leave at any time."""
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
@@ -28,7 +28,12 @@ class ClientLeft(Exception):
 
 
 class Push(Protocol):
-    """A way into the socket that never waits."""
+    """A way into the socket that never waits. ``on_leave`` is called when the client leaves."""
+
+    on_leave: Callable[[], None] | None
+
+    @property
+    def has_left(self) -> bool: ...
 
     @property
     def is_open(self) -> bool:
@@ -123,11 +128,16 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: flo
         raise Problem(408, f"the body did not arrive within {seconds:g} s") from error
 
 
-async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+async def while_connected(
+    receive: Receive, work: Coroutine[Any, Any, None], push: Push | None = None
+) -> None:
     """Runs ``work``, and cancels it at once when the client leaves (raises ClientLeft then).
 
     The body has been read before: what ``receive`` has left to say is that the client is gone.
     """
+    if push is not None:
+        await _while_pushed(push, work)
+        return
     left = False
 
     async def watch(task: asyncio.Task[None]) -> None:
@@ -149,6 +159,31 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, None]) -> 
         raise failure
     if left and worker.cancelled():
         raise ClientLeft
+
+
+async def _while_pushed(push: Push, work: Coroutine[Any, Any, None]) -> None:
+    """Without a task that does nothing but wait for the client to leave."""
+    task, left = asyncio.current_task(), push.has_left
+    assert task is not None
+
+    def leave() -> None:
+        nonlocal left
+        if not left:
+            left = True
+            task.cancel()
+
+    if left:
+        work.close()
+        raise ClientLeft
+    push.on_leave = leave
+    try:
+        await work
+    except asyncio.CancelledError:
+        if left and task.uncancel() == 0:
+            raise ClientLeft from None
+        raise
+    finally:
+        push.on_leave = None
 
 
 def _check_headers(scope: Scope, max_bytes: int) -> None:

@@ -1,6 +1,7 @@
 """The router's side of its stream to a worker: messages out, outputs in."""
 
 from collections.abc import AsyncIterator, Callable
+from functools import lru_cache
 
 import grpc.aio
 
@@ -10,6 +11,7 @@ from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.rpc.channel import translated
 from baton.rpc.convert import output_from_proto, ref_to_proto, spec_to_proto
+from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 
@@ -19,10 +21,16 @@ RouterMessage = pb.RouterMessage
 
 
 def submit_message(spec: RequestSpec, task: Task, source: WorkerRef | None) -> RouterMessage:
-    submit = pb.Submit(spec=spec_to_proto(spec), task=_TASKS[task])
+    submit = pb.Submit(spec=_spec(spec), task=_TASKS[task])
     if source is not None:
         submit.source.CopyFrom(ref_to_proto(source))
     return RouterMessage(submit=submit)
+
+
+@lru_cache(maxsize=2)
+def _spec(spec: RequestSpec) -> common.RequestSpec:
+    """The same one goes to two workers, one right after the other."""
+    return spec_to_proto(spec)
 
 
 def cancel_message(request_id: RequestId, epoch: Epoch) -> RouterMessage:
