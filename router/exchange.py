@@ -86,7 +86,7 @@ class Exchange(Response, ABC):
             data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
             try:
                 async with asyncio.timeout(config.request_seconds) as whole:
-                    await while_connected(receive, self.answer(wire, data, tenant), scope.get(PUSH))
+                    await while_connected(receive, self.answer(wire, data, tenant))
             except TimeoutError as error:
                 if not whole.expired():
                     raise
@@ -94,8 +94,8 @@ class Exchange(Response, ABC):
                 raise DeadlineExceeded(message) from error
 
     async def answer_alone(self, data: bytes, tenant: TenantId) -> tuple[int, bytes]:
-        """Without a connection, and behind all that have one: the status and the body of what a client
-        would get."""
+        """Without a connection, and behind all who have one: the status and the body of what a
+        client would get."""
         parts: list[bytes] = []
 
         async def keep(message: Message) -> None:
@@ -241,8 +241,6 @@ class ChatExchange(AnswerExchange):
         return parse(ChatBody, data)
 
     def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]:
-        if self._service.config.refuses_special_tokens:
-            self._service.special_tokens.check(body.messages)
         return preparer.chat(body)
 
     def _wording(self, envelope: Envelope, body: ChatBody | CompletionBody) -> Wording:

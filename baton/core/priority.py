@@ -24,6 +24,10 @@ PATIENCE_SECONDS = {
 of batches, for which nobody waits."""
 
 
+BEHIND_ALL = Priority.BATCH - Priority.HIGH
+"""Steps that lead from any class to that of batches."""
+
+
 def lowered(priority: Priority, steps: int) -> Priority:
     """A request may stand behind others of its tenant (``steps`` from 0), never before them."""
     assert steps >= 0, steps

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Protocol
 
 from baton.clock import Clock
@@ -13,7 +14,7 @@ from router.tenants.account import Account
 from router.tenants.limited import RateLimited
 from router.tenants.roll import Roll
 from router.tenants.spent import Spent, spent_on
-from router.tenants.tenant import Tenant
+from router.tenants.tenant import Limits, Tenant
 
 UNSAID_ANSWER_TOKENS = 512
 """Promised to an answer whose client set no bound, instead of all of the context. What it takes
@@ -103,11 +104,16 @@ class Entrance:
         self._accounts: dict[TenantId, Account] = {}
 
     @contextmanager
-    def enter(self, tenant_id: TenantId, size_bytes: int = 0) -> Iterator[Visit]:
+    def enter(
+        self, tenant_id: TenantId, size_bytes: int = 0, *, idle: bool = False
+    ) -> Iterator[Visit]:
         """Before the body, of ``size_bytes`` if that is known, is read: what is refused here costs
-        next to nothing. Raises RateLimited or Overloaded."""
+        next to nothing. Raises RateLimited or Overloaded. ``idle``: it takes only what nobody else
+        wants (a batch), so it has no part in the tenant's limits, and is counted all the same."""
         tenant = self._roll().tenant(tenant_id)
         account = self._account(tenant_id)
+        if idle:
+            tenant, account = replace(tenant, limits=Limits()), Account()
         num_routers = max(self._num_routers(), 1) if tenant.is_limited else 1
         with ExitStack() as held:
             with self.noting_refusals(tenant):

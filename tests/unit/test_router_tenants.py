@@ -22,6 +22,7 @@ from baton.errors import Invalid, Unavailable
 from baton.registry.memory import MemoryRegistry
 from baton.runtime.serve import Lifecycle
 from baton.text.tokenizer import Tokenizer
+from router.exchange import CompletionExchange
 from router.program import RouterProgram
 from router.tenants.roll import make_roll
 from router.tenants.tenant import Limits, Prices, Tenant
@@ -288,3 +289,19 @@ async def test_a_router_with_a_wrong_file_does_not_start(
     with pytest.raises(Invalid, match=r"tenants.yaml: tenant 'a': there is no field 'weigth'"):
         await program.start()
     await program.stop()
+
+
+async def test_a_batch_goes_behind_all_and_leaves_the_limits_alone(tokenizer: Tokenizer) -> None:
+    high = tenant("a", 1, 20, 1, priority=Priority.HIGH)
+    async with house_of(tokenizer, high) as (house, client):
+        body = {"prompt": "abcdefgh", "max_tokens": 2}
+        for _ in range(3):
+            exchange = CompletionExchange(house.service)
+            status, _ = await exchange.answer_alone(json.dumps(body).encode(), high.id)
+            assert status == 200
+            assert house.decode.submitted[-1].spec.priority is Priority.BATCH
+        answer = await client.post(COMPLETE, json=body, headers=of("a"))
+        assert answer.status_code == 200
+        assert answer.headers["x-ratelimit-remaining-tokens"] == "10"
+        assert house.decode.submitted[-1].spec.priority is Priority.HIGH
+        assert metric(house, "baton_tenant_requests_total", tenant="a") == 4
