@@ -126,6 +126,7 @@ def bench(
         load=load,
         limits=Limits(timeout, at_once),
         slo=Slo(slo_ttft, slo_tbt),
+        processes=processes,
         plots=plots,
         output=output,
         as_json=as_json,

@@ -13,9 +13,9 @@ from conductor.simulator.arrival import Trace
 
 
 class Progress:
-    """By requests, or by time where that ends the load."""
+    """By requests, or by time where that ends the load. Of several processes, none is shown."""
 
-    def __init__(self, driver: Driver, load: Load, trace: Trace) -> None:
+    def __init__(self, driver: Driver, load: Load, trace: Trace, processes: int) -> None:
         self._driver = driver
         self._by_time = load.duration is not None
         self._bars = Bars(
@@ -24,7 +24,7 @@ class Progress:
             console=Console(stderr=True),
             transient=True,
             auto_refresh=False,
-            disable=not sys.stderr.isatty(),
+            disable=not sys.stderr.isatty() or processes > 1,
         )
         total = load.duration if load.duration is not None else len(trace.arrivals)
         self._bar = self._bars.add_task("", total=total, told="")

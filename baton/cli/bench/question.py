@@ -33,6 +33,7 @@ class Question:
     load: Load
     limits: Limits
     slo: Slo
+    processes: int
     plots: Path | None
     output: Path | None
     as_json: bool

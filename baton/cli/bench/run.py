@@ -5,11 +5,11 @@ import gc
 import json
 import resource
 import signal
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -21,29 +21,20 @@ from baton.cli.bench.probe import Server, fitted, look_up, measured
 from baton.cli.bench.progress import Progress
 from baton.cli.bench.prompts import Measure, Text, Wording
 from baton.cli.bench.question import Question
-from baton.cli.bench.record import Gaps, Record
+from baton.cli.bench.spread import Taken, parts_of, run_parts
 from baton.cli.bench.table import show
 from baton.cli.simulate import console, prepare_plots
 from baton.clock import Clock, SystemClock
 from baton.errors import BatonError, Invalid
 from conductor.simulator.arrival import Trace
 
+T = TypeVar("T")
 FORMAT = "baton-bench-1"
-LEAD_SECONDS = 0.05
-"""From the end of the preparations to the first request."""
+LEAD_SECONDS, FORK_SECONDS = 0.05, 0.05
+"""From the end of the preparations to the first request, and more for each process."""
 
 SPARE_FILES = 64
 """Beside connections."""
-
-
-@dataclass(slots=True)
-class Taken:
-    """What a run gave."""
-
-    records: list[Record]
-    gaps: Gaps
-    effort: Effort
-    interrupted: bool
 
 
 def run_bench(question: Question) -> None:
@@ -54,16 +45,28 @@ def run_bench(question: Question) -> None:
     trace = question.load.arrivals()
     if not trace.arrivals:
         raise Invalid("the load has no request: a longer --duration, or a higher --rate")
+    parts_of(question.load, trace, question.processes)
     _allow_files(question.limits.at_once)
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        server, wording = runner.run(_prepare(question, trace))
-        trace, num_cut = fitted(trace, server.context, question.as_tokens)
-        taken = runner.run(_drive(question, wording, trace, SystemClock()))
+    server, wording = _run(_prepare(question, trace))
+    trace, num_cut = fitted(trace, server.context, question.as_tokens)
+    taken = _take(question, wording, trace, SystemClock())
     outcome = _outcome(question, taken)
     told = _told(question, server, trace, num_cut, taken, outcome)
     _tell(question, told, outcome, taken)
     if not outcome.completed and not taken.interrupted:
         raise BatonError(_nothing(outcome))
+
+
+def _take(question: Question, wording: Wording, trace: Trace, clock: Clock) -> Taken:
+    """All begin at one moment."""
+    parts = parts_of(question.load, trace, question.processes)
+    lead = LEAD_SECONDS if len(parts) == 1 else LEAD_SECONDS + FORK_SECONDS * len(parts)
+    began = clock.monotonic() + lead
+
+    def drive(load: Load, part: Trace) -> Taken:
+        return _run(_drive(question, wording, load, part, began, clock))
+
+    return drive(*parts[0]) if len(parts) == 1 else run_parts(parts, drive)
 
 
 async def _prepare(question: Question, trace: Trace) -> tuple[Server, Wording]:
@@ -81,12 +84,14 @@ async def _prepare(question: Question, trace: Trace) -> tuple[Server, Wording]:
     return server, replace(wording, text=Text(question.salt, measure))
 
 
-async def _drive(question: Question, wording: Wording, trace: Trace, clock: Clock) -> Taken:
-    driver = Driver(question.target, wording, question.load, clock, question.limits)
+async def _drive(
+    question: Question, wording: Wording, load: Load, trace: Trace, began: float, clock: Clock
+) -> Taken:
+    driver = Driver(question.target, wording, load, clock, question.limits)
     gc.collect()
     gc.freeze()  # a collection of all arrivals would be seen as a gap between tokens
-    spent, began = _cpu_seconds(), clock.monotonic() + LEAD_SECONDS
-    with _stopped_by_hand(driver), Progress(driver, question.load, trace) as progress:
+    spent = _cpu_seconds()
+    with _stopped_by_hand(driver), Progress(driver, load, trace, question.processes) as progress:
         await driver.run(trace, began, progress.update)
     wall = clock.monotonic() - began
     effort = Effort(_cpu_seconds() - spent, wall, 1, driver.num_sent, driver.most_at_once)
@@ -168,6 +173,11 @@ def _nothing(outcome: Outcome) -> str:
 
 
 # -- this process --------------------------------------------------------------------------
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
 
 
 def _cpu_seconds() -> float:
