@@ -1,0 +1,205 @@
+"""docs/openai.md against the router's schema, and against the types of OpenAI's own client."""
+
+import re
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai.types import (
+    batch_create_params,
+    batch_list_params,
+    chat,
+    completion_create_params,
+    file_create_params,
+    file_list_params,
+)
+from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.shared_params import FunctionDefinition
+
+from baton.text.tokenizer import Tokenizer
+from router.batches.bodies import BatchBody
+from router.schema import ChatBody, CompletionBody, DetokenizeBody, Message, TokenizeBody
+from tests.unit import test_router_http
+from tests.unit.test_router_http import CHAT, COMPLETE, open_house, wrong_error
+from tests.unit.test_router_http import chat as chat_body
+
+tokenizer = test_router_http.tokenizer
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "openai.md"
+STATUSES = {"supported", "limited", "accepted", "rejected"}
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """Statuses by field, by section."""
+    found: dict[str, dict[str, str]] = {}
+    section = ""
+    for line in DOCUMENT.read_text().splitlines():
+        if line.startswith("## "):
+            section = line[3:]
+        row = re.match(r"\| `([^`]+)` \| (\w+) \| (.*)\|$", line)
+        if row is not None and row[2] in STATUSES:
+            fields = found.setdefault(section, {})
+            assert row[1] not in fields, row[1]
+            fields[row[1]] = row[2]
+    return found
+
+
+TABLES = tables()
+CHATS, COMPLETIONS = TABLES["Chat completions"], TABLES["Completions"]
+TOP = {name: status for name, status in CHATS.items() if "." not in name}
+
+
+def keys(*types: Any) -> set[str]:
+    return {name for each in types for name in typing.get_type_hints(each)}
+
+
+def below(prefix: str, table: dict[str, str]) -> set[str]:
+    return {name.removeprefix(prefix) for name in table if name.startswith(prefix)}
+
+
+# -- the tables have every field of OpenAI's ------------------------------------------------------
+
+
+def test_chats() -> None:
+    theirs = keys(
+        chat_create_params.CompletionCreateParamsNonStreaming,
+        chat_create_params.CompletionCreateParamsStreaming,
+    )
+    assert theirs <= TOP.keys()
+    assert keys(chat.ChatCompletionStreamOptionsParam) == below("stream_options.", CHATS)
+    assert keys(FunctionDefinition) == below("tools.function.", CHATS)
+
+
+def test_messages() -> None:
+    theirs = keys(
+        chat.ChatCompletionSystemMessageParam,
+        chat.ChatCompletionDeveloperMessageParam,
+        chat.ChatCompletionUserMessageParam,
+        chat.ChatCompletionAssistantMessageParam,
+        chat.ChatCompletionToolMessageParam,
+    )
+    assert theirs <= below("messages.", CHATS)
+    assert below("messages.", CHATS) - {"cache_control"} <= Message.model_fields.keys() | {"role"}
+    assert Message.model_fields.keys() - {"cache_control"} <= below("messages.", CHATS)
+    assert keys(chat.ChatCompletionContentPartTextParam) == {
+        "type", "text", "prompt_cache_breakpoint",
+    }  # fmt: skip
+
+
+def test_completions() -> None:
+    theirs = keys(
+        completion_create_params.CompletionCreateParamsNonStreaming,
+        completion_create_params.CompletionCreateParamsStreaming,
+    )
+    assert theirs <= COMPLETIONS.keys()
+
+
+def test_files_and_batches() -> None:
+    files, batches = TABLES["Files"], TABLES["Batches"]
+    assert keys(file_create_params.FileCreateParams) <= below("files.", files)
+    assert keys(file_list_params.FileListParams) == below("files.list.", files)
+    assert keys(batch_create_params.BatchCreateParams) <= below("batches.", batches)
+    assert keys(batch_list_params.BatchListParams) == below("batches.list.", batches)
+    top = {name for name in below("batches.", batches) if "." not in name}
+    assert top == BatchBody.model_fields.keys()
+
+
+# -- and every field of the router's --------------------------------------------------------------
+
+
+def test_the_schema_is_in_the_tables() -> None:
+    assert TOP.keys() == ChatBody.model_fields.keys()
+    assert COMPLETIONS.keys() == CompletionBody.model_fields.keys()
+    tokenize = TABLES["Tokenize, detokenize"]
+    assert below("tokenize.", tokenize) == TokenizeBody.model_fields.keys()
+    assert below("detokenize.", tokenize) == DetokenizeBody.model_fields.keys()
+
+
+# -- what they say is true ------------------------------------------------------------------------
+
+TAKEN: dict[str, Any] = {
+    "user": "u",
+    "metadata": {"a": "b"},
+    "safety_identifier": "u",
+    "prompt_cache_key": "k",
+    "prediction": {"type": "content", "content": "Hello"},
+    "spaces_between_special_tokens": True,
+    "service_tier": "auto",
+    "store": False,
+    "verbosity": "medium",
+    "modalities": ["text"],
+    "prompt_cache_retention": "in_memory",
+    "min_tokens": 0,
+    "suffix": "",
+}
+"""Of fields that are accepted or limited, what is taken."""
+
+REFUSED: dict[str, Any] = {
+    "reasoning_effort": "low",
+    "service_tier": "flex",
+    "store": True,
+    "verbosity": "low",
+    "modalities": ["text", "audio"],
+    "prompt_cache_retention": "24h",
+    "prompt_cache_options": {"mode": "implicit"},
+    "audio": {"voice": "x", "format": "mp3"},
+    "web_search_options": {},
+    "moderation": {"model": "x"},
+    "functions": [{"name": "f"}],
+    "function_call": "auto",
+    "min_tokens": 5,
+    "chat_template": "{{ messages }}",
+    "suffix": "end",
+}
+"""Of fields that are rejected or limited, what is not."""
+
+ANY_OBJECT = {"guided_json"}
+"""Takes any."""
+
+
+def of(table: dict[str, str], *statuses: str) -> list[str]:
+    return [name for name, status in table.items() if status in statuses and "." not in name]
+
+
+@pytest.mark.parametrize(("path", "table"), [(CHAT, CHATS), (COMPLETE, COMPLETIONS)])
+async def test_what_is_refused(tokenizer: Tokenizer, path: str, table: dict[str, str]) -> None:
+    body = chat_body() if path == CHAT else {"prompt": "x"}
+    async with open_house(tokenizer) as (house, client):
+        for name in of(table, "rejected", "limited"):
+            response = await client.post(path, json={**body, name: REFUSED[name]})
+            error = wrong_error(response)
+            assert error["param"] == name and len(error["message"]) > len(name) + 10
+            nothing = await client.post(path, json={**body, name: None})
+            assert nothing.status_code == 200, nothing.text
+        known = len(house.placer.queries)
+        for name in of(table, "accepted", "limited"):
+            if name in TAKEN:
+                response = await client.post(path, json={**body, name: TAKEN[name]})
+                assert response.status_code == 200, response.text
+        assert len(house.placer.queries) > known
+
+
+def test_messages_that_are_refused() -> None:
+    for field in ("audio", "function_call"):
+        assert CHATS[f"messages.{field}"] == "rejected"
+        with pytest.raises(ValueError, match=field):
+            Message.model_validate({"role": "assistant", "content": "x", field: {}})
+    with pytest.raises(ValueError, match="annotations"):
+        Message.model_validate({"role": "assistant", "content": "x", "annotations": [{}]})
+    part = {"type": "text", "text": "x", "prompt_cache_breakpoint": {}}
+    with pytest.raises(ValueError, match="prompt_cache_breakpoint"):
+        Message.model_validate({"role": "user", "content": [part]})
+
+
+@pytest.mark.parametrize("field", sorted({*TOP, *COMPLETIONS} - ANY_OBJECT))
+async def test_a_wrong_type_is_noticed(tokenizer: Tokenizer, field: str) -> None:
+    """Whatever is supported is looked at: an object that no field takes is refused."""
+    async with open_house(tokenizer) as (_, client):
+        for path, body, table in (
+            (CHAT, chat_body(), CHATS), (COMPLETE, {"prompt": "x"}, COMPLETIONS),
+        ):  # fmt: skip
+            if field in table:
+                wrong = {**body, field: {"no": ["such", {"thing": 1}]}}
+                error = wrong_error(await client.post(path, json=wrong))
+                assert str(error["param"]).startswith(field), error
