@@ -86,7 +86,7 @@ class Exchange(Response, ABC):
             data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
             try:
                 async with asyncio.timeout(config.request_seconds) as whole:
-                    await while_connected(receive, self.answer(wire, data, tenant))
+                    await while_connected(receive, self.answer(wire, data, tenant), scope.get(PUSH))
             except TimeoutError as error:
                 if not whole.expired():
                     raise
@@ -241,6 +241,8 @@ class ChatExchange(AnswerExchange):
         return parse(ChatBody, data)
 
     def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]:
+        if self._service.config.refuses_special_tokens:
+            self._service.special_tokens.check(body.messages)
         return preparer.chat(body)
 
     def _wording(self, envelope: Envelope, body: ChatBody | CompletionBody) -> Wording:
