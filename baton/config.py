@@ -294,6 +294,9 @@ class Settings(BaseSettings):
     """For a request from its body's end to its answer's."""
     cors_origins: Origins = ()
     """Whose web pages may ask from a browser: exact origins, or ``*``. Never the admin API."""
+    special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
+    """Of users and tools: read as the model's own marks, as everywhere, or a request with one is
+    refused."""
     access_log: bool = False
     """A line of JSON for each request, to stderr. Neither prompts nor answers."""
     tool_parser: Literal["auto", "llama3", "hermes", "mistral", "none"] = "auto"

@@ -150,6 +150,7 @@ class RouterProgram:
             request_seconds=settings.request_seconds,
             cors_origins=settings.cors_origins,
             access_log=settings.access_log,
+            refuses_special_tokens=settings.special_tokens_in_messages == "refused",
         )
         return Service(
             config=config,

@@ -28,6 +28,7 @@ from router.problem import Problem
 from router.prompt_entries import entries_of
 from router.record import JourneyRecord, Records
 from router.schema import ChatBody, CompletionBody
+from router.special_tokens import SpecialTokens
 from router.tenants.ledger import TenantLedger
 from router.tenants.tenancy import Tenancy
 from router.tenants.tenant import Standing
@@ -59,6 +60,7 @@ class ServiceConfig:
     request_seconds: float = 3600.0
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
+    refuses_special_tokens: bool = False
 
 
 def _random_id() -> str:
@@ -97,12 +99,14 @@ class Service:
     """Not where others listen at the same port: new connections go to them, and whoever is
     connected to this one still is answered."""
     peers: Peers | None = None
+    special_tokens: SpecialTokens = field(init=False)
     own_id: str = field(default_factory=lambda: _random_id()[:8])
     """Tells this router's request ids from others'."""
 
     def __post_init__(self) -> None:
         config = self.config
         self.dialect = Dialect.of(self.tokenizer, config.tool_parser, config.reasoning_parser)
+        self.special_tokens = SpecialTokens(self.tokenizer)
         self.gate = Gate(self.config.max_concurrent_requests)
         self.ledger = TenantLedger(self.metrics.tenants, self.clock)
         self.entrance = Entrance(

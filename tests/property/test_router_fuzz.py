@@ -326,5 +326,4 @@ def test_messages_are_text_and_no_templates(fuzzed: Fuzzed) -> None:
         ids = fuzzed.post("/tokenize", json.dumps(body).encode()).json()["tokens"]
         text = fuzzed.post("/detokenize", json.dumps({"tokens": ids}).encode()).json()["prompt"]
         assert text == f"<|im_start|>user\n{bomb}<|im_end|>\n"
-    with contextlib.suppress(KeyError):
-        fuzzed.check(fuzzed.post(CHAT, json.dumps(chat(bombs[0])).encode()))
+        fuzzed.check(fuzzed.post(CHAT, json.dumps(chat(bomb)).encode()))
