@@ -4,8 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from baton.engine.plan import Mask
+
+Bits = NDArray[np.uint8]
 
 
 def masked(
@@ -13,24 +16,37 @@ def masked(
 ) -> tuple[torch.Tensor, frozenset[int]]:
     """``logits`` [num_rows, vocab], with minus infinity for what may not come, and the rows where
     nothing may. What is given is not changed."""
-    indices = [index for index, mask in enumerate(masks) if mask is not None]
-    if not indices:
+    given = {index: mask for index, mask in enumerate(masks) if mask is not None}
+    if not given:
         return logits, frozenset()
-    vocab_size = logits.shape[-1]
-    packed = np.zeros((len(indices), -(-vocab_size // 8)), dtype=np.uint8)
-    for line, index in zip(packed, indices, strict=True):
-        mask = masks[index]
-        assert mask is not None
+    bits = _pack(list(given.values()), logits.shape[-1])
+    some = bits.any(axis=1).tolist()
+    barren = frozenset(index for index, any_ in zip(given, some, strict=True) if not any_)
+    forbidden = _forbidden(bits, logits)
+    if len(given) == len(masks):
+        return logits.masked_fill(forbidden, -torch.inf), barren
+    lines = torch.tensor(list(given), device=logits.device)
+    held = logits[lines].masked_fill_(forbidden, -torch.inf)
+    return logits.index_copy(0, lines, held), barren
+
+
+def _pack(masks: Sequence[Mask], vocab_size: int) -> Bits:
+    """[num_masks, vocab / 8], lowest bit first, with none set beyond the vocabulary."""
+    packed = np.zeros((len(masks), -(-vocab_size // 8)), dtype=np.uint8)
+    for line, mask in zip(packed, masks, strict=True):
         bits = np.frombuffer(mask(), dtype=np.uint8)[: len(line)]
         line[: len(bits)] = bits
-    allowed = _unpack(torch.from_numpy(packed).to(logits.device))[:, :vocab_size]
-    lines = torch.tensor(indices, device=logits.device)
-    scores = logits.index_copy(0, lines, logits[lines].masked_fill(~allowed, -torch.inf))
-    some = allowed.any(dim=-1).tolist()
-    return scores, frozenset(i for i, any_ in zip(indices, some, strict=True) if not any_)
+    if vocab_size % 8:
+        packed[:, -1] &= (1 << vocab_size % 8) - 1
+    return packed
 
 
-def _unpack(packed: torch.Tensor) -> torch.Tensor:
-    """[num_rows, num_bytes] of 8 bits, lowest first, to [num_rows, 8 * num_bytes] booleans."""
-    powers = 2 ** torch.arange(8, dtype=torch.uint8, device=packed.device)
-    return (packed.unsqueeze(-1) & powers).ne(0).flatten(1)
+def _forbidden(bits: Bits, logits: torch.Tensor) -> torch.Tensor:
+    """[num_masks, vocab] booleans where ``logits`` are; a device gets the bits, an eighth of it."""
+    vocab_size = logits.shape[-1]
+    if logits.device.type == "cpu":
+        flags = np.unpackbits(bits, axis=1, count=vocab_size, bitorder="little")
+        return torch.from_numpy(flags == 0)
+    moved = torch.from_numpy(bits).to(logits.device)
+    powers = 2 ** torch.arange(8, dtype=torch.uint8, device=logits.device)
+    return (moved.unsqueeze(-1) & powers).eq(0).flatten(1)[:, :vocab_size]

@@ -4,6 +4,7 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -26,6 +27,12 @@ LIMITS = LLParserLimits(
 )
 """What one grammar may take: to compile, half a second and 50 MB; for a token, some milliseconds.
 Schemas in use take a thousandth of that."""
+
+LARGE_VOCABULARY = 32_768
+"""Masks of fewer tokens take some 20 µs, and are made when they are asked for."""
+
+MASK_THREADS = 4
+"""Masks of more take up to some milliseconds, and are made while the model runs."""
 
 MAX_COMPILED = 16
 """Grammars that are kept compiled: about 1 MB each, 50 MB at worst."""
@@ -57,6 +64,8 @@ class Grammars:
         self._vocabulary = LLTokenizer(
             tokenizer_json, n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None
         )
+        large = vocab_size >= LARGE_VOCABULARY
+        self.threads = ThreadPoolExecutor(MASK_THREADS, "mask") if large else None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -69,9 +78,7 @@ class Grammars:
     def open(self, grammar: Grammar, answered: Sequence[TokenId] = ()) -> "Walk":
         """A place in ``grammar``, after the tokens that the answer has already. Takes up to half a
         second. Raises Invalid when it can't be compiled, or the answer isn't one of it."""
-        walk = Walk(self, grammar, self._shared(grammar).deep_copy())
-        for token_id in answered:
-            walk.accept(token_id)
+        walk = Walk(self, grammar, self._shared(grammar).deep_copy(), answered)
         walk.check()
         return walk
 
@@ -109,17 +116,28 @@ class Walk:
     the answer.
     """
 
-    def __init__(self, grammars: Grammars, grammar: Grammar, matcher: LLMatcher) -> None:
+    def __init__(
+        self,
+        grammars: Grammars,
+        grammar: Grammar,
+        matcher: LLMatcher,
+        answered: Sequence[TokenId] = (),
+    ) -> None:
         self._grammars = grammars
         self._grammar = grammar
         self._matcher = matcher
         self._shares = True
-        self._answered: list[int] = []
+        self._answered: list[int] = list(answered)
+        self._coming: Future[bytes] | None = None
         self.error = ""
+        matcher.consume_tokens(self._answered)
 
     def accept(self, token_id: TokenId) -> None:
         self._answered.append(token_id)
+        self._settle()
         self._matcher.consume_token(token_id)
+        if self._grammars.threads is not None:
+            self._coming = self._grammars.threads.submit(self._matcher.compute_bitmask)
 
     def mask(self) -> bytes:
         bits = self._bits()
@@ -138,8 +156,13 @@ class Walk:
 
     def _bits(self) -> bytes:
         """Empty when none is set."""
-        bits = self._matcher.compute_bitmask()
+        bits = self._settle() or self._matcher.compute_bitmask()
         return b"" if self._matcher.is_error() or not any(bits) else bits
+
+    def _settle(self) -> bytes | None:
+        """What a thread has made, once it has: one matcher is for one of them."""
+        coming, self._coming = self._coming, None
+        return None if coming is None else coming.result()
 
     def _walk_again(self) -> None:
         self._shares = False
