@@ -1,0 +1,53 @@
+"""A client that asks for a long answer and does not read it."""
+
+import json
+import socket
+from dataclasses import replace
+
+import httpx
+
+from baton.core.states import Role
+from baton.text.tokenizer import Tokenizer
+from router.connection import ConnectionLimits
+from tests.unit import test_router_http
+from tests.unit.test_router_http import COMPLETE, House, eventually, listening, member
+
+tokenizer = test_router_http.tokenizer
+LONG = 4000
+
+
+def ask_and_not_read(url: str) -> socket.socket:
+    body = {"prompt": "x", "max_tokens": LONG, "stream": True, "ignore_eos": True, "logprobs": 5}
+    data = json.dumps(body).encode()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", int(url.rpartition(":")[2])))
+    head = b"POST %b HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+    client.sendall(head % (COMPLETE.encode(), len(data)) + data)
+    return client
+
+
+async def test_it_is_given_up_its_blocks_are_free_and_others_are_served(
+    tokenizer: Tokenizer,
+) -> None:
+    house = House(tokenizer, "x" * LONG, automatic=True)
+    house.members.list = [
+        replace(member(name, role), max_model_tokens=2 * LONG)
+        for name, role in (("p0", Role.PREFILL), ("d0", Role.DECODE))
+    ]
+    house.service.cluster._max_model_tokens = 2 * LONG
+    refusals: list[str] = []
+    limits = ConnectionLimits(write_seconds=0.3)
+    async with listening(house, limits, refusals) as url, httpx.AsyncClient() as client:
+        lazy = ask_and_not_read(url)
+        await eventually(lambda: house.service.gate.inside == 1)
+        for _ in range(3):
+            other = await client.post(url + COMPLETE, json={"prompt": "y", "max_tokens": 5})
+            assert other.json()["choices"][0]["text"] == "xxxxx"
+        await eventually(lambda: refusals == ["unread"])
+        await eventually(lambda: house.service.gate.inside == 0)
+        explained = house.service.records.explain("cmpl-0")
+        assert explained is not None and explained["finish_reason"] == "cancelled"
+        assert ("cmpl-0", 1) in house.decode.cancelled
+        assert house.decode.jobs == house.prefill.jobs == []
+        lazy.close()
