@@ -7,7 +7,6 @@ beside the server that is measured.
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 from benchmarks.machine import SYSTEM_CLOCK
 
@@ -34,6 +33,7 @@ class Stream(asyncio.Protocol):
         self._requests = requests
         self._load = load
         self._with_gaps = with_gaps
+        self._read_at = 0.0
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -94,21 +94,17 @@ async def stream_all(
     load, left = Load(), iter(requests)
     loop = asyncio.get_running_loop()
     began = SYSTEM_CLOCK()
-    streams = [
-        (await loop.create_connection(lambda: Stream(left, load, with_gaps=with_gaps), host, port))[
-            1
-        ]
-        for _ in range(min(concurrency, len(requests)))
-    ]
+    streams: list[Stream] = []
+    for _ in range(min(concurrency, len(requests))):
+        _, stream = await loop.create_connection(
+            lambda: Stream(left, load, with_gaps=with_gaps), host, port
+        )
+        streams.append(stream)
     await asyncio.gather(*(stream.done for stream in streams))
     load.seconds = SYSTEM_CLOCK() - began
     if load.errors:
         raise RuntimeError(f"{len(load.errors)} failed, the first one: {load.errors[0]}")
     return load
-
-
-def _same(stream: Stream) -> Stream:
-    return stream
 
 
 def post(path: str, body: bytes) -> bytes:

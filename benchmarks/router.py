@@ -4,9 +4,9 @@
 
 Chats of 512 tokens that no cache has seen, 16 streamed tokens each, at concurrency 1, 32 and 128,
 behind each router in turn, round by round, with mock workers that give a token every
-``gap-seconds`` (0: at once). The routers' CPU is read from the kernel; ``+ beside`` adds what decides
-with them (Baton's conductor). Baton and Dynamo apply the chat template and tokenise; sglang-router
-forwards bytes. Prints a table, and JSON as the last line.
+``gap-seconds`` (0: at once). The routers' CPU is read from the kernel; ``+ beside`` adds what
+decides with them (Baton's conductor). Baton and Dynamo apply the chat template and tokenise;
+sglang-router forwards bytes. Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -49,7 +49,8 @@ class Figures:
 class Prompts:
     """Requests whose prompts have some ``PROMPT_TOKENS`` tokens, and nothing in common."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, answer_tokens: int = ANSWER_TOKENS) -> None:
+        self._answer_tokens = answer_tokens
         self._tokenizer = Tokenizer.load(DEMO_MODEL)
         self._random = np.random.default_rng(seed)
 
@@ -62,7 +63,7 @@ class Prompts:
         body = {
             "model": "demo",
             "messages": [{"role": "user", "content": text}],
-            "max_tokens": ANSWER_TOKENS,
+            "max_tokens": self._answer_tokens,
             "ignore_eos": True,
             "stream": True,
         }
