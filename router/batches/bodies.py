@@ -39,7 +39,7 @@ class BatchBody(Body):
     """POST /v1/batches. ``output_expires_after`` is for its files."""
 
     input_file_id: str
-    endpoint: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

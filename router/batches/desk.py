@@ -56,7 +56,7 @@ class Desk:
             raise Problem(413, f"there are {MAX_FILES} files, and that is the limit")
         room = self._folder_bytes - self._library.used_bytes()
         if room <= 0:
-            raise Problem(507, "there is no room for files: delete some", code="no_space")
+            raise Problem(413, "there is no room for files: delete some", code="no_space")
         return self.shelf(tenant).upload(self._service.new_id(), min(self.max_file_bytes, room))
 
     def add_file(

@@ -11,7 +11,6 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse
 
 from baton.core.ids import TenantId
-from router.batches.batch import ENDPOINTS
 from router.batches.bodies import BatchBody, ExpiresAfter, page_of
 from router.batches.desk import Desk
 from router.batches.shelf import Upload
@@ -86,8 +85,6 @@ def _add_batches(app: FastAPI, service: Service, desk: Desk) -> None:
         tenant = _tenant(service, request)
         service.check_open()
         body = parse(BatchBody, await _read(request, service))
-        if body.endpoint not in ENDPOINTS:
-            raise Problem(400, f"endpoint must be one of {', '.join(ENDPOINTS)}", param="endpoint")
         expires = body.output_expires_after
         batch = await asyncio.to_thread(
             desk.create,

@@ -4,14 +4,16 @@ import json
 from functools import cache
 from typing import Any
 
+from router.batches.bodies import BatchBody
 from router.openapi.answers import ANSWERS, json_answer, ref
+from router.openapi.batches import BATCH_ANSWERS, UPLOAD_BODY, page_parameters
 from router.openapi.bodies import TEXT, Schema, schemas_of
 from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 Operation = dict[str, Any]
 
-BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody)
-USER = [{"key": []}]
+BODIES = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, BatchBody)
+USER: list[dict[str, list[str]]] = [{"key": []}]
 ADMIN: list[dict[str, list[str]]] = [{"admin_key": []}]
 NOBODY: list[dict[str, list[str]]] = []
 
@@ -26,9 +28,9 @@ def document(version: str) -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Baton", "version": version, "description": DESCRIPTION},
-        "paths": {**_answers(), **_models(), **_operations(), **_admin()},
+        "paths": {**_answers(), **_models(), **_batches(), **_operations(), **_admin()},
         "components": {
-            "schemas": {**schemas_of(BODIES), **ANSWERS},
+            "schemas": {**schemas_of(BODIES), **ANSWERS, **BATCH_ANSWERS},
             "securitySchemes": {
                 "key": _bearer("An API key. Without any configured, none is needed."),
                 "admin_key": _bearer("`admin_key`. Without one, only this machine is let in."),
@@ -60,6 +62,33 @@ def _models() -> dict[str, Any]:
     return {
         "/v1/models": {"get": _told("The models", "Models", USER)},
         "/v1/models/{name}": {"get": model},
+    }
+
+
+def _batches() -> dict[str, Any]:
+    upload = {**_told("Upload a file", "File", USER), "requestBody": UPLOAD_BODY}
+    files = _told("The files", "Files", USER)
+    files["parameters"] = page_parameters(10_000, "purpose", "order")
+    content = _told("What is in a file", "File", USER)
+    content["responses"]["200"] = _content("The file", "application/octet-stream", TEXT)
+    batches = _told("The batches", "Batches", USER)
+    batches["parameters"] = page_parameters(100)
+    one_file = _told("One file", "File", USER)
+    deleted = _told("Delete a file", "DeletedFile", USER)
+    one_batch = _told("One batch", "Batch", USER)
+    cancelled = _told("Cancel a batch", "Batch", USER)
+    for operation in (one_file, deleted, content):
+        operation["parameters"] = [_parameter("file_id", "path")]
+    for operation in (one_batch, cancelled):
+        operation["parameters"] = [_parameter("batch_id", "path")]
+    create = _asked("Answer a file of requests", "BatchBody", "Batch", USER)
+    return {
+        "/v1/files": {"post": upload, "get": files},
+        "/v1/files/{file_id}": {"get": one_file, "delete": deleted},
+        "/v1/files/{file_id}/content": {"get": content},
+        "/v1/batches": {"post": create, "get": batches},
+        "/v1/batches/{batch_id}": {"get": one_batch},
+        "/v1/batches/{batch_id}/cancel": {"post": cancelled},
     }
 
 

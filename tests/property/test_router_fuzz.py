@@ -54,6 +54,7 @@ class Fuzzed:
     def __init__(self, folder: Path, automatic: bool = True) -> None:
         tokenizer = Tokenizer.load(write_tokenizer(folder))
         self.house = House(tokenizer, "Hello, wörld!", automatic)
+        self.house.make_desk(folder / "batches", max_file_bytes=2000, folder_bytes=20_000)
         self.runner = asyncio.Runner()
         self.client = self.runner.run(self.house.client())
 

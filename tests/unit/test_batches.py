@@ -20,7 +20,6 @@ from baton.core.states import Role
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.batches.batch import TERMINAL, TRANSITIONS, WINDOW_SECONDS, Batch, Status
-from router.batches.desk import Desk
 from router.batches.job import Job
 from router.batches.library import Library
 from router.batches.line import Line, Reply, number_of, read_line, written
@@ -51,11 +50,10 @@ class Office:
     """A router with a desk, and its client."""
 
     def __init__(self, tokenizer: Tokenizer, root: Path, **settings: Any) -> None:
-        bounds = {"max_file_bytes": 10_000, "folder_bytes": 100_000, "lines_per_worker": 2}
-        chosen = {name: settings.pop(name, value) for name, value in bounds.items()}
+        bounds = {name: settings.pop(name) for name in ("folder_bytes",) if name in settings}
         self.house = House(tokenizer, "Hello", automatic=True, **settings)
         self.library = Library(root)
-        self.desk = Desk(self.house.service, self.library, **chosen)
+        self.desk = self.house.make_desk(root, **bounds)
 
     @asynccontextmanager
     async def open(self, runs: bool = True) -> AsyncIterator[httpx.AsyncClient]:

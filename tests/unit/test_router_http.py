@@ -23,6 +23,8 @@ from baton.text.detokenizer import byte_level_alphabet
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.auth import Doorkeeper
+from router.batches.desk import Desk
+from router.batches.library import Library
 from router.cluster import Cluster
 from router.connection import ConnectionLimits
 from router.journey import Guide, JourneyConfig
@@ -101,6 +103,7 @@ class House:
         self.decode.details = {"transport": "shm", "bytes_shipped": "10"}
         self.placer = MemoryPlacer([self.prefill], [self.decode])
         self.members = StaticMembers([member("p0", Role.PREFILL), member("d0", Role.DECODE)])
+        self.desk: Desk | None = None
         clock = SystemClock()
         cluster = Cluster(self.members, clock, 4096)
         links = MemoryLinks(self.prefill, self.decode)
@@ -119,9 +122,14 @@ class House:
             new_seed=lambda: 77,
         )
 
+    def make_desk(self, folder: Path, **settings: Any) -> Desk:
+        bounds = {"max_file_bytes": 10_000, "folder_bytes": 100_000, "lines_per_worker": 2}
+        self.desk = Desk(self.service, Library(folder), **{**bounds, **settings})
+        return self.desk
+
     async def client(self) -> httpx.AsyncClient:
         await self.service.cluster.refresh()
-        transport = httpx.ASGITransport(build_app(self.service))
+        transport = httpx.ASGITransport(build_app(self.service, self.desk))
         return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
