@@ -44,6 +44,16 @@ def check_admin(service: Service, request: Request) -> None:
     """Raises Problem (401, 403)."""
     host = request.client.host if request.client is not None else None
     service.doorkeeper.check_admin(request.headers.get("authorization"), host)
+    if not service.doorkeeper.has_admin_key and _is_of_a_page(request):
+        raise Problem(403, "without an admin key, the admin API answers no web pages")
+
+
+def _is_of_a_page(request: Request) -> bool:
+    """A browser on this machine asks for whatever page it shows: it says so by an origin, or, where
+    the page's own name was made to point here, by that name. An address is no such name."""
+    host = request.url.hostname or ""
+    is_name = "." in host and not host.replace(".", "").isdigit()
+    return "origin" in request.headers or is_name
 
 
 async def _ask(service: Service, command: dict[str, Any]) -> Response:

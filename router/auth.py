@@ -39,6 +39,10 @@ class Doorkeeper:
             raise _unauthorized("an API key is needed" if not authorization else "wrong API key")
         return tenant
 
+    @property
+    def has_admin_key(self) -> bool:
+        return self._admin_key is not None
+
     def check_admin(self, authorization: str | None, client_host: str | None) -> None:
         """Raises Problem (401, 403)."""
         if self._admin_key is not None:

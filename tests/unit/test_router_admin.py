@@ -133,3 +133,18 @@ async def test_admins_only(tokenizer: Tokenizer) -> None:
         assert [answer.status_code for answer in await asyncio.gather(*asked)] == [401] * 3
         key = {"authorization": "Bearer root"}
         assert (await client.get("/admin/pools", headers=key)).status_code == 501
+
+
+async def test_no_web_pages_without_an_admin_key(tokenizer: Tokenizer) -> None:
+    page = {"origin": "http://evil.example"}
+    async with open_house(tokenizer) as (_, client):
+        scaled = await client.post("/admin/scale", json={"decode": 2}, headers=page)
+        assert scaled.status_code == 403
+        renamed = await client.get("/admin/pools", headers={"host": "evil.example:8000"})
+        assert renamed.status_code == 403
+        for host in ("127.0.0.1:8000", "localhost:8000", "[::1]:8000"):
+            answer = await client.get("/admin/pools", headers={"host": host})
+            assert answer.status_code == 501, host
+    async with open_house(tokenizer, admin_key="root") as (_, client):
+        key = {"authorization": "Bearer root", "host": "baton.example"}
+        assert (await client.get("/admin/pools", headers=key)).status_code == 501
