@@ -34,6 +34,29 @@ class Gate:
         self._weights = 0.0
         self.inside = 0
 
+    def take(self, count: int, tenant: TenantId, weight: float, shared: bool) -> None:
+        """Raises Overloaded when that many more are too many. ``shared``: others may come. Ends
+        with as many by :meth:`give`."""
+        if not count:
+            return
+        self._check(count, tenant, weight, shared)
+        guest = self._guests.get(tenant)
+        if guest is None:
+            guest = self._guests[tenant] = _Guest(weight)
+            self._weights += weight
+        guest.inside += count
+        self.inside += count
+
+    def give(self, count: int, tenant: TenantId) -> None:
+        if not count:
+            return
+        guest = self._guests[tenant]
+        guest.inside -= count
+        self.inside -= count
+        if guest.inside == 0:
+            del self._guests[tenant]
+            self._weights = self._weights - guest.weight if self._guests else 0.0
+
     @contextmanager
     def enter(
         self,
@@ -43,18 +66,12 @@ class Gate:
         *,
         shared: bool = False,
     ) -> Iterator[None]:
-        """Raises Overloaded when that many more are too many. ``shared``: others may come."""
-        self._check(count, tenant, weight, shared)
-        guest = self._guests.get(tenant)
-        if guest is None:
-            guest = self._guests[tenant] = _Guest(weight)
-            self._weights += weight
-        guest.inside += count
-        self.inside += count
+        """Both."""
+        self.take(count, tenant, weight, shared)
         try:
             yield
         finally:
-            self._leave(tenant, guest, count)
+            self.give(count, tenant)
 
     def inside_of(self, tenant: TenantId) -> int:
         guest = self._guests.get(tenant)
@@ -85,10 +102,3 @@ class Gate:
             return 0.0
         weights = self._weights if guest is not None else self._weights + weight
         return self._limit * weight / weights
-
-    def _leave(self, tenant: TenantId, guest: _Guest, count: int) -> None:
-        guest.inside -= count
-        self.inside -= count
-        if guest.inside == 0:
-            del self._guests[tenant]
-            self._weights = self._weights - guest.weight if self._guests else 0.0

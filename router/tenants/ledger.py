@@ -14,6 +14,8 @@ MAX_UNSENT = 100_000
 """Counters, of 200 bytes each: days of thousands of tenants. While the store of usage is gone for
 longer, further tenants are counted together."""
 
+DAY_NANOSECONDS = 86_400 * 10**9
+
 MAX_SENT = 2000
 """Counters at once: a few milliseconds of Redis."""
 
@@ -27,17 +29,19 @@ class TenantLedger:
         self._unsent: Counts = Counter()
         self._sending: Counts = Counter()
         self._number = 1
+        self._day = (-1, "")
 
     def note_spent(self, tenant: TenantId, spent: Spent) -> None:
         self._metrics.note_spent(tenant, spent)
-        self._count(tenant, Field.REQUESTS, spent.requests)
-        self._count(tenant, Field.PROMPT, spent.prompt_tokens)
-        self._count(tenant, Field.CACHED, spent.cached_tokens)
-        self._count(tenant, Field.COMPLETION, spent.completion_tokens)
+        day = self._today()
+        self._count(day, tenant, Field.REQUESTS, spent.requests)
+        self._count(day, tenant, Field.PROMPT, spent.prompt_tokens)
+        self._count(day, tenant, Field.CACHED, spent.cached_tokens)
+        self._count(day, tenant, Field.COMPLETION, spent.completion_tokens)
 
     def note_refused(self, tenant: TenantId, reason: str) -> None:
         self._metrics.note_refused(tenant, reason)
-        self._count(tenant, Field.REFUSED, 1)
+        self._count(self._today(), tenant, Field.REFUSED, 1)
 
     async def send(self, store: UsageStore, writer: str) -> None:
         """Brings what is new to the store, which counts each number of a ``writer`` once: what
@@ -64,10 +68,17 @@ class TenantLedger:
         keys = list(islice(self._unsent, MAX_SENT))
         return Counter({key: self._unsent.pop(key) for key in keys})
 
-    def _count(self, tenant: TenantId, field: Field, amount: int) -> None:
+    def _today(self) -> str:
+        """Looked up in the calendar once a day."""
+        now = self._clock.wall_nanoseconds()
+        if self._day[0] != now // DAY_NANOSECONDS:
+            self._day = (now // DAY_NANOSECONDS, day_of(now))
+        return self._day[1]
+
+    def _count(self, day: str, tenant: TenantId, field: Field, amount: int) -> None:
         if not amount:
             return
-        key = (day_of(self._clock.wall_nanoseconds()), tenant, field)
+        key = (day, tenant, field)
         if key not in self._unsent and len(self._unsent) >= MAX_UNSENT:
-            key = (key[0], OTHER, field)
+            key = (day, OTHER, field)
         self._unsent[key] += amount

@@ -1,5 +1,7 @@
 """What tenants use, as metrics, with a bounded number of names."""
 
+from dataclasses import dataclass
+
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from baton.core.ids import TenantId
@@ -12,7 +14,7 @@ MAX_NAMES = 100
 
 class TenantMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._names: set[TenantId] = set()
+        self._meters: dict[TenantId, _Meters] = {}
         self._requests = Counter(
             "baton_tenant_requests_total",
             "Requests that were answered or begun, by tenant.",
@@ -54,19 +56,37 @@ class TenantMetrics:
         )
 
     def note_spent(self, tenant: TenantId, spent: Spent) -> None:
-        name = self._name(tenant)
-        self._requests.labels(name).inc(spent.requests)
-        self._prompt_tokens.labels(name, "computed").inc(spent.computed_tokens)
-        self._prompt_tokens.labels(name, "cached").inc(spent.cached_tokens)
-        self._completion_tokens.labels(name).inc(spent.completion_tokens)
+        meters = self._meters_of(tenant)
+        meters.requests.inc(spent.requests)
+        meters.computed.inc(spent.computed_tokens)
+        meters.cached.inc(spent.cached_tokens)
+        meters.completion.inc(spent.completion_tokens)
 
     def note_refused(self, tenant: TenantId, reason: str) -> None:
-        self._refusals.labels(self._name(tenant), reason).inc()
+        self._refusals.labels(self._meters_of(tenant).name, reason).inc()
 
-    def _name(self, tenant: TenantId) -> TenantId:
-        if tenant in self._names:
-            return tenant
-        if len(self._names) >= MAX_NAMES:
-            return OTHER
-        self._names.add(tenant)
-        return tenant
+    def _meters_of(self, tenant: TenantId) -> "_Meters":
+        meters = self._meters.get(tenant)
+        if meters is not None:
+            return meters
+        name = tenant if len(self._meters) < MAX_NAMES else OTHER
+        if name not in self._meters:
+            self._meters[name] = _Meters(
+                name,
+                self._requests.labels(name),
+                self._prompt_tokens.labels(name, "computed"),
+                self._prompt_tokens.labels(name, "cached"),
+                self._completion_tokens.labels(name),
+            )
+        return self._meters[name]
+
+
+@dataclass(frozen=True, slots=True)
+class _Meters:
+    """Of one name, prepared: to look them up takes longer than to count."""
+
+    name: TenantId
+    requests: Counter
+    computed: Counter
+    cached: Counter
+    completion: Counter

@@ -1,6 +1,7 @@
 """A tenant, as the operator describes it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
 from baton.core.ids import TenantId
 from baton.core.priority import Priority, lowered
@@ -32,6 +33,9 @@ class Prices:
         return (total + self.output * completion_tokens) / 1e6
 
 
+UNLIMITED, FREE = Limits(), Prices()
+
+
 @dataclass(frozen=True, slots=True)
 class Standing:
     """How a request of a tenant stands beside others: what its blocks' keys are made of, whom it is
@@ -52,17 +56,18 @@ class Tenant:
     salt: str | None = None
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
-    limits: Limits = field(default_factory=Limits)
-    prices: Prices = field(default_factory=Prices)
+    limits: Limits = UNLIMITED
+    prices: Prices = FREE
 
     @property
     def is_limited(self) -> bool:
-        return self.limits != Limits()
+        return self.limits is not UNLIMITED and self.limits != UNLIMITED
 
     def block_salt(self, secret: str | None, cache_salt: str | None = None) -> bytes:
         """Enters the keys of the tenant's blocks. Derived here: a client can add, not choose."""
-        own = tenant_salt(secret, self.id)
-        salt = own if self.salt is None else shared_salt(secret, self.salt)
+        salt = _salt_and_tag(secret, self.id)[0]
+        if self.salt is not None:
+            salt = shared_salt(secret, self.salt)
         return salted_again(salt, cache_salt) if cache_salt else salt
 
     def standing(self, secret: str | None, cache_salt: str | None, behind: int) -> Standing:
@@ -70,7 +75,14 @@ class Tenant:
         tenant uses, it has one tag."""
         return Standing(
             self.block_salt(secret, cache_salt),
-            tenant_tag(tenant_salt(secret, self.id)),
+            _salt_and_tag(secret, self.id)[1],
             lowered(self.priority, behind),
             self.weight,
         )
+
+
+@lru_cache(maxsize=4096)
+def _salt_and_tag(secret: str | None, tenant_id: TenantId) -> tuple[bytes, bytes]:
+    """The same for every request of a tenant; 12 microseconds to compute."""
+    salt = tenant_salt(secret, tenant_id)
+    return salt, tenant_tag(salt)

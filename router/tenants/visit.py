@@ -1,9 +1,8 @@
 """One HTTP request of a tenant, from its headers to the end of its answer."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Protocol, Self
 
 from baton.clock import Clock
 from baton.core.ids import TenantId
@@ -14,7 +13,7 @@ from router.tenants.account import Account
 from router.tenants.limited import RateLimited
 from router.tenants.roll import Roll
 from router.tenants.spent import Spent, spent_on
-from router.tenants.tenant import Limits, Tenant
+from router.tenants.tenant import UNLIMITED, Tenant
 
 UNSAID_ANSWER_TOKENS = 512
 """Promised to an answer whose client set no bound, instead of all of the context. What it takes
@@ -33,8 +32,20 @@ class Ledger(Protocol):
 
 
 class Visit:
-    """:meth:`promise` before the work, :meth:`follow` when it begins. Made by :class:`Entrance`,
-    which settles whatever comes of it."""
+    """Made by :class:`Entrance`, and entered by ``with``, which settles whatever comes of it.
+    :meth:`promise` before the work, :meth:`follow` when it begins."""
+
+    __slots__ = (
+        "_account",
+        "_entrance",
+        "_inside",
+        "_num_routers",
+        "_per_prompt",
+        "_promised",
+        "_records",
+        "_size_bytes",
+        "tenant",
+    )
 
     def __init__(
         self,
@@ -49,40 +60,69 @@ class Visit:
         self._account = account
         self._num_routers = num_routers
         self._size_bytes = size_bytes
+        self._inside = 0
+        """Answers that it has a place in the gate for."""
         self._promised: int | None = None
         self._records: Sequence[JourneyRecord] = ()
         self._per_prompt = 1
-        self._room = ExitStack()
+
+    def __enter__(self) -> Self:
+        """Raises RateLimited or Overloaded: what is refused here costs next to nothing."""
+        entrance, tenant = self._entrance, self.tenant
+        try:
+            self._take(1)
+            self._account.begin(tenant, self._num_routers, self._size_bytes, entrance.now)
+        except (RateLimited, Overloaded) as refusal:
+            self._give_back()
+            entrance.note_refusal(tenant, refusal)
+            raise
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Gives back what was not used."""
+        self._give_back()
+        spent = spent_on(self._records, self._per_prompt) if self._records else Spent()
+        if self._promised is not None:
+            self._account.settle(self.tenant, self._promised, spent.total_tokens)
+        self._account.end()
+        if self._records:
+            self._entrance.ledger.note_spent(self.tenant.id, spent)
 
     def headers(self) -> dict[str, str]:
         """What is left of the tenant's limits now."""
+        if not self.tenant.is_limited:
+            return {}
         return self._account.headers(self.tenant, self._num_routers, self._entrance.now)
 
     def promise(self, prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int) -> None:
         """Room for ``per_prompt`` answers to each prompt, of up to ``answer_tokens`` each. Raises
         RateLimited or Overloaded. Once."""
         assert self._promised is None, "once"
-        entrance, count = self._entrance, len(prompt_tokens) * per_prompt
+        count = len(prompt_tokens) * per_prompt
         tokens = sum(prompt_tokens) + count * answer_tokens
-        with entrance.noting_refusals(self.tenant):
-            self._room.enter_context(entrance.room(self.tenant, count - 1))
+        try:
+            self._take(count - 1)
             self._account.reserve(
-                self.tenant, self._num_routers, tokens, self._size_bytes, entrance.now
+                self.tenant, self._num_routers, tokens, self._size_bytes, self._entrance.now
             )
+        except (RateLimited, Overloaded) as refusal:
+            self._entrance.note_refusal(self.tenant, refusal)
+            raise
         self._promised = tokens
 
     def follow(self, records: Sequence[JourneyRecord], per_prompt: int) -> None:
         """The answers under way; what they used is settled when all is over."""
         self._records, self._per_prompt = records, per_prompt
 
-    def close(self) -> None:
-        """Gives back what was not used."""
-        self._room.close()
-        spent = spent_on(self._records, self._per_prompt) if self._records else Spent()
-        if self._promised is not None:
-            self._account.settle(self.tenant, self._promised, spent.total_tokens)
-        if self._records:
-            self._entrance.ledger.note_spent(self.tenant.id, spent)
+    def _take(self, count: int) -> None:
+        entrance, tenant = self._entrance, self.tenant
+        entrance.gate.take(count, tenant.id, tenant.weight, entrance.is_shared)
+        self._inside += count
+
+    def _give_back(self) -> None:
+        if self._inside:
+            self._entrance.gate.give(self._inside, self.tenant.id)
+            self._inside = 0
 
 
 class Entrance:
@@ -96,48 +136,30 @@ class Entrance:
         ledger: Ledger,
         clock: Clock,
     ) -> None:
+        self.gate = gate
         self.ledger = ledger
-        self._gate = gate
         self._roll = roll
         self._num_routers = num_routers
         self._clock = clock
         self._accounts: dict[TenantId, Account] = {}
 
-    @contextmanager
-    def enter(
-        self, tenant_id: TenantId, size_bytes: int = 0, *, idle: bool = False
-    ) -> Iterator[Visit]:
-        """Before the body, of ``size_bytes`` if that is known, is read: what is refused here costs
-        next to nothing. Raises RateLimited or Overloaded. ``idle``: it takes only what nobody else
-        wants (a batch), so it has no part in the tenant's limits, and is counted all the same."""
+    def enter(self, tenant_id: TenantId, size_bytes: int = 0, *, idle: bool = False) -> Visit:
+        """Before the body, of ``size_bytes`` if that is known, is read. ``idle``: the visit takes
+        only what nobody else wants (a batch), so it has no part in the tenant's limits, and is
+        counted all the same."""
         tenant = self._roll().tenant(tenant_id)
-        account = self._account(tenant_id)
         if idle:
-            tenant, account = replace(tenant, limits=Limits()), Account()
+            return Visit(self, replace(tenant, limits=UNLIMITED), Account(), 1, size_bytes)
         num_routers = max(self._num_routers(), 1) if tenant.is_limited else 1
-        with ExitStack() as held:
-            with self.noting_refusals(tenant):
-                held.enter_context(self.room(tenant, 1))
-                account.begin(tenant, num_routers, size_bytes, self.now)
-            held.callback(account.end)
-            visit = Visit(self, tenant, account, num_routers, size_bytes)
-            held.callback(visit.close)
-            yield visit
+        return Visit(self, tenant, self._account(tenant_id), num_routers, size_bytes)
 
-    def room(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
-        """In the gate, for so many answers."""
-        return self._gate.enter(count, tenant.id, tenant.weight, shared=self._roll().is_shared)
+    def note_refusal(self, tenant: Tenant, refusal: RateLimited | Overloaded) -> None:
+        reason = refusal.reason if isinstance(refusal, RateLimited) else "full"
+        self.ledger.note_refused(tenant.id, reason)
 
-    @contextmanager
-    def noting_refusals(self, tenant: Tenant) -> Iterator[None]:
-        try:
-            yield
-        except RateLimited as refusal:
-            self.ledger.note_refused(tenant.id, refusal.reason)
-            raise
-        except Overloaded:
-            self.ledger.note_refused(tenant.id, "full")
-            raise
+    @property
+    def is_shared(self) -> bool:
+        return self._roll().is_shared
 
     @property
     def now(self) -> float:

@@ -244,6 +244,17 @@ def test_who_has_less_than_its_share_takes_every_free_place() -> None:
         assert (gate.inside_of(A), gate.inside_of(B)) == (4, 4)
 
 
+def test_who_is_inside_stays_though_its_share_has_shrunk() -> None:
+    gate = Gate(8)
+    with ExitStack() as held:
+        assert filled(gate, held, A) == 6
+        assert filled(gate, held, B) == 2
+        with gate.enter(0, A, shared=True):
+            assert gate.inside == 8
+    with gate.enter(0, A, shared=True):
+        assert gate.inside == 0
+
+
 def test_shares_go_by_weight() -> None:
     gate = Gate(12)
     with ExitStack() as held, ExitStack() as of_a:
