@@ -1,6 +1,7 @@
 """One HTTP request of a tenant, from its headers to the end of its answer."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Protocol, Self
 
@@ -152,6 +153,10 @@ class Entrance:
             return Visit(self, replace(tenant, limits=UNLIMITED), Account(), 1, size_bytes)
         num_routers = max(self._num_routers(), 1) if tenant.is_limited else 1
         return Visit(self, tenant, self._account(tenant_id), num_routers, size_bytes)
+
+    def room(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
+        """In the gate alone, for what is no question (an upload): it raises Overloaded."""
+        return self.gate.enter(count, tenant.id, tenant.weight, shared=self.is_shared)
 
     def note_refusal(self, tenant: Tenant, refusal: RateLimited | Overloaded) -> None:
         reason = refusal.reason if isinstance(refusal, RateLimited) else "full"

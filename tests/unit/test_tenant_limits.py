@@ -255,6 +255,17 @@ def test_who_is_inside_stays_though_its_share_has_shrunk() -> None:
         assert gate.inside == 0
 
 
+def test_what_is_no_question_takes_a_place_in_the_gate_alone() -> None:
+    door = Door(1, a=Limits(1, 1, 1))
+    with door.entrance.room(door.roll.tenant(A), 1):
+        assert door.gate.inside_of(A) == 1
+        with pytest.raises(Overloaded), door.entrance.room(door.roll.tenant(A), 1):
+            pass
+    assert door.gate.inside == 0
+    with door.entrance.enter(A):
+        pass
+
+
 def test_shares_go_by_weight() -> None:
     gate = Gate(12)
     with ExitStack() as held, ExitStack() as of_a:
