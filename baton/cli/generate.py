@@ -41,8 +41,10 @@ def run_generate(
         pool_bytes=settings.pool_bytes,
         block_tokens=settings.block_tokens,
     )
-    tokens = [TokenId(token) for token in runner.model_config.eos_token_ids]
-    grammars = Grammars.load(path, runner.model_config.vocab_size, tokens)
+    grammars = None
+    if sampling.grammar is not None:
+        tokens = [TokenId(token) for token in runner.model_config.eos_token_ids]
+        grammars = Grammars.load(path, runner.model_config.vocab_size, tokens)
     for answer in generate(runner, settings, encoded, sampling, grammars):
         answer.text = tokenizer.decode(answer.token_ids)
         print(json.dumps(asdict(answer)) if as_json else answer.text)

@@ -55,15 +55,18 @@ class Grammars:
     """Compiles grammars for one model's vocabulary. Thread-safe.
 
     ``vocab_size`` is the model's, which may be more than the tokenizer has: ids beyond are never
-    allowed. An EOS is allowed where a grammar is complete.
+    allowed. An EOS is allowed where a grammar is complete. Raises Invalid for a tokenizer whose
+    tokens aren't known as bytes: only byte-level BPE, and BPE with bytes to fall back on, are.
     """
 
     def __init__(
         self, tokenizer_json: str, vocab_size: int, eos_token_ids: Sequence[TokenId]
     ) -> None:
-        self._vocabulary = LLTokenizer(
-            tokenizer_json, n_vocab=vocab_size, eos_token=sorted(eos_token_ids) or None
-        )
+        eos: list[int] = sorted(eos_token_ids)
+        try:
+            self._vocabulary = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos or None)
+        except ValueError as error:
+            raise Invalid(f"grammars can't be followed with this tokenizer: {error}") from error
         large = vocab_size >= LARGE_VOCABULARY
         self.threads = ThreadPoolExecutor(MASK_THREADS, "mask") if large else None
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
@@ -174,5 +177,7 @@ class Walk:
 def _refusal(grammar: Grammar, complaint: str) -> Invalid:
     if grammar.kind is not GrammarKind.LARK:  # nobody but us knows the text that it quotes
         complaint = _PLACE.sub("", complaint.partition("\n   1 |")[0])
+    if "coerce_one_of" in complaint:
+        complaint = "oneOf needs alternatives that are plainly apart; anyOf takes any"
     message = f"the {grammar.kind.value} can't be followed: {complaint}"
     return Invalid(message[:MAX_MESSAGE], param="response_format")

@@ -18,6 +18,7 @@ from baton.engine.checksum import block_checksums, checksum_algorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
+from baton.errors import Invalid
 from baton.kv.redis_index import RedisKvIndex
 from baton.kv.store_client import StoreClient
 from baton.registry.heartbeat import Heartbeat
@@ -142,11 +143,16 @@ class WorkerProgram:
             progress=partial(report_progress, "weights"),
         )
 
-    def _load_grammars(self) -> Grammars:
+    def _load_grammars(self) -> Grammars | None:
+        """None where they can't be followed: requests that have one are refused then."""
         path = resolve_model(self._settings.model)
         model = load_model_config(path)
         tokens = [TokenId(token) for token in model.eos_token_ids]
-        return Grammars.load(path, model.vocab_size, tokens)
+        try:
+            return Grammars.load(path, model.vocab_size, tokens)
+        except Invalid as error:
+            log.warning("grammars_unavailable", error=str(error))
+            return None
 
     def _engine_config(self) -> EngineConfig:
         settings = self._settings

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import models
 
 from baton.config import DEMO_MODEL
 from baton.core.grammar import Grammar, GrammarKind
@@ -158,6 +160,12 @@ def test_few_grammars_are_kept(grammars: Grammars) -> None:
     assert len(grammars._compiled) == limits.MAX_COMPILED
 
 
+@pytest.mark.parametrize("kind", [models.WordLevel({"a": 0, "u": 1}, "u"), models.Unigram()])
+def test_a_tokenizer_that_is_not_made_of_bytes(kind: models.Model) -> None:
+    with pytest.raises(Invalid, match="can't be followed with this tokenizer"):
+        Grammars(tokenizers.Tokenizer(kind).to_str(), 10, [TokenId(0)])
+
+
 UNFOLLOWABLE = [
     regex(""),
     regex("a\\"),
@@ -171,6 +179,9 @@ UNFOLLOWABLE = [
     schema({"type": "integr"}),
     schema({"minimum": 5, "maximum": 2, "type": "integer"}),
     schema({"type": "array", "uniqueItems": True}),
+    schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}),
+    schema({"$ref": "file:///etc/hostname"}),
+    schema({"$schema": "http://127.0.0.1:9/x"}),
     Grammar(GrammarKind.JSON_SCHEMA, "{"),
     Grammar(GrammarKind.JSON_SCHEMA, "[" * 50_000),
     Grammar(GrammarKind.JSON_SCHEMA, '{"enum":[NaN]}'),
