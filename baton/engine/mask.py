@@ -20,7 +20,7 @@ def masked(
     if not given:
         return logits, frozenset()
     bits = _pack(list(given.values()), logits.shape[-1])
-    some = bits.any(axis=1).tolist()
+    some: list[bool] = np.any(bits, axis=1).tolist()
     barren = frozenset(index for index, any_ in zip(given, some, strict=True) if not any_)
     forbidden = _forbidden(bits, logits)
     if len(given) == len(masks):

@@ -64,7 +64,9 @@ class Grammars:
     ) -> None:
         eos: list[int] = sorted(eos_token_ids)
         try:
-            self._vocabulary = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=eos or None)
+            self._vocabulary = LLTokenizer(
+                tokenizer_json, n_vocab=vocab_size, eos_token=eos or None
+            )
         except ValueError as error:
             raise Invalid(f"grammars can't be followed with this tokenizer: {error}") from error
         large = vocab_size >= LARGE_VOCABULARY
