@@ -18,7 +18,7 @@ class Account:
     :meth:`reserve` by one :meth:`settle`. ``routers`` share the tenant's limits: each gives an
     equal part of them."""
 
-    __slots__ = ("_closed_bytes", "_closed_until", "_requests", "_tokens", "reserved", "running")
+    __slots__ = ("_refused_bytes", "_refused_tokens", "_requests", "_tokens", "reserved", "running")
 
     def __init__(self) -> None:
         self.running = 0
@@ -26,8 +26,9 @@ class Account:
         """Tokens that requests under way were promised."""
         self._requests = Meter()
         self._tokens = Meter()
-        self._closed_until = -math.inf
-        self._closed_bytes = 0
+        self._refused_tokens = 0
+        self._refused_bytes = 0
+        """Of the last request that was refused for its tokens."""
 
     def begin(self, tenant: Tenant, routers: int, size_bytes: int, now: float) -> None:
         """One more request, before its body is read. Raises RateLimited, and costs nothing then."""
@@ -63,7 +64,7 @@ class Account:
             per_minute = limit / routers
             wait = self._tokens.wait_seconds(tokens, per_minute, now)
             if wait > 0:
-                self._closed_until, self._closed_bytes = now + wait, size_bytes
+                self._refused_tokens, self._refused_bytes = tokens, size_bytes
                 used = per_minute - self._tokens.remaining(per_minute, now)
                 raise too_many_tokens(tenant, per_minute, used, tokens, wait)
             self._tokens.spend(tokens)
@@ -75,8 +76,6 @@ class Account:
         assert self.reserved >= 0, "reserve() comes first"
         if tenant.limits.tokens_per_minute is not None:
             self._tokens.spend(used - reserved)
-        if used < reserved:
-            self._closed_until = -math.inf
 
     def headers(self, tenant: Tenant, routers: int, now: float) -> dict[str, str]:
         """How much is left, as OpenAI's clients read it; nothing for who has no limits."""
@@ -98,12 +97,14 @@ class Account:
         self, tenant: Tenant, per_minute: float, size_bytes: int, now: float
     ) -> None:
         """A flood must not have its prompts tokenised before it is refused."""
-        wait = self._tokens.wait_seconds(1, per_minute, now)
-        if now < self._closed_until and size_bytes >= self._closed_bytes:
-            wait = max(wait, self._closed_until - now)
+        alike = size_bytes >= self._refused_bytes
+        tokens = max(self._refused_tokens, 1) if alike else 1
+        wait = self._tokens.wait_seconds(tokens, per_minute, now)
         if wait > 0:
             used = per_minute - self._tokens.remaining(per_minute, now)
             raise too_many_tokens(tenant, per_minute, used, None, wait)
+        if alike:
+            self._refused_tokens = 0
 
 
 def _headers(what: str, meter: Meter, per_minute: float, now: float) -> dict[str, str]:

@@ -152,10 +152,29 @@ def test_a_flood_is_refused_before_it_is_read() -> None:
     assert "used 40. Please try again in 10s" in str(door.refusal(A, 700))
     with door.entrance.enter(A, 600) as visit:  # a smaller one may fit
         visit.promise([5], 1, 10)
+    door.refusal(A, 700)
     door.clock.advance(10)
     with door.entrance.enter(A, 700) as visit:
         visit.promise([20], 1, 10)
-    assert [reason for _, reason in door.notes.refused] == ["tokens", "tokens"]
+    assert [reason for _, reason in door.notes.refused] == ["tokens"] * 3
+
+
+def test_a_flood_is_read_again_as_soon_as_there_is_room() -> None:
+    door = Door(a=Limits(tokens_per_minute=60))
+    with door.entrance.enter(A, 10) as slow:
+        slow.promise([10], 1, 40)
+        with pytest.raises(RateLimited), door.entrance.enter(A, 700) as visit:
+            visit.promise([20], 1, 10)
+        door.refusal(A, 700)
+        slow.follow([record(10, 1)], 1)
+    with door.entrance.enter(A, 700) as visit:  # what was promised in vain is there again
+        visit.promise([20], 1, 10)
+        visit.follow([record(20, 10)], 1)
+    with pytest.raises(RateLimited), door.entrance.enter(A, 700) as visit:
+        visit.promise([20], 1, 10)
+    door.roll = make_roll({A: Tenant(A, limits=Limits(tokens_per_minute=600))}, (), needs_keys=True)
+    with door.entrance.enter(A, 700) as visit:  # by another limit, at once
+        visit.promise([20], 1, 10)
 
 
 def test_a_request_that_never_fits_is_told_so() -> None:
