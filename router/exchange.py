@@ -3,7 +3,6 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -22,6 +21,7 @@ from router.prepare import Preparer, Prompt, check_token_ids, tokens_of
 from router.problem import Problem, problem_of
 from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from router.service import Service, off_loop_if_large
+from router.tally import best_of, usage_of
 from router.tenants.visit import UNSAID_ANSWER_TOKENS, Visit
 from router.wire import (
     CLIENT_LEFT,
@@ -36,7 +36,7 @@ from router.wire import (
     read_body,
     while_connected,
 )
-from router.wording import DONE, Answer, ChatWording, CompletionWording, Envelope, Usage, Wording
+from router.wording import DONE, Answer, ChatWording, CompletionWording, Envelope, Wording
 
 ENTRY_BYTES = 64
 """Of JSON, for a token of a scored prompt."""
@@ -296,34 +296,6 @@ class DetokenizeExchange(Exchange):
         tokens, decode = body.tokens, service.tokenizer.decode
         text = await off_loop_if_large(len(data), lambda: decode(tokens, skip_special_tokens=False))
         await wire.respond(200, JSON_HEADERS, orjson.dumps({"prompt": text}))
-
-
-def usage_of(choices: Sequence[Choice], per_prompt: int) -> Usage:
-    """A prompt counts once, however many answers it gets; what any of them had to compute of it
-    was not cached."""
-    records = [choice.record for choice in choices]
-    groups = [records[start : start + per_prompt] for start in range(0, len(records), per_prompt)]
-    return Usage(
-        prompt_tokens=sum(group[0].num_prompt_tokens for group in groups),
-        completion_tokens=sum(choice.num_tokens for choice in choices),
-        cached_tokens=sum(min(record.cached_tokens or 0 for record in group) for group in groups),
-        reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
-    )
-
-
-def best_of(
-    choices: Sequence[Choice], answers: Sequence[Answer], candidates: int, wanted: int
-) -> Sequence[Answer]:
-    """Of each prompt's candidates as many as are wanted, by the mean logprob of their tokens."""
-    if candidates == wanted:
-        return answers
-    best: list[Answer] = []
-    for start in range(0, len(answers), candidates):
-        ranked = sorted(
-            range(start, start + candidates), key=lambda index: -choices[index].mean_logprob
-        )
-        best += [answers[index] for index in ranked[:wanted]]
-    return [replace(answer, index=index) for index, answer in enumerate(best)]
 
 
 def _each(prompts: Sequence[Prompt], times: int) -> list[Prompt]:
