@@ -246,7 +246,7 @@ def _spec(
         num_prompt_tokens=len(prompt.token_ids),
         sampling=sampling,
         tenant_salt=standing.salt,
-        first_token_seconds=first_token_seconds,
+        first_token_seconds=first_token_seconds if standing.is_urgent else 0.0,
         tenant=standing.tag,
         priority=standing.priority,
         weight=standing.weight,

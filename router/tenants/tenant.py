@@ -46,6 +46,12 @@ class Standing:
     priority: Priority
     weight: float
 
+    @property
+    def is_urgent(self) -> bool:
+        """Of low priority nobody is promised a time: without a deadline such prompts stand behind
+        all others in a worker's report, so that the conductor refuses nobody for them."""
+        return self.priority <= Priority.NORMAL
+
 
 @dataclass(frozen=True, slots=True)
 class Tenant:

@@ -140,7 +140,7 @@ async def test_an_answer_without_a_bound_is_promised_little(tokenizer: Tokenizer
 async def test_what_a_request_carries_of_its_tenant(tokenizer: Tokenizer) -> None:
     low = tenant("low", salt="club", priority=Priority.LOW, weight=3.0)
     high = tenant("high", salt="club", priority=Priority.HIGH)
-    async with house_of(tokenizer, low, high) as (house, client):
+    async with house_of(tokenizer, low, high, slo_first_token_seconds=2.0) as (house, client):
 
         async def ask(name: str, **fields: Any) -> RequestSpec:
             body = {"prompt": "abcdefgh", "max_tokens": 1, **fields}
@@ -153,6 +153,7 @@ async def test_what_a_request_carries_of_its_tenant(tokenizer: Tokenizer) -> Non
         assert one.tenant == tenant_tag(tenant_salt(SECRET, TenantId("low"))) != other.tenant
         assert (one.priority, one.weight) == (Priority.LOW, 3.0)
         assert (other.priority, other.weight) == (Priority.HIGH, 1.0)
+        assert (one.first_token_seconds, other.first_token_seconds) == (0.0, 2.0)
         behind = await ask("high", priority=1, cache_salt="mine")
         assert (behind.priority, behind.tenant) == (Priority.NORMAL, other.tenant)
         assert behind.tenant_salt not in (
