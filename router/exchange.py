@@ -17,7 +17,7 @@ from router.choice import Choice, Delta
 from router.formats import FORCED_CALL
 from router.outlet import StreamOutlet
 from router.parse import parse
-from router.prepare import Preparer, Prompt, check_token_ids, tokens_of
+from router.prepare import Preparer, Prompt, check_token_ids, num_scores, tokens_of
 from router.problem import Problem, problem_of
 from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from router.service import Service, off_loop_if_large
@@ -146,10 +146,11 @@ class AnswerExchange(Exchange):
             for choice, prompt in zip(choices, _each(prompts, body.candidates), strict=True)
         ]
         wording = self._wording(self._envelope(request_id, body), body)
-        if body.stream:
-            await self._stream(wire, choices, answers, wording, body)
-        else:
-            await self._whole(wire, choices, answers, wording, body)
+        with service.scores.take(num_scores([len(prompt.token_ids) for prompt in prompts], body)):
+            if body.stream:
+                await self._stream(wire, choices, answers, wording, body)
+            else:
+                await self._whole(wire, choices, answers, wording, body)
 
     def _promise(self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody) -> None:
         """What the tenant may use of its limits. Raises RateLimited or Overloaded."""

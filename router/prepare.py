@@ -180,11 +180,16 @@ def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise Problem(400, message, param=param, code="invalid_value")
 
 
+def num_scores(num_tokens: Sequence[int], body: Generation) -> int:
+    """Logprobs of all prompts together, alternatives included."""
+    if body.num_prompt_logprobs is None:
+        return 0
+    return sum(num_tokens) * (1 + body.num_prompt_logprobs) * body.candidates
+
+
 def check_scores(num_tokens: Sequence[int], body: Generation) -> None:
     """Raises Problem (400) for more logprobs of prompts than a message should have."""
-    if body.num_prompt_logprobs is None:
-        return
-    count = sum(num_tokens) * (1 + body.num_prompt_logprobs) * body.candidates
+    count = num_scores(num_tokens, body)
     if count > MAX_PROMPT_LOGPROBS:
         field = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         message = (

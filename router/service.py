@@ -28,6 +28,7 @@ from router.problem import Problem
 from router.prompt_entries import entries_of
 from router.record import JourneyRecord, Records
 from router.schema import ChatBody, CompletionBody
+from router.score_budget import ScoreBudget
 from router.special_tokens import SpecialTokens
 from router.tenants.ledger import TenantLedger
 from router.tenants.tenancy import Tenancy
@@ -86,6 +87,7 @@ class Service:
     metrics: Metrics = field(default_factory=Metrics)
     records: Records = field(default_factory=Records)
     formats: Formats = field(default_factory=Formats)
+    scores: ScoreBudget = field(default_factory=ScoreBudget)
     dialect: Dialect = field(init=False)
     gate: Gate = field(init=False)
     ledger: TenantLedger = field(init=False)

@@ -12,6 +12,9 @@ from baton.errors import Overloaded
 MAX_UNREAD_OUTPUTS = 65_536
 """About 20 MB; a router that has left so many unread is gone or hopelessly behind."""
 
+MAX_UNREAD_SCORES = 16 * MAX_PROMPT_LOGPROBS
+"""Tokens of prompts, with some hundred bytes of logprobs each."""
+
 Submit = Callable[["OutputStream", RequestSpec, Task, WorkerRef | None], None]
 CancelRequest = Callable[[RequestId, Epoch], None]
 
@@ -26,6 +29,7 @@ class OutputStream:
         self._cancel = cancel
         self._on_close = on_close
         self._unread: list[RequestOutput] = []
+        self._num_scores = 0
         self._ready = asyncio.Event()
         self.closed = False
 
@@ -40,8 +44,9 @@ class OutputStream:
         if self.closed:
             return
         self._unread.append(output)
+        self._num_scores += len(output.prompt_logprobs)
         self._ready.set()
-        if len(self._unread) > MAX_UNREAD_OUTPUTS:
+        if len(self._unread) > MAX_UNREAD_OUTPUTS or self._num_scores > MAX_UNREAD_SCORES:
             self.close()
 
     async def outputs(self) -> Sequence[RequestOutput]:
@@ -50,6 +55,7 @@ class OutputStream:
             raise Overloaded("the router left too many outputs unread")
         count = _fitting(self._unread)
         unread, self._unread = self._unread[:count], self._unread[count:]
+        self._num_scores -= sum(len(output.prompt_logprobs) for output in unread)
         if not self._unread:
             self._ready.clear()
         return unread

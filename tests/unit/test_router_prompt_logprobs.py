@@ -7,6 +7,7 @@ import pytest
 
 from baton.core.request import MAX_PROMPT_LOGPROBS
 from baton.text.tokenizer import Tokenizer
+from router.score_budget import ScoreBudget
 from tests.unit.test_router_http import CHAT, CONTEXT, EOS, USER, open_house, tokenizer, wrong_error
 
 __all__ = ["tokenizer"]
@@ -135,3 +136,13 @@ async def test_more_logprobs_than_a_message_should_have(tokenizer: Tokenizer) ->
         assert wrong_error(await client.post(COMPLETION, json=twice))["param"] == "prompt_logprobs"
         echoed = {**body, "prompt_logprobs": None, "echo": True, "logprobs": most + 1}
         assert wrong_error(await client.post(COMPLETION, json=echoed))["param"] == "logprobs"
+
+
+async def test_many_who_ask_for_logprobs_of_prompts_wait_their_turn(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        house.service.scores = budget = ScoreBudget(limit=15)
+        body = {"prompt": "12345", "max_tokens": 1, "prompt_logprobs": 1}
+        with budget.take(6):
+            assert wrong_error(await client.post(COMPLETION, json=body), 429)["type"]
+        assert (await client.post(COMPLETION, json=body)).status_code == 200
+        assert budget.taken == 0
