@@ -41,10 +41,16 @@ def connect(url: str) -> "redis.asyncio.Redis":
 
 
 async def bounded(url: str, call: Awaitable[T], seconds: float = 2 * TIMEOUT_SECONDS) -> T:
-    """Awaits a Redis call. Raises Unavailable when it fails or takes too long."""
+    """Awaits a Redis call. Raises Unavailable when it fails or takes too long. The client now and
+    then answers although it was cancelled meanwhile; whoever waits is cancelled all the same."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
     try:
         async with asyncio.timeout(seconds):
-            return await call
+            answer = await call
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+        return answer
     except (RedisError, OSError, TimeoutError) as error:
         reason = str(error) or type(error).__name__
         raise Unavailable(f"Redis at {_place(url)} can't be asked: {reason}") from error
