@@ -124,7 +124,8 @@ class Driver:
         lap: int = 0,
         then: Callable[[], None] = lambda: None,
     ) -> None:
-        measured = measured and due - self._began_at >= self._load.warm_up_seconds
+        warm_up = self._load.warm_up_seconds
+        measured = measured and (not warm_up or due >= self._began_at + warm_up)
 
         def end(call: Call) -> None:
             self._ended(call)

@@ -92,7 +92,10 @@ async def _drive(
     gc.freeze()  # a collection of all arrivals would be seen as a gap between tokens
     spent = _cpu_seconds()
     with _stopped_by_hand(driver), Progress(driver, load, trace, question.processes) as progress:
-        await driver.run(trace, began, progress.update)
+        try:
+            await driver.run(trace, began, progress.update)
+        finally:
+            gc.unfreeze()
     wall = clock.monotonic() - began
     effort = Effort(_cpu_seconds() - spent, wall, 1, driver.num_sent, driver.most_at_once)
     return Taken(driver.records, driver.gaps, effort, driver.interrupted)

@@ -1,0 +1,436 @@
+"""``baton bench``: what is asked, what is counted, and what is said when it goes wrong."""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from baton.cli.bench import figures
+from baton.cli.bench.call import Call
+from baton.cli.bench.load import Lengths, Load, plain, sessions
+from baton.cli.bench.outcome import Effort, Slo, outcome_of
+from baton.cli.bench.probe import fitted
+from baton.cli.bench.prompts import Measure, Text, token_ids
+from baton.cli.bench.record import Gaps, Record, record_of
+from baton.cli.bench.spread import parts_of
+from baton.cli.bench.table import warnings
+from baton.cli.bench.target import target_of
+from baton.cli.main import main
+from baton.errors import Invalid
+from conductor.simulator.arrival import Arrival, Trace
+from conductor.simulator.synthetic import KINDS
+from conductor.simulator.traces import write_trace
+from tests.unit.openai_server import KEY, fake_server
+
+Ask = Callable[..., tuple[int, str, str]]
+LENGTHS = Lengths(
+    input_tokens=100, output_tokens=4, input_spread=0.0, output_spread=0.0, shared_tokens=0
+)
+
+
+def load(**fields: Any) -> Load:
+    given = {
+        "trace": None, "kind": None, "lengths": LENGTHS, "requests": None, "duration": None,
+        "rate": None, "concurrency": None, "burstiness": 1.0, "rate_factor": 1.0,
+        "jitter_seconds": 0.0, "think_seconds": 0.0, "warm_up": None, "seed": 0,
+    }  # fmt: skip
+    return Load(**{**given, **fields})
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Exit code, stdout and stderr of ``baton bench …``, in this process."""
+    monkeypatch.delenv("BENCH_API_KEY", raising=False)
+
+    def asked(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["baton", "bench", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return asked
+
+
+def told(answer: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, err = answer
+    assert (code, err) == (0, "")
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+# -- the load --------------------------------------------------------------------------------
+
+
+def test_plain_requests() -> None:
+    even = plain(LENGTHS, 5, 4.0, 0.0, 1)
+    assert [arrival.at_seconds for arrival in even.arrivals] == [0, 0.25, 0.5, 0.75, 1.0]
+    assert {arrival.num_prompt_tokens for arrival in even.arrivals} == {100}
+    blocks = [block for arrival in even.arrivals for block in arrival.blocks]
+    assert len(set(blocks)) == len(blocks) == 10
+    spread = replace(LENGTHS, input_spread=0.5, shared_tokens=64)
+    many = plain(spread, 2000, 10.0, 2.0, 1)
+    assert many == plain(spread, 2000, 10.0, 2.0, 1)
+    assert {arrival.blocks[0] for arrival in many.arrivals if len(arrival.blocks) > 1} == {0}
+    mean = sum(arrival.num_prompt_tokens for arrival in many.arrivals) / 2000
+    assert 95 < mean < 105
+    assert 150 < many.arrivals[-1].at_seconds < 260
+
+
+def test_a_load_by_time() -> None:
+    cut = load(rate=50.0, duration=2.0).arrivals().arrivals
+    assert 60 < len(cut) < 140 and cut[-1].at_seconds < 2
+    assert load(rate=50.0, duration=2.0).warm_up_seconds == 0.2
+    assert load(rate=50.0, requests=30).warm_up_requests(30) == 3
+    assert load(rate=50.0, requests=30, warm_up=1.0).warm_up_requests(30) == 0
+    assert len(load(concurrency=3).arrivals().arrivals) == 100
+    assert load(concurrency=3, kind="chat", requests=20).arrivals().block_tokens == 64
+
+
+def test_conversations_keep_their_order() -> None:
+    trace = KINDS["chat"](60, 8.0, 3)
+    whole = sessions(trace.arrivals)
+    assert sum(map(len, whole)) == 60
+    assert all(len({turn.session for turn in session}) == 1 for session in whole)
+    assert len(sessions(plain(LENGTHS, 7, 1.0, 1.0, 0).arrivals)) == 7
+
+
+def test_parts_of_a_load_are_the_load() -> None:
+    asked = load(concurrency=5, kind="chat", requests=60)
+    trace = asked.arrivals()
+    parts = parts_of(asked, trace, 3)
+    assert [part.concurrency for part, _ in parts] == [2, 2, 1]
+    split = [arrival for _, part in parts for arrival in part.arrivals]
+    assert sorted(split, key=lambda each: each.at_seconds) == list(trace.arrivals)
+    opened = load(rate=5.0, requests=9)
+    parts = parts_of(opened, opened.arrivals(), 2)
+    assert [len(part.arrivals) for _, part in parts] == [5, 4]
+    with pytest.raises(Invalid, match="for 5 users"):
+        parts_of(asked, trace, 6)
+
+
+def test_what_is_too_long_is_shortened() -> None:
+    trace = Trace("t", 64, (Arrival(0, 900, 50, tuple(range(15))), Arrival(1, 10, 5, (99,))))
+    assert fitted(trace, None, True) == (trace, 0)
+    cut, count = fitted(trace, 500, True)
+    assert (count, cut.arrivals[1]) == (1, trace.arrivals[1])
+    assert cut.arrivals[0] == Arrival(0, 450, 50, tuple(range(8)))
+
+
+# -- prompts ---------------------------------------------------------------------------------
+
+
+def test_prompts_share_what_their_blocks_share() -> None:
+    text = Text("s", Measure())
+    one, other = Arrival(0, 200, 1, (1, 2, 3, 4)), Arrival(0, 130, 1, (1, 2, 9))
+    first, second = text.of(one, 64).split(), text.of(other, 64).split()
+    assert (len(first), len(second)) == (200, 130)
+    assert first[:128] == second[:128] and first[128] != second[128]
+    assert text.of(one, 64, lap=1).split()[0] != first[0]
+    assert Text("t", Measure()).of(one, 64).split()[0] != first[0]
+    halved = Text("s", Measure(tokens_per_word=2.0, tokens_around=20.0))
+    assert len(halved.of(one, 64).split()) == 90
+    assert len(text.of(Arrival(0, 40_000, 1, (1, 2)), 20_000).split()) == 40_000
+
+
+def test_prompts_of_token_ids_are_exactly_as_long() -> None:
+    one, other = Arrival(0, 200, 1, (1, 2, 3, 4)), Arrival(0, 130, 1, (1, 2, 9))
+    first, second = token_ids(one, 64, 7), token_ids(other, 64, 7)
+    assert (len(first), len(second)) == (200, 130)
+    assert first[:128] == second[:128] and first[128:132] != second[128:]
+    assert token_ids(one, 64, 8)[:4] != first[:4]
+    assert all(300 <= token < 1324 for token in first)
+
+
+# -- what comes ------------------------------------------------------------------------------
+
+
+def call(status: int = 200) -> Call:
+    made = Call(Arrival(0, 10, 4, (1,)), True, 1.0, lambda _: None, sent_at=1.5)
+    made.status = status
+    return made
+
+
+def event(**fields: Any) -> bytes:
+    return b"data: " + orjson.dumps(fields) + b"\n\n"
+
+
+def chunk(text: str, reason: str | None = None) -> bytes:
+    return event(choices=[{"delta": {"content": text}, "finish_reason": reason}])
+
+
+def test_a_stream_is_timed_from_when_it_was_due() -> None:
+    usage = {"prompt_tokens": 12, "completion_tokens": 3,
+             "prompt_tokens_details": {"cached_tokens": 8}}  # fmt: skip
+    made = call()
+    made.feed(chunk("") + chunk("a"), 2.0)
+    data = chunk("b") + chunk("c", "stop") + event(choices=[], usage=usage)
+    made.feed(data[:30], 2.25)
+    made.feed(data[30:] + b": comment\r\ndata: [DONE]\n\n", 2.5)
+    made.complete(3.0)
+    record = record_of(made, 1.0)
+    assert record == Record(0.0, 0.5, 2.0, 1.0, 0.25, 12, 3, 8, 200, None, "")
+    assert made.gaps == [0.5, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "message"),
+    [
+        (chunk("a"), "connection lost", "without a finish_reason"),
+        (event(error={"code": "unavailable", "message": "died"}), "unavailable", "died"),
+        (event(error="what"), "", "what"),
+        (b"data: {nonsense\n\n", "malformed", "no event of OpenAI's"),
+        (b"data: 17\n\n", "malformed", "no event of OpenAI's"),
+        (event(choices=[7]), "malformed", "no event of OpenAI's"),
+    ],
+)
+def test_streams_that_fail(data: bytes, code: str, message: str) -> None:
+    made = call()
+    made.feed(data, 2.0)
+    made.complete(3.0)
+    assert made.fault is not None
+    assert (made.fault.code, made.fault.status) == (code, 200)
+    assert message in made.fault.message
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "message"),
+    [
+        (b'{"error": {"message": "m", "type": "t", "code": null}}', "t", "m"),
+        (b'{"message": "m", "code": 40001}', "40001", "m"),
+        (b'{"error": "plain"}', "", "plain"),
+        (b"<html>no</html>", "", "<html>no</html>"),
+    ],
+)
+def test_refusals_in_all_forms(data: bytes, code: str, message: str) -> None:
+    made = call(503)
+    made.feed(data[:5], 2.0)
+    made.feed(data[5:], 2.0)
+    made.complete(3.0)
+    assert made.fault is not None
+    assert (made.fault.status, made.fault.code, made.fault.message) == (503, code, message)
+
+
+def test_reasoning_and_tool_calls_are_tokens() -> None:
+    made = call()
+    made.feed(event(choices=[{"delta": {"reasoning_content": "hm"}}]), 2.0)
+    made.feed(event(choices=[{"delta": {"tool_calls": [{"index": 0}]}, "finish_reason": "x"}]), 3.0)
+    made.complete(3.0)
+    assert (made.first_at, made.gaps, record_of(made, 1.0).answer_tokens) == (2.0, [1.0], 2)
+
+
+# -- what is counted -------------------------------------------------------------------------
+
+
+def test_gaps_are_right_to_half_a_percent() -> None:
+    gaps = Gaps()
+    gaps.add(number / 1000 for number in range(1, 1001))
+    gaps.add([0.0, 1e9])
+    for percent, seconds in ((1, 0.01), (50, 0.5), (99, 0.99)):
+        assert gaps.percentile(percent) == pytest.approx(seconds, rel=0.006)
+    again = Gaps(list(gaps.counts))
+    again.merge(gaps)
+    assert len(again) == 2 * len(gaps) == 2004
+    assert Gaps([0] * 3).counts[0] == 0 and Gaps().sample(5) == []
+
+
+def record(ttft: float | None = 0.1, **fields: Any) -> Record:
+    base = Record(0.0, 0.001, 1.0, ttft, 0.02, 100, 10, 20, 200, None, "")
+    return replace(base, **fields)
+
+
+def test_an_outcome() -> None:
+    records = [
+        *(record(prompt_tokens=length) for length in (10, 20, 30)),
+        record(0.9, prompt_tokens=40),
+        *(record(tbt_seconds=0.2, prompt_tokens=length) for length in (50, 60)),
+        record(None, status=429, code="rate_limit", message="later", prompt_tokens=70),
+        record(None, status=0, code="timeout", message="slow", prompt_tokens=80),
+    ]
+    effort = Effort(0.4, 10.0, 1, 10, 3)
+    found = outcome_of(records, Gaps(), 2.0, Slo(0.5, 0.05), effort)
+    assert (found.num_requests, found.completed, found.throughput_rps) == (8, 6, 3.0)
+    assert (found.attainment, found.goodput_rps) == (3 / 8, 1.5)
+    assert found.attainment_by_length_quartile == [1.0, 0.5, 0.0, 0.0]
+    assert (found.rejected_ratio, found.failed_ratio) == (1 / 8, 2 / 8)
+    assert found.hit_ratio_tokens == 120 / 210
+    assert [error["code"] for error in found.errors] == ["rate_limit", "timeout"]
+    assert found.itl_seconds["p50"] is None and found.kept_up
+    assert (found.cpu_share, found.cpu_seconds_per_request) == (0.04, 0.04)
+
+
+def test_a_generator_that_lags_says_so() -> None:
+    late = [record(lag_seconds=0.2)] * 10
+    found = outcome_of(late, Gaps(), 1.0, Slo(None, None), Effort(1, 10, 1, 10, 3))
+    assert not found.kept_up and "left 200 ms late" in warnings(found)[0]
+    busy = outcome_of([record()], Gaps(), 1.0, Slo(None, None), Effort(19, 10, 2, 10, 3))
+    assert not busy.kept_up and busy.goodput_rps is None
+    nothing = outcome_of([], Gaps(), 0.0, Slo(1.0, None), Effort(0, 0, 1, 0, 0))
+    assert nothing.ttft_seconds["p99"] is None and nothing.attainment == 0.0
+
+
+# -- the whole -------------------------------------------------------------------------------
+
+
+def test_a_closed_loop(ask: Ask) -> None:
+    """Each user waits; the first tenth does not count."""
+    with fake_server() as server:
+        found = told(ask("--url", server.url + "/v1/", "--concurrency", "3", "--requests", "40",
+                         "--input-tokens", "50", "--output-tokens", "5", "--json",
+                         "--slo-ttft", "60"))  # fmt: skip
+    assert (found["num_requests"], found["completed"], found["loop"]) == (36, 36, "closed")
+    assert found["most_at_once"] == 3
+    assert found["prompt_tokens"]["p50"] == 50 and found["answer_tokens"]["mean"] == 5
+    assert found["attainment_by_length_quartile"] == [1.0] * 4
+    assert 0.4 < found["hit_ratio_tokens"] <= 0.5
+    body = server.asked[0]
+    assert set(body) == {"model", "messages", "max_tokens", "stream", "stream_options"}
+    assert len({body["messages"][0]["content"] for body in server.asked}) == 40
+
+
+def test_an_open_loop_of_token_ids(ask: Ask) -> None:
+    with fake_server() as server:
+        found = told(ask("--url", server.url, "--rate", "200", "--requests", "30", "--warm-up", "0",
+                         "--prompts", "tokens", "--ignore-eos", "--extra", '{"top_k": 1}',
+                         "--input-tokens", "33", "--output-tokens", "2", "--json"))  # fmt: skip
+    assert (found["num_requests"], found["completed"], found["loop"]) == (30, 30, "open")
+    assert {len(body["prompt"]) for body in server.asked} == {33}
+    assert all(body["ignore_eos"] and body["top_k"] == 1 for body in server.asked)
+
+
+def test_a_trace_and_files(ask: Ask, tmp_path: Path) -> None:
+    path, output = tmp_path / "t.jsonl", tmp_path / "out.json"
+    write_trace(KINDS["rag"](12, 100.0, 1), path)
+    with fake_server() as server:
+        found = told(ask("--url", server.url, "--trace", str(path), "--rate-factor", "4", "--json",
+                         "--output", str(output)))  # fmt: skip
+    assert found == json.loads(output.read_text())
+    assert found["load"] == "t.jsonl" and found["trace_requests"] == 12
+    assert found["shortened_requests"] > 0
+
+
+def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is drawn; how is the simulator's."""
+    drawn: dict[str, Any] = {}
+    monkeypatch.setattr(figures, "plot_cdfs", lambda path, lines: drawn.update({path.name: lines}))
+    monkeypatch.setattr(figures, "plot_load", lambda path, lines: drawn.update({path.name: lines}))
+    gaps = Gaps()
+    gaps.add([0.02] * 10)
+    failed = record(None, code="timeout", scheduled_at=0.5, ended_at=2.5)
+    figures.draw(tmp_path, [record(), record(scheduled_at=2.0, ended_at=2.1), failed], gaps)
+    ttfts, singles = drawn["latency.png"]["measured"]
+    assert ttfts == [0.1, 0.1] and singles[0] == pytest.approx(0.02, rel=0.006)
+    assert drawn["time.png"] == {
+        "arrived per second": [(0.0, 2.0), (1.0, 0.0), (2.0, 1.0)],
+        "answered per second": [(1.0, 1.0), (2.0, 1.0)],
+        "failed per second": [(2.0, 1.0)],
+    }
+
+
+def test_users_by_time_go_round(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baton.cli.bench.load.CLOSED_REQUESTS", 3)
+    with fake_server() as server:
+        found = told(ask("--url", server.url, "--concurrency", "2", "--duration", "0.5",
+                         "--output-tokens", "2", "--json"))  # fmt: skip
+        contents = [body["messages"][0]["content"] for body in server.asked]
+    assert found["completed"] > 4
+    assert len(set(contents)) == len(contents) > 6
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the server's thread is ours
+def test_several_processes(ask: Ask) -> None:
+    with fake_server() as server:
+        found = told(ask("--url", server.url, "--concurrency", "4", "--requests", "20", "--json",
+                         "--warm-up", "0", "--processes", "2", "--output-tokens", "2"))  # fmt: skip
+        assert len(server.asked) == 20
+    assert (found["completed"], found["num_requests"], found["most_at_once"]) == (20, 20, 4)
+
+
+def test_a_table_of_errors(ask: Ask) -> None:
+    with fake_server("busy") as server:
+        code, out, _ = ask("--url", server.url, "--concurrency", "1", "--requests", "10",
+                           "--warm-up", "0", "--output-tokens", "2")  # fmt: skip
+    assert code == 0
+    assert "answered" in out and "rate_limit_exceeded" in out and "later" in out
+    assert "50.0% (429), 50.0%" in out
+
+
+def test_connections_that_the_server_closes_are_opened_anew(ask: Ask) -> None:
+    with fake_server("closing") as server:
+        found = told(ask("--url", server.url, "--concurrency", "2", "--requests", "20", "--json",
+                         "--warm-up", "0", "--output-tokens", "2"))  # fmt: skip
+    assert (found["completed"], found["errors"]) == (20, [])
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [("torn", "connection lost"), ("failing", "unavailable worker died")],
+)
+def test_a_load_that_nobody_answers_fails(ask: Ask, model: str, message: str) -> None:
+    with fake_server(model) as server:
+        code, _, err = ask("--url", server.url, "--concurrency", "1", "--requests", "3",
+                           "--warm-up", "0", "--output-tokens", "4")  # fmt: skip
+    assert code == 1
+    assert "not one of 3 requests was answered: 200" in err and message in err
+
+
+def test_keys(ask: Ask) -> None:
+    with fake_server(needs_key=True) as server:
+        run = ("--url", server.url, "--concurrency", "1", "--requests", "2", "--warm-up", "0")
+        code, _, err = ask(*run)
+        assert code == 1 and "says 401: --api-key KEY (" in err and "no such key" in err
+        code, _, _ = ask(*run, "--api-key", KEY)
+        assert code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ((), 2, "bench needs --rate R, --concurrency N, or --trace FILE"),
+        (("--rate", "1", "--concurrency", "1"), 2, "exclude each other"),
+        (("--rate", "0"), 2, "--rate is 0; it must be above 0"),
+        (("--rate", "1", "--kind", "poem"), 2, "there is no kind 'poem'; there are plain, chat"),
+        (("--rate", "1", "--url", "ftp://x"), 2, "it must look like http://HOST:PORT"),
+        (("--rate", "1", "--url", "http://x:99999"), 2, "--url http://x:99999"),
+        (("--rate", "1", "--api-key", "a\nb"), 2, "--api-key has characters"),
+        (("--rate", "1", "--prompts", "songs"), 2, "--prompts songs: it is text or tokens"),
+        (("--rate", "1", "--prompts", "tokens", "--endpoint", "chat"), 2, "needs --endpoint"),
+        (("--rate", "1", "--endpoint", "x"), 2, "--endpoint x: it is chat or completions"),
+        (("--rate", "1", "--extra", "[]"), 2, "--extra must be a JSON object"),
+        (("--rate", "1", "--extra", "{"), 2, "--extra is no JSON"),
+        (("--rate", "1", "--extra", '{"stream": false}'), 2, "--extra has 'stream'"),
+        (("--rate", "1", "--input-tokens", "0"), 2, "--input-tokens is 0"),
+        (("--rate", "1", "--output-spread", "9"), 2, "--output-spread is 9"),
+        (("--rate", "1", "--shared-tokens", "512"), 2, "--shared-tokens is 512"),
+        (("--rate", "1", "--burstiness", "-1"), 2, "--burstiness is -1"),
+        (("--rate", "1", "--warm-up", "-1"), 2, "--warm-up is -1"),
+        (("--rate", "1", "--slo-tbt", "0"), 2, "--slo-tbt is 0"),
+        (("--rate", "1", "--processes", "0"), 2, "--processes is 0"),
+        (("--rate", "1", "--requests", "0"), 2, "--requests is 0"),
+        (("--rate", "1", "--output", "/no/where"), 2, "--output /no/where"),
+        (("--trace", "/no/where"), 2, "/no/where: cannot be read"),
+        (
+            ("--rate", "1", "--url", "http://127.0.0.1:1"),
+            1,
+            "127.0.0.1:1/v1/models can't be reached",
+        ),
+    ],
+)
+def test_wrong_questions(ask: Ask, arguments: tuple[str, ...], code: int, message: str) -> None:
+    found, _, err = ask(*arguments)
+    assert found == code and message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_addresses() -> None:
+    target = target_of("https://[::1]/openai/v1", "key", None, True)
+    assert (target.host, target.port, target.base) == ("::1", 443, "/openai")
+    assert target.url == "https://[::1]:443/openai"
+    head = target.head("POST", "/completions").decode()
+    assert head.startswith("POST /openai/v1/completions HTTP/1.1\r\nhost: [::1]:443\r\n")
+    assert "authorization: Bearer key\r\n" in head and head.endswith("content-length: ")
