@@ -70,7 +70,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(SCHEMAS, st.integers(0, 2**32), st.data())
 def test_whole_answers_are_valid_and_the_same_everywhere(
     wanted: dict[str, Any], seed: int, data: st.DataObject
