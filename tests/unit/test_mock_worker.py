@@ -241,12 +241,14 @@ def test_what_is_refused() -> None:
         stream.submit(spec(), Task.DECODE, None)
         stream.submit(spec(), Task.DECODE, ref(other, generation=2))
         stream.submit(spec(epoch=2), Task.WHOLE, None)
+        stream.submit(spec("p", prompt_logprobs=1), Task.WHOLE, None)
         stream.submit(spec(epoch=2), Task.WHOLE, None)
         refused = read(await stream.message())
         assert [output.details["error_status"] for output in refused] == [
-            "INVALID_ARGUMENT", "NOT_FOUND", "INVALID_ARGUMENT",
+            "INVALID_ARGUMENT", "NOT_FOUND", "INVALID_ARGUMENT", "INVALID_ARGUMENT",
         ]  # fmt: skip
         assert "is here in epoch 2" in refused[-1].error
+        assert "mock workers have no model" in refused[-2].error
 
     in_virtual_time(main())
 

@@ -182,6 +182,8 @@ class MockWorker:
         """Raises what forbids the request; ends its older placement if that is still here."""
         if self.state is not WorkerState.READY:
             raise Unavailable(f"worker {self.id} is {self.state.value}")
+        if spec.sampling.grammar is not None or spec.sampling.prompt_logprobs is not None:
+            raise Invalid("mock workers have no model: neither grammars nor logprobs of prompts")
         older = self._jobs.get(spec.request_id)
         if older is not None and older.spec.epoch >= spec.epoch:
             raise Invalid(f"request {spec.request_id} is here in epoch {older.spec.epoch}")
