@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from baton.errors import Invalid
-from baton.text.tokenizer import Tokenizer
+from baton.text.tokenizer import SPECIAL_TOKEN_NAMES, Tokenizer
 from router.problem import Problem
 from router.schema import ChatBody, Message, TokenizeBody
 from router.schema.tool import Tool
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+RESERVED |= frozenset(SPECIAL_TOKEN_NAMES)
 
 END_MARK = "\ue000end\ue000"
 """Where a message to be continued ends: characters that nobody writes (private use), so that

@@ -37,7 +37,12 @@ class Desk:
         self._lines_per_worker = lines_per_worker
         self._folder_bytes = folder_bytes
         self._runner = Runner(
-            library, self._ask, self._room, service.clock, service.config.max_body_bytes
+            library,
+            self._ask,
+            self._room,
+            service.clock,
+            service.config.max_body_bytes,
+            folder_bytes,
         )
 
     async def run(self) -> None:

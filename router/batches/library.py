@@ -4,12 +4,11 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 
 from baton.core.ids import TenantId
 from router.batches.batch import Batch, Status
-from router.batches.disk import make_folder, read_json, write_json
+from router.batches.disk import make_folder, read_json, size_bytes, write_json
 from router.batches.shelf import Shelf
 from router.problem import Problem
 
@@ -34,8 +33,9 @@ class Library:
         return Shelf(self._home(tenant) / "files")
 
     def used_bytes(self) -> int:
-        """Of all files, those under way among them."""
-        return sum(path.stat().st_size for path in self.root.glob("*/files/*"))
+        """Of all files, those under way and what batches write among them."""
+        patterns = ("*/files/*", "*/batches/*.output", "*/batches/*.error")
+        return sum(size_bytes(path) for pattern in patterns for path in self.root.glob(pattern))
 
     def expire(self, now: float) -> None:
         """Deletes all files whose time is over."""
@@ -101,11 +101,14 @@ class Library:
 
     def _forget_oldest(self, folder: Path) -> None:
         """Of those that are finished, when there are too many."""
-        records = sorted(folder.glob("batch_*.json"), key=lambda path: path.stat().st_mtime)
-        surplus = len(records) - MAX_BATCHES + 1
-        finished = (path for path in records if not path.with_suffix(".open").exists())
-        for path in islice(finished, max(surplus, 0)):
-            path.unlink()
+        paths = list(folder.glob("batch_*.json"))
+        surplus = len(paths) - MAX_BATCHES + 1
+        if surplus <= 0:
+            return
+        records = map(_read, paths)
+        over = [record for record in records if record is not None and record.is_over]
+        for record in sorted(over, key=lambda batch: batch.created_at)[:surplus]:
+            self.part(record, "json").unlink(missing_ok=True)
 
     def _home(self, tenant: TenantId) -> Path:
         return self.root / hashlib.sha256(tenant.encode()).hexdigest()[:32]

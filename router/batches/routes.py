@@ -1,14 +1,14 @@
 """/v1/files and /v1/batches, as OpenAI has them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any, BinaryIO, Protocol
 
 import orjson
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.requests import ClientDisconnect
-from starlette.responses import FileResponse
+from starlette.responses import StreamingResponse
 
 from baton.core.ids import TenantId
 from router.batches.bodies import BatchBody, ExpiresAfter, page_of
@@ -27,7 +27,7 @@ FORM_FIELDS = frozenset(
     {"purpose", "expires_after", "expires_after[anchor]", "expires_after[seconds]"}
 )
 
-Result = TypeVar("Result")
+CHUNK_BYTES = 256 * 1024
 
 
 class Listed(Protocol):
@@ -70,8 +70,9 @@ def _add_files(app: FastAPI, service: Service, desk: Desk) -> None:
     @app.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Response:
         shelf = desk.shelf(_tenant(service, request))
-        await asyncio.to_thread(shelf.get, file_id)
-        return FileResponse(shelf.data(file_id), media_type="application/octet-stream")
+        record, file = await asyncio.to_thread(shelf.open, file_id)
+        headers = {"content-length": str(record.bytes)}
+        return StreamingResponse(_chunks(file), 200, headers, "application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
@@ -166,6 +167,13 @@ def _check_form(form: FormReader, upload: Upload) -> ExpiresAfter | None:
     if upload.size_bytes == 0:
         raise Problem(400, "the file is empty", param="file", code="invalid_value")
     return ExpiresAfter.of_form(form.fields)
+
+
+async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+    """And closes it, also when the client leaves."""
+    with file:
+        while data := await asyncio.to_thread(file.read, CHUNK_BYTES):
+            yield data
 
 
 async def _read(request: Request, service: Service) -> bytes:

@@ -48,12 +48,15 @@ class Runner:
         room: Callable[[int], int],
         clock: Clock,
         max_line_bytes: int,
+        max_folder_bytes: int,
     ) -> None:
         self._library = library
         self._ask = ask
         self._room = room
         self._clock = clock
         self._max_line_bytes = max_line_bytes
+        self._max_folder_bytes = max_folder_bytes
+        self._is_full = False
         self._jobs: dict[str, Job] = {}
         self._turns: list[str] = []
         self._lock: BinaryIO | None = None
@@ -91,7 +94,7 @@ class Runner:
         if not await self._in_thread(self._take_lock):
             return
         await self._in_thread(self._look)
-        while self.num_running < self._room(self.num_running):
+        while not self._is_full and self.num_running < self._room(self.num_running):
             found = await self._in_thread(self._next)
             if found is None:
                 break
@@ -140,7 +143,7 @@ class Runner:
         return True
 
     def _look(self) -> None:
-        """New batches, each tenant's oldest; files whose time is over."""
+        """New batches, each tenant's oldest; files whose time is over; whether there is room."""
         now = self._now()
         if not self._hurried and now < self._looked_at + POLL_SECONDS:
             return
@@ -155,6 +158,9 @@ class Runner:
             log.info("batch_begins", batch=batch.id, lines=batch.total, done=batch.completed)
             self._jobs[batch.id] = job
             self._turns.append(batch.id)
+        self._is_full = self._library.used_bytes() >= self._max_folder_bytes
+        if self._is_full and self._jobs:
+            log.warning("batches_wait_for_room", limit_bytes=self._max_folder_bytes)
         if now >= self._swept_at + SWEEP_SECONDS:
             self._swept_at = now
             self._library.expire(now)

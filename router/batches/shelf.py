@@ -5,13 +5,16 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from router.batches.disk import make_folder, read_json, write_json
 from router.problem import Problem
 
 MAX_FILES = 10_000
 """Of one tenant: a list of them is read from disk in a second."""
+
+MAX_UPLOAD_SECONDS = 24 * 3600.0
+"""Nobody uploads for so long: what is older was left behind."""
 
 _ID = re.compile(r"file-[0-9a-f]{1,64}")
 
@@ -86,7 +89,7 @@ class Shelf:
         """Raises Problem (404)."""
         found = _ID.fullmatch(file_id) and self._read(self._folder / f"{file_id}.json")
         if not found:
-            raise Problem(404, f"No such File object: {file_id}", param="id", code="not_found")
+            raise _unknown(file_id)
         return found
 
     def data(self, file_id: str) -> Path:
@@ -99,14 +102,29 @@ class Shelf:
         (self._folder / f"{file_id}.json").unlink(missing_ok=True)
         self.data(file_id).unlink(missing_ok=True)
 
+    def open(self, file_id: str) -> tuple[FileRecord, BinaryIO]:
+        """To be read to its end, whoever deletes it meanwhile. Raises Problem (404)."""
+        record = self.get(file_id)
+        try:
+            return record, self.data(file_id).open("rb")
+        except FileNotFoundError as error:
+            raise _unknown(file_id) from error
+
     def expire(self, now: float) -> None:
-        """Deletes those whose time is over."""
+        """Deletes those whose time is over, and uploads that a router did not live to end."""
         for record in self.list():
             if record.expires_at is not None and record.expires_at <= now:
                 self.delete(record.id)
+        for part in self._folder.glob("*.part"):
+            if part.stat().st_mtime < now - MAX_UPLOAD_SECONDS:
+                part.unlink(missing_ok=True)
 
     def _read(self, path: Path) -> FileRecord | None:
         try:
             return FileRecord(**(read_json(path) or {}))
         except TypeError:
             return None  # another version wrote it
+
+
+def _unknown(file_id: str) -> Problem:
+    return Problem(404, f"No such File object: {file_id}", param="id", code="not_found")

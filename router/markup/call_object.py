@@ -211,10 +211,10 @@ class CallObject:
 
 
 def _decoded(word: list[str]) -> object:
-    """None for what is no JSON."""
+    """None for what is no JSON, or too deep."""
     try:
         return json.loads("".join(word))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 

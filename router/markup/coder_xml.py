@@ -17,9 +17,9 @@ FUNCTION = "<function="
 Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of parameters, by the name of their function."""
 
-_CALL = re.compile(r"\s*<function=([^>\s]+)>(.*)", re.DOTALL)
+_CALL = re.compile(r"\s*<function=([^<>\s]+)>(.*)", re.DOTALL)
 _PARAMETER = re.compile(
-    r"<parameter=([^>\s]+)>(.*?)(?:</parameter>|(?=<parameter=)|(?=</function>)|\Z)", re.DOTALL
+    r"<parameter=([^<>\s]+)>(.*?)(?:</parameter>|(?=<parameter=)|(?=</function>)|\Z)", re.DOTALL
 )
 
 
@@ -44,5 +44,5 @@ def _typed(text: str, schema: Any) -> Any:
         return text
     try:
         return json.loads(text.strip().lower() if kinds == "boolean" else text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text

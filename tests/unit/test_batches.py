@@ -393,19 +393,23 @@ class Asked:
 
 
 def make_batch(library: Library, number: int, *lines: Any, tenant: TenantId = WHO) -> Batch:
-    record = FileRecord(f"file-{number}", 0, 0, "x", "batch")
-    shelf = library.shelf(tenant)
-    part = shelf.upload(str(number), 10**6)
-    part.write(jsonl(*lines))
-    part.close()
-    shelf.add(record, part.path)
-    batch = Batch(f"batch_{number}", tenant, COMPLETIONS, record.id, 1_000_000 + number)
+    file_id = make_file(library, number, jsonl(*lines), tenant)
+    batch = Batch(f"batch_{number}", tenant, COMPLETIONS, file_id, 1_000_000 + number)
     library.create(batch)
     return batch
 
 
+def make_file(library: Library, number: int, data: bytes, tenant: TenantId = WHO) -> str:
+    shelf = library.shelf(tenant)
+    part = shelf.upload(str(number), 10**6)
+    part.write(data)
+    part.close()
+    shelf.add(FileRecord(f"file-{number}", len(data), 0, "x", "batch"), part.path)
+    return f"file-{number}"
+
+
 def make_runner(library: Library, ask: Asked, room: Any) -> Runner:
-    return Runner(library, ask, room, ManualClock(1_000_000.0), 1000)
+    return Runner(library, ask, room, ManualClock(1_000_000.0), 1000, 10**6)
 
 
 async def until(condition: Any, runner: Runner) -> None:
@@ -439,11 +443,49 @@ async def test_no_room_no_lines(tmp_path: Path) -> None:
     await asyncio.wait([running])
 
 
+async def test_no_room_on_the_disk_no_lines(tmp_path: Path) -> None:
+    library, asked = Library(tmp_path), Asked()
+    batch = make_batch(library, 1, line("a"))
+    filler = make_file(library, 2, b"x" * 5000)
+    runner = Runner(library, asked, lambda _: 1, ManualClock(1_000_000.0), 1000, 5000)
+    running = asyncio.create_task(runner.run())
+    await eventually(lambda: library.get(WHO, batch.id).status is Status.IN_PROGRESS)
+    assert asked.ids == []
+    library.shelf(WHO).delete(filler)
+    runner.hurry()
+    await eventually(lambda: library.get(WHO, batch.id).status is Status.COMPLETED)
+    running.cancel()
+    await asyncio.wait([running])
+
+
+def test_what_was_left_behind_goes(tmp_path: Path) -> None:
+    shelf = Library(tmp_path).shelf(WHO)
+    left = shelf.upload("left", 10)
+    left.write(b"x")
+    left.close()
+    began = left.path.stat().st_mtime
+    shelf.expire(began + 3600)
+    assert left.path.exists()
+    shelf.expire(began + 24 * 3600 + 1)
+    assert not left.path.exists()
+
+
+def test_the_oldest_batches_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.batches.library.MAX_BATCHES", 3)
+    library = Library(tmp_path)
+    for number in range(5):
+        batch = make_batch(library, number, line("a"))
+        if number != 1:
+            batch.become(Status.FAILED, 0.0)
+            library.save(batch)
+    assert [batch.id for batch in library.batches(WHO)] == ["batch_4", "batch_3", "batch_1"]
+
+
 async def test_refused_lines_are_asked_again(tmp_path: Path) -> None:
     library, asked = Library(tmp_path), Asked()
     batch = make_batch(library, 1, line("a"))
     clock = ManualClock(1_000_000.0)
-    runner = Runner(library, asked, lambda _: 1, clock, 1000)
+    runner = Runner(library, asked, lambda _: 1, clock, 1000, 10**6)
     asked.status = 503
     running = asyncio.create_task(runner.run())
     for pause, times in ((1.0, 1), (2.0, 2), (4.0, 3)):

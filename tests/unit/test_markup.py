@@ -191,6 +191,21 @@ def test_what_is_held_back_has_a_bound() -> None:
     assert len(told(pieces)[0]) > 70_000
 
 
+def test_what_is_too_deep_is_no_error() -> None:
+    deep = "[" * 30_000 + "]" * 30_000
+    text = f'<tool_call>{{"arguments": {deep}, "name": "f"}}</tool_call>'
+    assert read(hermes(), text) == ("", [("f", deep)])
+    xml = f"<tool_call><function=f><parameter=x>{deep}</parameter></function></tool_call>"
+    assert read(hermes(), xml) == ("", [("f", json.dumps({"x": deep}))])
+
+
+def test_many_openings_take_no_time() -> None:
+    """Each would be looked at to the end of the text, if names could have anything in them."""
+    opened = "<parameter=" * 5900
+    text = f"<tool_call><function=f>{opened}</function></tool_call>"
+    assert read(hermes(), text) == ("", [("f", "{}")])
+
+
 def test_arguments_are_as_long_as_they_are() -> None:
     arguments = json.dumps({"text": "y" * 200_000})
     text = f'<tool_call>{{"name": "f", "arguments": {arguments}}}</tool_call>'

@@ -322,7 +322,9 @@ async def test_thinking_can_be_switched(thinker: Tokenizer) -> None:
             assert message == {"role": "assistant", "content": "Yes", "refusal": None}
         wrong = await client.post(CHAT, json=chat(chat_template_kwargs={"enable_thought": True}))
         taken = await client.post(CHAT, json=chat(chat_template_kwargs={"messages": "x"}))
-    assert wrong_error(wrong)["param"] == wrong_error(taken)["param"] == "chat_template_kwargs"
+        token = await client.post(CHAT, json=chat(chat_template_kwargs={"eos_token": "x"}))
+    for each in (wrong, taken, token):
+        assert wrong_error(each)["param"] == "chat_template_kwargs"
     assert {bytes(job.spec.token_ids) for job in house.prefill.submitted} == {b"<user>Hi|>"}
 
 
