@@ -38,6 +38,9 @@ from baton.worker.stream import OutputStream
 SWEEP_SECONDS = 0.25
 """Also how old the load is at most, but for a step, that a heartbeat tells."""
 
+MAX_COMPILING = 2
+"""Threads that compile grammars: others' requests need some, too."""
+
 PULLS = "pulls"
 """The name of all links to other hosts' workers together."""
 
@@ -101,6 +104,7 @@ class Worker:
         self._clock = clock
         self._has_heirs = has_heirs
         self._constraints = constraints
+        self._compiling = asyncio.Semaphore(MAX_COMPILING)
         self._duty = Duty(role, on_change)
         self._jobs: dict[RequestId, Job] = {}  # by placement
         self._current: dict[RequestId, Job] = {}  # by request: its latest placement
@@ -260,7 +264,8 @@ class Worker:
         if grammar is None or constraints is None:
             return None
         answered = spec.token_ids[spec.num_prompt_tokens :]
-        return await in_thread(lambda: constraints.open(grammar, answered))
+        async with self._compiling:
+            return await in_thread(lambda: constraints.open(grammar, answered))
 
     async def _receive(self, job: Job, source: WorkerRef) -> None:
         constraint = await self._open_constraint(job.spec)

@@ -63,6 +63,10 @@ def test_structured_output_with_the_openai_client(cluster: LocalCluster) -> None
             model="demo", prompt="x", extra_body={"guided_json": {"type": "array",
                                                                   "uniqueItems": True}}
         )  # fmt: skip
+    with pytest.raises(openai.BadRequestError, match="can't be followed any further"):
+        client.completions.create(
+            model="demo", prompt="x", extra_body={"guided_json": {"$ref": "#"}}
+        )
     client.close()
 
 
