@@ -1,0 +1,102 @@
+"""A router with files and batches over twins, its client, and files and batches without one."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+from openai.types import Batch as OpenAIBatch
+
+from baton.core.ids import TenantId
+from baton.text.tokenizer import Tokenizer
+from router.app import build_app
+from router.batches.batch import TERMINAL, Batch
+from router.batches.library import Library
+from router.batches.shelf import FileRecord
+from tests.unit.test_router_http import House
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+WHO = TenantId("alice")
+
+
+def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
+    body = body or {"prompt": "x", "max_tokens": 3}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
+
+
+def jsonl(*lines: Any) -> bytes:
+    return b"".join(json.dumps(each).encode() + b"\n" for each in lines)
+
+
+class Office:
+    """A router with a desk, and its client."""
+
+    def __init__(self, tokenizer: Tokenizer, root: Path, **settings: Any) -> None:
+        bounds = {name: settings.pop(name) for name in ("folder_bytes",) if name in settings}
+        self.house = House(tokenizer, "Hello", automatic=True, **settings)
+        self.library = Library(root)
+        self.desk = self.house.make_desk(root, **bounds)
+
+    @asynccontextmanager
+    async def open(self, runs: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+        await self.house.service.cluster.refresh()
+        transport = httpx.ASGITransport(build_app(self.house.service, self.desk))
+        running = asyncio.create_task(self.desk.run()) if runs else None
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+async def upload(client: httpx.AsyncClient, data: bytes, **fields: str) -> httpx.Response:
+    form = {"purpose": "batch", **fields}
+    return await client.post("/v1/files", files={"file": ("in.jsonl", data)}, data=form)
+
+
+async def start(client: httpx.AsyncClient, data: bytes, **fields: Any) -> dict[str, Any]:
+    file = (await upload(client, data)).json()
+    body = {"input_file_id": file["id"], "endpoint": COMPLETIONS, "completion_window": "24h"}
+    response = await client.post("/v1/batches", json={**body, **fields})
+    assert response.status_code == 200, response.text
+    OpenAIBatch.model_validate(response.json(), strict=True)
+    batch: dict[str, Any] = response.json()
+    return batch
+
+
+async def finished(client: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str, Any]:
+    async with asyncio.timeout(5):
+        while True:
+            now: dict[str, Any] = (await client.get(f"/v1/batches/{batch['id']}")).json()
+            OpenAIBatch.model_validate(now, strict=True)
+            if now["status"] in TERMINAL:
+                return now
+            await asyncio.sleep(0.005)
+
+
+async def lines_of(client: httpx.AsyncClient, file_id: str) -> list[Any]:
+    content = (await client.get(f"/v1/files/{file_id}/content")).content
+    return [json.loads(each) for each in content.splitlines()]
+
+
+def kept(root: Path) -> list[Path]:
+    return sorted(root.glob("*/files/*"))
+
+
+def make_batch(library: Library, number: int, *lines: Any, tenant: TenantId = WHO) -> Batch:
+    file_id = make_file(library, number, jsonl(*lines), tenant)
+    batch = Batch(f"batch_{number}", tenant, COMPLETIONS, file_id, 1_000_000 + number)
+    library.create(batch)
+    return batch
+
+
+def make_file(library: Library, number: int, data: bytes, tenant: TenantId = WHO) -> str:
+    shelf = library.shelf(tenant)
+    part = shelf.upload(str(number), 10**6)
+    part.write(data)
+    part.close()
+    shelf.add(FileRecord(f"file-{number}", len(data), 0, "x", "batch"), part.path)
+    return f"file-{number}"

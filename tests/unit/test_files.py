@@ -1,0 +1,138 @@
+"""Files over HTTP: uploaded, listed, bounded, and nobody else's."""
+
+from pathlib import Path
+
+import pytest
+from openai.types import FileObject
+
+from baton.text.tokenizer import Tokenizer
+from router.multipart import FormReader, boundary_of
+from router.problem import Problem
+from tests.unit import test_router_http
+from tests.unit.batch_office import COMPLETIONS, Office, kept, start, upload
+from tests.unit.test_router_http import wrong_error
+
+tokenizer = test_router_http.tokenizer
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+async def test_files(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with Office(tokenizer, tmp_path).open(runs=False) as client:
+        data = b"\x00\r\n--not a boundary\r\n" + "ö".encode() * 300
+        response = await upload(client, data)
+        file = response.json()
+        FileObject.model_validate(file, strict=True)
+        told = (file["bytes"], file["filename"], file["purpose"])
+        assert told == (len(data), "in.jsonl", "batch")
+        assert (await client.get(f"/v1/files/{file['id']}")).json() == file
+        assert (await client.get(f"/v1/files/{file['id']}/content")).content == data
+        other = (await upload(client, b"{}")).json()
+        listed = (await client.get("/v1/files", params={"order": "asc"})).json()
+        assert {each["id"] for each in listed["data"]} == {file["id"], other["id"]}
+        page = (await client.get("/v1/files", params={"limit": 1})).json()
+        assert len(page["data"]) == 1 and page["has_more"]
+        rest = (await client.get("/v1/files", params={"after": page["last_id"]})).json()
+        assert len(rest["data"]) == 1 and not rest["has_more"]
+        assert (await client.get("/v1/files", params={"purpose": "vision"})).json()["data"] == []
+        gone = await client.delete(f"/v1/files/{file['id']}")
+        assert gone.json() == {"id": file["id"], "object": "file", "deleted": True}
+        for path in ("", "/content"):
+            wrong_error(await client.get(f"/v1/files/{file['id']}{path}"), 404)
+        wrong_error(await client.delete(f"/v1/files/{file['id']}"), 404)
+    assert [path.suffix for path in kept(tmp_path)] == [".data", ".json"]
+
+
+async def test_wrong_uploads_leave_nothing(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = Office(tokenizer, tmp_path)
+    async with office.open(runs=False) as client:
+        assert wrong_error(await upload(client, b"{}", purpose="vision"))["param"] == "purpose"
+        assert wrong_error(await upload(client, b"{}", mood="x"))["param"] == "mood"
+        assert wrong_error(await upload(client, b""))["param"] == "file"
+        wrong_error(await upload(client, b"x" * 10_001), 413)
+        wrong_error(await upload(client, b"x" * 200_000), 413)
+        none = await client.post("/v1/files", files={"purpose": (None, "batch")})
+        assert wrong_error(none)["param"] == "file"
+        wrong_error(await client.post("/v1/files", json={}), 415)
+        bad = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "5"}
+        assert wrong_error(await upload(client, b"{}", **bad))["param"] == "seconds"
+        for content in (b"", b"--b", b"--b\r\n\r\n", b"--b\r\nx: y\r\n\r\nz\r\n--b--"):
+            headers = {"content-type": "multipart/form-data; boundary=b"}
+            answer = await client.post("/v1/files", content=content, headers=headers)
+            assert wrong_error(answer)["code"] == "invalid_form"
+        for query in ({"limit": 0}, {"limit": "x"}, {"after": "file-0"}, {"mood": 1}):
+            wrong_error(await client.get("/v1/files", params=query))
+    assert kept(tmp_path) == []
+    assert office.house.service.gate.inside == 0
+
+
+async def test_a_folder_that_is_full(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = Office(tokenizer, tmp_path, folder_bytes=1000)
+    async with office.open(runs=False) as client:
+        assert (await upload(client, b"x" * 600)).status_code == 200
+        wrong_error(await upload(client, b"x" * 600), 413)
+        assert (await upload(client, b"x" * 10)).status_code == 200
+        assert len((await client.get("/v1/files")).json()["data"]) == 2
+
+
+async def test_files_of_others(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = Office(tokenizer, tmp_path, api_keys={"sk-a": "alice", "sk-b": "../bob"})
+    async with office.open(runs=False) as client:
+        wrong_error(await client.get("/v1/files"), 401)
+        client.headers["authorization"] = "Bearer sk-a"
+        file = (await upload(client, b"{}")).json()
+        batch = await start(client, b"{}\n")
+        client.headers["authorization"] = "Bearer sk-b"
+        assert (await client.get("/v1/files")).json()["data"] == []
+        assert (await client.get("/v1/batches")).json()["data"] == []
+        wrong_error(await client.get(f"/v1/files/{file['id']}"), 404)
+        wrong_error(await client.delete(f"/v1/files/{file['id']}"), 404)
+        wrong_error(await client.get(f"/v1/batches/{batch['id']}"), 404)
+        wrong_error(await client.post(f"/v1/batches/{batch['id']}/cancel"), 404)
+        body = {"endpoint": COMPLETIONS, "completion_window": "24h"}
+        taken = await client.post("/v1/batches", json={**body, "input_file_id": file["id"]})
+        wrong_error(taken, 404)
+    assert all(path.parts[-3].isalnum() and len(path.parts[-3]) == 32 for path in kept(tmp_path))
+
+
+async def test_files_expire(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = Office(tokenizer, tmp_path)
+    async with office.open(runs=False) as client:
+        hour = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+        file = (await upload(client, b"{}", **hour)).json()
+        stays = (await upload(client, b"{}")).json()
+        assert file["expires_at"] == file["created_at"] + 3600
+        office.library.expire(file["expires_at"] - 1)
+        assert len((await client.get("/v1/files")).json()["data"]) == 2
+        office.library.expire(file["expires_at"])
+        assert [f["id"] for f in (await client.get("/v1/files")).json()["data"]] == [stays["id"]]
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_forms_in_pieces(size: int) -> None:
+    body = (
+        b'preamble\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.jsonl"\r\n'
+        b"Content-Type: text/plain\r\n\r\n{}\r\n-\r\n--\r\n--c\r\n--b--\r\nepilogue"
+    )
+    written: list[bytes] = []
+
+    class Keep:
+        def write(self, data: bytes) -> None:
+            written.append(data)
+
+    form = FormReader(b"b", lambda _: Keep())
+    for position in range(0, len(body), size):
+        form.push(body[position : position + size])
+    form.close()
+    assert (form.fields, form.filename) == ({"purpose": "batch"}, "a.jsonl")
+    assert b"".join(written) == b"{}\r\n-\r\n--\r\n--c"
+
+
+def test_forms_have_bounds() -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n'
+    for body in (part + b"y" * 5000, b"--b\r\n" + b"y" * 5000, (part + b"y\r\n") * 17, b"--bxx"):
+        with pytest.raises(Problem):
+            FormReader(b"b", lambda _: pytest.fail()).push(body)
+    with pytest.raises(Problem):
+        boundary_of("multipart/form-data; boundary=" + "x" * 71)
