@@ -267,11 +267,13 @@ def test_an_outcome() -> None:
 def test_a_generator_that_lags_says_so() -> None:
     late = [record(lag_seconds=0.2)] * 10
     found = outcome_of(late, Gaps(), 1.0, Slo(None, None), Effort(1, 10, 1, 10, 3))
-    assert not found.kept_up and "left 200 ms late" in warnings(found)[0]
+    assert not found.kept_up and "left 200 ms late (p99), and not for" in warnings(found)[0]
     busy = outcome_of([record()], Gaps(), 1.0, Slo(None, None), Effort(19, 10, 2, 10, 3))
     assert not busy.kept_up and busy.goodput_rps is None
+    assert "95% of a core: --processes N" in warnings(busy)[0]
     nothing = outcome_of([], Gaps(), 0.0, Slo(1.0, None), Effort(0, 0, 1, 0, 0))
     assert nothing.ttft_seconds["p99"] is None and nothing.attainment == 0.0
+    assert warnings(nothing) == ["nothing was measured: the warm-up was not over"]
 
 
 # -- the whole -------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from baton.cli.bench.outcome import Outcome, Summary
+from baton.cli.bench.outcome import MOST_CPU, Outcome, Summary
 
 LATENCIES: tuple[tuple[str, Callable[[Outcome], Summary]], ...] = (
     ("first token (TTFT)", lambda outcome: outcome.ttft_seconds),
@@ -31,12 +31,15 @@ def warnings(outcome: Outcome) -> list[str]:
     """What makes the figures doubtful."""
     found = []
     if not outcome.kept_up:
-        late = outcome.lag_seconds["p99"] or 0.0
-        found.append(
-            f"the generator did not keep up: requests left {late * 1e3:.0f} ms late (p99), and it "
-            f"took {outcome.cpu_share:.0%} of a core: --processes N, or a lower rate"
-        )
-    if outcome.num_requests and not outcome.completed:
+        late = (outcome.lag_seconds["p99"] or 0.0) * 1e3
+        told = f"the generator did not keep up: requests left {late:.0f} ms late (p99)"
+        if outcome.cpu_share > MOST_CPU:
+            found.append(f"{told}, and it took {outcome.cpu_share:.0%} of a core: --processes N")
+        else:
+            found.append(f"{told}, and not for want of its own core: is this machine too busy?")
+    if not outcome.num_requests:
+        found.append("nothing was measured: the warm-up was not over")
+    elif not outcome.completed:
         found.append("not one request was answered")
     return found
 
