@@ -32,10 +32,9 @@ def masked(
 
 def _pack(masks: Sequence[Mask], vocab_size: int) -> Bits:
     """[num_masks, vocab / 8], lowest bit first, with none set beyond the vocabulary."""
-    packed = np.zeros((len(masks), -(-vocab_size // 8)), dtype=np.uint8)
-    for line, mask in zip(packed, masks, strict=True):
-        bits = np.frombuffer(mask(), dtype=np.uint8)[: len(line)]
-        line[: len(bits)] = bits
+    width = -(-vocab_size // 8)
+    joined = b"".join(mask()[:width].ljust(width, b"\0") for mask in masks)
+    packed = np.frombuffer(bytearray(joined), dtype=np.uint8).reshape(len(masks), width)
     if vocab_size % 8:
         packed[:, -1] &= (1 << vocab_size % 8) - 1
     return packed
