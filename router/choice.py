@@ -169,9 +169,10 @@ class Choice:
         self, reader: Reader, output: RequestOutput, text: str, reason: str | None
     ) -> tuple[list[Piece], str | None]:
         """An answer that calls ends for that reason, also where it has called enough."""
-        if reader.is_thinking:
-            self.num_reasoning_tokens += len(output.token_ids)
+        was_thinking = reader.is_thinking
         pieces = reader.push(text)
+        if was_thinking or reader.is_thinking:
+            self.num_reasoning_tokens += len(output.token_ids)
         if reason is not None:
             pieces += reader.flush()
         if reader.enough or (reader.has_called and reason == FinishReason.STOP):
