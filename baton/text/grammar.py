@@ -28,11 +28,8 @@ LIMITS = LLParserLimits(
 """What one grammar may take: to compile, half a second and 50 MB; for a token, some milliseconds.
 Schemas in use take a thousandth of that."""
 
-LARGE_VOCABULARY = 32_768
-"""Masks of fewer tokens take some 20 µs, and are made when they are asked for."""
-
 MASK_THREADS = 4
-"""Masks of more take up to some milliseconds, and are made while the model runs."""
+"""Masks take from 5 µs to some milliseconds each, and are made while the model runs."""
 
 MAX_COMPILED = 16
 """Grammars that are kept compiled: about 1 MB each, 50 MB at worst."""
@@ -69,8 +66,7 @@ class Grammars:
             )
         except ValueError as error:
             raise Invalid(f"grammars can't be followed with this tokenizer: {error}") from error
-        large = vocab_size >= LARGE_VOCABULARY
-        self.threads = ThreadPoolExecutor(MASK_THREADS, "mask") if large else None
+        self.threads = ThreadPoolExecutor(MASK_THREADS, "mask")
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -141,8 +137,7 @@ class Walk:
         self._answered.append(token_id)
         self._settle()
         self._matcher.consume_token(token_id)
-        if self._grammars.threads is not None:
-            self._coming = self._grammars.threads.submit(self._matcher.compute_bitmask)
+        self._coming = self._grammars.threads.submit(self._matcher.compute_bitmask)
 
     def mask(self) -> bytes:
         bits = self._bits()
