@@ -43,9 +43,9 @@ PATHS = (CHAT, COMPLETE, "/tokenize", "/detokenize")
 NOT_OURS = {501, 503}
 """What only tells how things are: no supervisor, no worker."""
 
-FEW = hypothesis.settings(derandomize=True, max_examples=12, deadline=None)
+FEW = hypothesis.settings(derandomize=True, max_examples=8, deadline=None)
 SEVERAL = hypothesis.settings(derandomize=True, max_examples=30, deadline=None)
-SOME = hypothesis.settings(derandomize=True, max_examples=60, deadline=None)
+SOME = hypothesis.settings(derandomize=True, max_examples=50, deadline=None)
 
 
 class Fuzzed:
@@ -257,21 +257,64 @@ RAW = (
 RESET = struct.pack("ii", 1, 0)
 
 
+@pytest.fixture(scope="module")
+def url(fuzzed: Fuzzed) -> Iterator[str]:
+    """Where it listens. What is raised into its loop fails the test."""
+    raised: list[object] = []
+    fuzzed.runner.get_loop().set_exception_handler(lambda loop, context: raised.append(context))
+    server = listening(fuzzed.house)
+    yield fuzzed.runner.run(server.__aenter__())
+    fuzzed.runner.run(server.__aexit__(None, None, None))
+    assert raised == []
+
+
+async def still_serves(url: str) -> None:
+    async with httpx.AsyncClient() as client:
+        assert (await client.post(url + COMPLETE, json={"prompt": "x"})).status_code == 200
+
+
+@SOME
+@hypothesis.given(
+    st.integers(0, len(RAW)),
+    st.binary(max_size=40) | st.sampled_from([b"\r\n", b"\r\n\r\n", b"\x00", b"0\r\n\r\n", RAW]),
+    st.integers(0, 40),
+)
+def test_bytes_that_are_hardly_http(
+    fuzzed: Fuzzed, url: str, place: int, put: bytes, left_out: int
+) -> None:
+    async def ask() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(RAW[:place] + put + RAW[place + left_out :])
+        writer.write_eof()
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(0.02):  # it may wait for more
+                answer = await reader.read()
+                assert not answer or answer.startswith(b"HTTP/1.1 ")
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+        await eventually(lambda: fuzzed.house.service.gate.inside == 0)
+        await still_serves(url)
+
+    fuzzed.runner.run(ask())
+    fuzzed.check_nothing_is_left()
+
+
 @SEVERAL
 @hypothesis.given(st.integers(0, len(RAW)), st.booleans(), st.integers(1, 3))
-def test_uploads_that_end_anywhere(fuzzed: Fuzzed, cut: int, reset: bool, times: int) -> None:
+def test_uploads_that_end_anywhere(
+    fuzzed: Fuzzed, url: str, cut: int, reset: bool, times: int
+) -> None:
     async def ask() -> None:
-        async with listening(fuzzed.house) as url:
-            for _ in range(times):
-                client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
-                client.sendall(RAW[:cut])
-                await asyncio.sleep(0)
-                if reset:
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
-                client.close()
-            async with httpx.AsyncClient() as other:
-                assert (await other.post(url + COMPLETE, json={"prompt": "x"})).status_code == 200
-            await eventually(lambda: fuzzed.house.service.gate.inside == 0)
+        for _ in range(times):
+            client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+            client.sendall(RAW[:cut])
+            await asyncio.sleep(0)
+            if reset:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            client.close()
+        await still_serves(url)
+        await eventually(lambda: fuzzed.house.service.gate.inside == 0)
 
     fuzzed.runner.run(ask())
     fuzzed.check_nothing_is_left()
