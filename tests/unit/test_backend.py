@@ -27,6 +27,20 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPat
     check_backend(load_settings(on="local"))
 
 
+def test_mock_workers_are_processes_of_this_machine_and_stay_as_many() -> None:
+    with pytest.raises(Invalid, match="mock is true"):
+        check_backend(load_settings(mock=True, autoscale="on"))
+    check_backend(load_settings(mock=True))
+
+
+def test_one_process_for_all_mock_workers(tmp_path: Path) -> None:
+    named = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, mock=True, prefill=3, decode=5)
+    spec = Recipe(named, ClusterFolder(tmp_path, "test")).mock()
+    assert (spec.id, spec.role, spec.command[-2:]) == ("mock", "mock", ("serve", "mock"))
+    told = spec.environment
+    assert (told["BATON_MOCK_PREFILL"], told["BATON_MOCK_DECODE"]) == ("3", "5")
+
+
 def test_an_order_is_plain_and_names_nothing_of_this_machine_that_another_lacks(
     tmp_path: Path,
 ) -> None:

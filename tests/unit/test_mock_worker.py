@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from baton.config import load_settings
 from baton.core.cost import PrefillCost
 from baton.core.handoff import WorkerRef
 from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
@@ -19,6 +20,7 @@ from baton.rpc.v1 import worker_pb2 as pb
 from baton.worker.mock.handovers import MAX_UNREAD, Handovers
 from baton.worker.mock.lexicon import Lexicon
 from baton.worker.mock.prefixes import Prefixes, block_names
+from baton.worker.mock.program import MockProgram, mock_config, names
 from baton.worker.mock.stream import MAX_UNREAD_BYTES, MockStream
 from baton.worker.mock.worker import House, MockConfig, MockWorker
 from tests.sim.virtual_time import LoopClock, simulate
@@ -69,6 +71,24 @@ def tokens(outputs: Sequence[RequestOutput]) -> list[int]:
 
 def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
     simulate(main)
+
+
+# -- who there is ----------------------------------------------------------------------------
+
+
+def test_the_mock_workers_of_a_process() -> None:
+    redis = "redis://127.0.0.1:1/0"
+    settings = load_settings(redis_url=redis, id="m", mock_prefill=2, mock_decode=1)
+    assert names(settings) == [
+        ("m-prefill-0", Role.PREFILL), ("m-prefill-1", Role.PREFILL), ("m-decode-0", Role.DECODE)
+    ]  # fmt: skip
+    at_once = load_settings(mock_prefill_tokens_per_second=0, mock_step_seconds=0)
+    assert mock_config(at_once).prefill_cost.seconds(1000) == 0
+    assert mock_config(load_settings()).prefill_cost.seconds(1000) == 0.05
+    with pytest.raises(Invalid, match="both 0"):
+        MockProgram(load_settings(redis_url=redis, mock_prefill=0, mock_decode=0))
+    with pytest.raises(Invalid, match="grpc_port"):
+        MockProgram(load_settings(redis_url=redis, grpc_port=5000))
 
 
 # -- what travels ----------------------------------------------------------------------------

@@ -46,6 +46,8 @@ class MockProgram:
         self._servers: list[grpc.aio.Server] = []
         if settings.grpc_port:
             raise Invalid("grpc_port: mock workers have a port each, which is any that is free")
+        if not names(settings):
+            raise Invalid("mock_prefill and mock_decode are both 0: there is nobody to host")
 
     @property
     def address(self) -> str:
