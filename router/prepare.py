@@ -119,6 +119,9 @@ class Preparer:
     def _prompt(self, body: Generation, ids: Sequence[int], param: str, max_tokens: int) -> Prompt:
         check_token_ids(ids, self._limits.vocab_size, param)
         self._check_length(len(ids), param, max_tokens)
+        if (body.min_tokens or 0) > max_tokens:
+            message = f"min_tokens is {body.min_tokens}, and max_tokens {max_tokens}"
+            raise Problem(400, message, param="min_tokens", code="invalid_value")
         token_ids = cast(tuple[TokenId, ...], tuple(ids))
         reused = self._chain is not None and body.num_prompt_logprobs is None
         keys = self._chain.keys(token_ids) if self._chain is not None and reused else ()
@@ -160,6 +163,7 @@ class Preparer:
             stop_token_ids=cast(tuple[TokenId, ...], tuple(stop_token_ids)),
             ignore_eos=bool(body.ignore_eos),
             grammar=body.format[1] if body.format is not None else None,
+            min_tokens=body.min_tokens or 0,
             prompt_logprobs=body.num_prompt_logprobs,
         )
 

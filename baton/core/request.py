@@ -22,7 +22,8 @@ class SamplingParams:
     the number of alternatives to report beside the chosen token, or None for no logprobs.
     ``prompt_logprobs`` is the same for every token of the prompt but the first.
     ``stop_token_ids`` end the answer like an EOS. With a ``grammar``, only tokens that it allows
-    are chosen from, and an EOS is one only where it is complete. Validated where the request
+    are chosen from, and an EOS is one only where it is complete. Without one, neither an EOS nor a
+    stop token is chosen before ``min_tokens`` of the answer are there. Validated where the request
     enters.
     """
 
@@ -41,6 +42,7 @@ class SamplingParams:
     ignore_eos: bool = False
     grammar: Grammar | None = None
     prompt_logprobs: int | None = None
+    min_tokens: int = 0
 
     @property
     def greedy(self) -> bool:

@@ -418,6 +418,8 @@ class Engine:
             max_model_tokens=self._config.max_model_tokens,
         )
         sequence.expected_tokens = self.expected_tokens(spec)
+        if spec.sampling.min_tokens:
+            sequence.endings = tuple(self._eos_token_ids.union(spec.sampling.stop_token_ids))
         return sequence
 
     def _prefill_seconds(self, start: int, end: int) -> float | None:

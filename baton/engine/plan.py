@@ -29,6 +29,7 @@ class Row:
     given only when the sampling parameters need them (penalties), else empty and 0. ``mask`` is
     None where every token may be sampled. ``targets`` are the tokens of the prompt that follow each
     of ``token_ids``, where their logprobs were asked for: as many, or one less at its end.
+    ``too_early`` are tokens that would end the answer, where it may not end yet.
     """
 
     request_id: RequestId
@@ -41,6 +42,7 @@ class Row:
     num_prompt_tokens: int = 0
     mask: Mask | None = field(default=None, repr=False)
     targets: tuple[TokenId, ...] = ()
+    too_early: tuple[TokenId, ...] = ()
 
     @property
     def num_tokens(self) -> int:

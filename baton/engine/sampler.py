@@ -18,6 +18,7 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | Non
     penalties, bias and temperature.
     """
     scores, barren = masked(logits, [row.mask for row in rows])
+    scores = _kept_going(scores, rows)
     best = scores.argmax(dim=-1).tolist() if any(_is_plain(row.sampling) for row in rows) else []
     sampled: list[SampledToken | None] = []
     for index, row in enumerate(rows):
@@ -27,6 +28,16 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | Non
         chosen = best[index] if _is_plain(row.sampling) else _choose(scores[index], row)
         sampled.append(_sampled(logits[index], row, chosen))
     return sampled
+
+
+def _kept_going(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+    """With minus infinity for what would end an answer too early. What is given is not changed."""
+    if not any(row.too_early for row in rows):
+        return logits
+    held, vocab_size = logits.clone(), logits.shape[-1]
+    for index, row in enumerate(rows):
+        held[index, [token for token in row.too_early if token < vocab_size]] = -torch.inf
+    return held
 
 
 def _is_plain(params: SamplingParams) -> bool:

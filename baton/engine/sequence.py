@@ -51,6 +51,7 @@ class Sequence:
         "arrival_seconds",
         "block_ids",
         "constraint",
+        "endings",
         "expected_tokens",
         "first_start",
         "max_tokens",
@@ -103,6 +104,8 @@ class Sequence:
         """Tokens that were cached when it was first admitted; None before."""
         self.constraint: Constraint | None = None
         """Where the answer is in its grammar, as long as it is written here."""
+        self.endings: tuple[TokenId, ...] = ()
+        """Tokens that may not be chosen before ``min_tokens``."""
         self.scores: list[TokenLogprob] = []
         """Logprobs of the prompt's tokens from the second on, as far as computed."""
         self._chain = chain
@@ -114,6 +117,11 @@ class Sequence:
     @property
     def num_known(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def num_answered(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.token_ids) - self.spec.num_prompt_tokens
 
     @property
     def num_remaining(self) -> int:
@@ -167,6 +175,7 @@ class Sequence:
             self.spec.num_prompt_tokens if with_history else 0,
             self.constraint.mask if sample and self.constraint is not None else None,
             tuple(self.token_ids[start + 1 : end + 1]) if self.scores_prompt else (),
+            self.endings if sample and self.num_answered < sampling.min_tokens else (),
         )
 
     def finish_reason(self, eos_token_ids: frozenset[TokenId]) -> FinishReason | None:

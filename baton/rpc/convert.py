@@ -59,6 +59,7 @@ def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
         seed=params.seed,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
+        min_tokens=params.min_tokens,
     )
     if params.logprobs is not None:
         message.logprobs = params.logprobs
@@ -87,6 +88,7 @@ def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
         ignore_eos=message.ignore_eos,
         grammar=grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        min_tokens=message.min_tokens,
     )
 
 

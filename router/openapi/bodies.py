@@ -124,7 +124,6 @@ FORMS: Mapping[str, Schema] = {
     "annotations": _any(_list_of({}, maxItems=0), NULL),
     "cache_control": _any(CACHE_CONTROL, NULL),
     "content": CONTENT,
-    "min_tokens": _any({"type": "integer", "const": 0}, NULL),
     "modalities": _any({"type": "array", "const": ["text"]}, NULL),
     "prediction": _any(PREDICTION, NULL),
     "prompt_cache_retention": _any(_const("in_memory"), NULL),

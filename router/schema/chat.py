@@ -69,6 +69,8 @@ class ChatBody(Generation, ChatHints):
             raise wrong_field("tool_choice", str(error)) from error
         if mode == "required" and not tools:
             raise wrong_field("tool_choice", f"tool_choice {mode!r} is only allowed with tools")
+        if mode == "required" and self.min_tokens:
+            raise wrong_field("min_tokens", "min_tokens is not allowed with a call that is forced")
         if mode == "required" and self.format is not None:
             field = self.format[0]
             raise wrong_field(field, f"an answer that must call a tool can't follow {field}, too")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from baton.core.request import MAX_LOGPROBS
-from router.schema.body import Body, only, wrong, wrong_field
+from router.schema.body import Body, wrong, wrong_field
 from router.schema.format import Format
 
 MAX_CHOICES = 16
@@ -67,7 +67,7 @@ class Generation(Format, ABC):
     add_special_tokens: bool | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     """Alternatives wanted beside each token of the prompt."""
-    min_tokens: Annotated[Any, only(0, why="ignore_eos makes answers of a set length")] = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
     priority: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     """Behind others of the same tenant, by so many steps; never before them."""
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
@@ -79,6 +79,8 @@ class Generation(Format, ABC):
             raise wrong_field("stream_options", "stream_options is only allowed with stream")
         if self.stream and self.prompt_logprobs is not None:
             raise wrong_field("prompt_logprobs", "prompt_logprobs is not allowed with stream")
+        if self.min_tokens and self.format is not None:
+            raise wrong_field("min_tokens", "min_tokens is not allowed with a format of the answer")
         return self
 
     @property

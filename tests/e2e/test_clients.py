@@ -145,6 +145,19 @@ def test_the_best_of_several(client: openai.OpenAI, model: str) -> None:
     assert best.text == max(all_of_them, key=mean).text
 
 
+def test_an_answer_that_may_not_end_yet(client: openai.OpenAI, model: str) -> None:
+    fields: Any = {"model": model, "prompt": "def read(", "max_tokens": 6, "temperature": 0}
+    ids: Any = {"return_token_ids": True}
+    free = client.completions.create(**fields, extra_body=ids).choices[0].model_extra or {}
+    first = free["token_ids"][0]
+    ended = {**ids, "stop_token_ids": [first]}
+    short = client.completions.create(**fields, extra_body=ended).choices[0].model_extra or {}
+    assert short["token_ids"] == [first]
+    held = {**ended, "min_tokens": 3}
+    longer = client.completions.create(**fields, extra_body=held).choices[0].model_extra or {}
+    assert len(longer["token_ids"]) >= 3 and first not in longer["token_ids"][:3]
+
+
 def test_errors(client: openai.OpenAI, model: str) -> None:
     create = client.chat.completions.create
     fields: Any = {"model": model, "messages": MESSAGES}

@@ -58,7 +58,8 @@ def test_a_standing_that_cannot_be_is_refused(wrong: dict[str, Any], param: str)
 
 @pytest.mark.parametrize("kind", GrammarKind)
 def test_a_grammar_comes_out_as_it_went_in(kind: GrammarKind) -> None:
-    sampling = SamplingParams(max_tokens=3, grammar=Grammar(kind, "text"), prompt_logprobs=0)
+    sampling = SamplingParams(max_tokens=3, grammar=Grammar(kind, "text"), prompt_logprobs=0,
+                              min_tokens=2)  # fmt: skip
     spec = replace(SPEC, sampling=sampling)
     assert spec_from_proto(spec_to_proto(spec)) == spec
 

@@ -117,6 +117,21 @@ def test_eos_stops_and_is_part_of_the_answer() -> None:
     assert tokens_of(outputs, "b") == answer
 
 
+def test_tokens_that_would_end_an_answer_too_early_are_told() -> None:
+    """Of the answer, wherever it is written: two are there before the third may be the last."""
+    left, right = Bench(eos=frozenset({TokenId(9)})), Bench(eos=frozenset({TokenId(9)}))
+    told: list[set[TokenId]] = []
+    for bench in (left, right):
+        run = bench.runner.run
+        bench.runner.run = lambda plan, run=run: (  # type: ignore[method-assign, misc]
+            told.extend(set(row.too_early) for row in plan.rows if row.sample), run(plan)
+        )[1]  # fmt: skip
+    request = spec("a", min_tokens=2, stop_token_ids=(TokenId(7),), max_tokens=4)
+    hand_over(left, right, request)
+    right.run()
+    assert told == [{7, 9}, {7, 9}, set(), set()]
+
+
 def test_a_stop_token_stops_even_if_eos_is_ignored() -> None:
     answer, _ = reference_answer(spec("a"))
     request = spec("a", ignore_eos=True, stop_token_ids=(answer[1],))

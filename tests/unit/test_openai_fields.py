@@ -130,7 +130,6 @@ TAKEN: dict[str, Any] = {
     "verbosity": "medium",
     "modalities": ["text"],
     "prompt_cache_retention": "in_memory",
-    "min_tokens": 0,
     "suffix": "",
 }
 """Of fields that are accepted or limited, what is taken."""
@@ -148,7 +147,6 @@ REFUSED: dict[str, Any] = {
     "moderation": {"model": "x"},
     "functions": [{"name": "f"}],
     "function_call": "auto",
-    "min_tokens": 5,
     "chat_template": "{{ messages }}",
     "suffix": "end",
 }

@@ -37,6 +37,7 @@ TOOL = {
     },
 }  # fmt: skip
 OTHER = {"type": "function", "function": {"name": "g"}}
+JSON_OBJECT = {"type": "json_object"}
 NAMED = {"type": "function", "function": {"name": "f"}}
 
 TEMPLATE = (
@@ -376,6 +377,18 @@ async def test_stops_that_are_shown(hermes: Tokenizer) -> None:
     assert [each["choices"][0]["text"] for each in (cut, token, whole)] == [
         "Hello,", "Hello", "Hello, you",
     ]  # fmt: skip
+
+
+async def test_the_least_of_tokens(hermes: Tokenizer) -> None:
+    async with open_house(hermes, "x") as (house, client):
+        body = {"prompt": "x", "max_tokens": 5}
+        assert (await client.post(COMPLETE, json={**body, "min_tokens": 5})).status_code == 200
+        assert house.prefill.submitted[0].spec.sampling.min_tokens == 5
+        for fields in ({"min_tokens": 6}, {"min_tokens": 1, "response_format": JSON_OBJECT}):
+            wrong = await client.post(COMPLETE, json={**body, **fields})
+            assert wrong_error(wrong)["param"] == "min_tokens"
+        forced = chat(tools=[TOOL], tool_choice="required", min_tokens=1)
+        assert wrong_error(await client.post(CHAT, json=forced))["param"] == "min_tokens"
 
 
 async def test_chunks_of_one_size(hermes: Tokenizer) -> None:

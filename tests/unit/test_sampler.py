@@ -166,3 +166,15 @@ def test_tokens_beyond_the_mask_are_never_sampled() -> None:
     assert held is not None and held.token_id == 7
     wide = sample(logits, [replace(greedy, mask=lambda: b"\xff" * 9)])[0]
     assert wide is not None and wide.token_id == 19
+
+
+@pytest.mark.parametrize("params", [PLAIN, replace(PLAIN, temperature=0.0)])
+def test_what_is_too_early_is_not_chosen(params: SamplingParams) -> None:
+    """Neither by its likelihood nor by a bias; other rows are as they were."""
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 3], logits[:, 4], logits[:, 5] = 90.0, 80.0, 70.0
+    biased = replace(params, logit_bias=((TokenId(3), 100.0),))
+    held = replace(row(biased), too_early=(TokenId(3), TokenId(4), TokenId(VOCAB)))
+    tokens = [sampled.token_id for sampled in sample(logits, [held, row(biased)]) if sampled]
+    assert tokens == [5, 3]
+    assert logits[0, 3] == 90.0
