@@ -97,7 +97,11 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--seconds", type=float, default=5.0)
     options = parser.parse_args(arguments)
     few, many = idle_bytes(2), idle_bytes(options.workers)
-    settings = {"mock": True, "mock_step_seconds": 0, "mock_prefill_tokens_per_second": 0}
+    settings: dict[str, object] = {
+        "mock": True,
+        "mock_step_seconds": 0,
+        "mock_prefill_tokens_per_second": 0,
+    }
     with local_cluster(prefill=1, decode=options.workers - 1, settings=settings) as cluster:
         found = asyncio.run(rate(cluster, options.streams, options.seconds))
     print(json.dumps(describe() | {

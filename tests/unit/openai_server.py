@@ -53,6 +53,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("content-type", "text/event-stream")
         self.send_header("transfer-encoding", "chunked")
         self.end_headers()
+        if body["model"] == "hanging" and self.server.asked.index(body) >= 2:
+            self.server.released.wait(30)
         for number in range(body["max_tokens"]):
             last = number + 1 == body["max_tokens"]
             if body["model"] == "torn" and number == 1:
@@ -90,6 +92,10 @@ class FakeServer(ThreadingHTTPServer):
         self.model = model
         self.accepted = (f"Bearer {KEY}",) if needs_key else (None, f"Bearer {KEY}")
         self.bodies: list[dict[str, Any]] = []
+        self.released = threading.Event()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Whoever leaves early is no error."""
 
     @property
     def url(self) -> str:
@@ -109,5 +115,6 @@ def fake_server(model: str = "good", needs_key: bool = False) -> Iterator[FakeSe
         try:
             yield server
         finally:
+            server.released.set()
             server.shutdown()
             thread.join()

@@ -1,7 +1,10 @@
 """``baton bench``: what is asked, what is counted, and what is said when it goes wrong."""
 
 import json
+import os
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -379,6 +382,47 @@ def test_a_load_that_nobody_answers_fails(ask: Ask, model: str, message: str) ->
                            "--warm-up", "0", "--output-tokens", "4")  # fmt: skip
     assert code == 1
     assert "not one of 3 requests was answered: 200" in err and message in err
+
+
+def test_a_request_that_takes_too_long(ask: Ask) -> None:
+    with fake_server("hanging") as server:
+        found = told(ask("--url", server.url, "--rate", "100", "--requests", "4", "--json",
+                         "--warm-up", "0", "--timeout", "0.1", "--output-tokens", "2"))  # fmt: skip
+    assert found["completed"] == 2
+    (error,) = found["errors"]
+    assert (error["code"], error["count"], error["message"]) == (
+        "timeout",
+        2,
+        "no end within 0.1 s",
+    )
+
+
+def test_what_is_there_when_it_is_interrupted(ask: Ask) -> None:
+    """What is under way counts for nothing."""
+    with fake_server("hanging") as server:
+
+        def interrupt() -> None:
+            while len(server.asked) < 4:
+                server.released.wait(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+
+        hand = threading.Thread(target=interrupt)
+        hand.start()
+        found = told(ask("--url", server.url, "--rate", "100", "--requests", "4", "--json",
+                         "--warm-up", "0", "--output-tokens", "2"))  # fmt: skip
+        hand.join()
+    assert (found["interrupted"], found["failed_ratio"]) == (True, 0.0)
+    assert found["completed"] <= 2
+
+
+def test_requests_under_way_are_bounded(ask: Ask) -> None:
+    """Those that had to wait are late, and that counts."""
+    with fake_server() as server:
+        found = told(ask("--url", server.url, "--rate", "5000", "--requests", "20", "--json",
+                         "--warm-up", "0", "--at-once", "1", "--output-tokens", "2"))  # fmt: skip
+    assert (found["completed"], found["most_at_once"]) == (20, 1)
+    assert found["lag_seconds"]["max"] > 0.01
+    assert found["ttft_seconds"]["max"] > found["lag_seconds"]["max"]
 
 
 def test_keys(ask: Ask) -> None:
