@@ -43,6 +43,8 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
+    """And a collector that is left as it is: other tests live in this process."""
+    monkeypatch.setattr("router.program.settle_collector", lambda: None)
     twin = MemoryRegistry(SystemClock())
     monkeypatch.setattr("router.program.RedisRegistry", lambda _url, _cluster: twin)
     return twin
