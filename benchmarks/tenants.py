@@ -155,12 +155,19 @@ async def _send(url: str, rate: float, num_tokens: int, seed: int, ended: Any) -
 def _summary(
     seconds: dict[str, list[list[float]]], statuses: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
-    """``p99_ratio`` is of all samples of an arm; ``median_p99_ratio`` of rounds, side by side."""
+    """``p99_ratio`` is of all samples of an arm, ``median_p99_ratio`` of rounds, side by side. Where
+    they differ much, a few moments made the difference: see ``p99_by_round``."""
     told: dict[str, Any] = {}
     for arm, rounds in seconds.items():
         together = [each for one in rounds for each in one]
         p50, p99 = (float(np.percentile(together, q)) for q in (50, 99))
-        told[arm] = {"samples": len(together), "p50": p50, "p99": p99, "other": statuses[arm]}
+        told[arm] = {
+            "samples": len(together),
+            "p50": p50,
+            "p99": p99,
+            "p99_by_round": [float(np.percentile(one, 99)) for one in rounds],
+            "other": statuses[arm],
+        }
     ratios = {
         f"flood_to_{arm}": {
             "p50_ratio": told["flood"]["p50"] / told[arm]["p50"],
@@ -180,6 +187,8 @@ def _show(told: dict[str, Any]) -> None:
     for arm, line in told["first_token_seconds"].items():
         p50, p99 = 1000 * line["p50"], 1000 * line["p99"]
         print(f"{arm:8} {line['samples']:8} {p50:8.1f} {p99:8.1f}  {line['other']}")
+        by_round = ", ".join(f"{1000 * each:.1f}" for each in line["p99_by_round"])
+        print(f"{'':8} p99 of each round: {by_round}")
     for name in ("flood_to_alone", "flood_to_within"):
         ratios = ", ".join(f"{key} {value:.3f}" for key, value in told[name].items())
         print(f"{name}: {ratios}")
