@@ -155,7 +155,7 @@ async def _send(url: str, rate: float, num_tokens: int, seed: int, ended: Any) -
 def _summary(
     seconds: dict[str, list[list[float]]], statuses: dict[str, dict[str, int]]
 ) -> dict[str, Any]:
-    """``p99_ratio`` is of all samples of an arm, ``median_p99_ratio`` of rounds, side by side. Where
+    """``p99_ratio`` is of all samples of an arm, ``median_p99_ratio`` of rounds side by side. Where
     they differ much, a few moments made the difference: see ``p99_by_round``."""
     told: dict[str, Any] = {}
     for arm, rounds in seconds.items():
