@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import orjson
 from fastapi import FastAPI, Request
@@ -28,6 +28,8 @@ FORM_FIELDS = frozenset(
 )
 
 CHUNK_BYTES = 256 * 1024
+
+Result = TypeVar("Result")
 
 
 class Listed(Protocol):
@@ -55,7 +57,7 @@ def _add_files(app: FastAPI, service: Service, desk: Desk) -> None:
     async def list_files(request: Request) -> Response:
         shelf = desk.shelf(_tenant(service, request))
         query = dict(request.query_params)
-        files = await asyncio.to_thread(shelf.list)
+        files = await _on_disk(shelf.list)
         purpose = query.pop("purpose", None)
         wanted = [file for file in files if purpose in (None, file.purpose)]
         if query.pop("order", "desc") == "desc":
@@ -65,18 +67,18 @@ def _add_files(app: FastAPI, service: Service, desk: Desk) -> None:
     @app.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
         shelf = desk.shelf(_tenant(service, request))
-        return _json((await asyncio.to_thread(shelf.get, file_id)).json)
+        return _json((await _on_disk(shelf.get, file_id)).json)
 
     @app.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Response:
         shelf = desk.shelf(_tenant(service, request))
-        record, file = await asyncio.to_thread(shelf.open, file_id)
+        record, file = await _on_disk(shelf.open, file_id)
         headers = {"content-length": str(record.bytes)}
         return StreamingResponse(_chunks(file), 200, headers, "application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
-        await asyncio.to_thread(desk.delete_file, _tenant(service, request), file_id)
+        await _on_disk(desk.delete_file, _tenant(service, request), file_id)
         return _json({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -87,7 +89,7 @@ def _add_batches(app: FastAPI, service: Service, desk: Desk) -> None:
         service.check_open()
         body = parse(BatchBody, await _read(request, service))
         expires = body.output_expires_after
-        batch = await asyncio.to_thread(
+        batch = await _on_disk(
             desk.create,
             tenant,
             body.endpoint,
@@ -100,19 +102,28 @@ def _add_batches(app: FastAPI, service: Service, desk: Desk) -> None:
 
     @app.get("/v1/batches")
     async def list_batches(request: Request) -> Response:
-        batches = await asyncio.to_thread(desk.batches, _tenant(service, request))
+        batches = await _on_disk(desk.batches, _tenant(service, request))
         return _page(batches, dict(request.query_params), 100)
 
     @app.get("/v1/batches/{batch_id}")
     async def get_batch(request: Request, batch_id: str) -> Response:
         tenant = _tenant(service, request)
-        return _json((await asyncio.to_thread(desk.batch, tenant, batch_id)).json)
+        return _json((await _on_disk(desk.batch, tenant, batch_id)).json)
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Response:
-        batch = await asyncio.to_thread(desk.cancel, _tenant(service, request), batch_id)
+        batch = await _on_disk(desk.cancel, _tenant(service, request), batch_id)
         desk.hurry()
         return _json(batch.json)
+
+
+async def _on_disk(call: Callable[..., Result], *arguments: Any) -> Result:
+    """In a thread. Raises Problem (503) where the operator's folder is full, or none."""
+    try:
+        return await asyncio.to_thread(call, *arguments)
+    except OSError as error:
+        message = f"files can't be kept by this router: {error.strerror}"
+        raise Problem(503, message, kind="service_unavailable_error", code="no_folder") from error
 
 
 async def _upload(request: Request, service: Service, desk: Desk, tenant: TenantId) -> Response:
@@ -120,14 +131,13 @@ async def _upload(request: Request, service: Service, desk: Desk, tenant: Tenant
     boundary = boundary_of(request.headers.get("content-type"))
     if declared_size(request.scope) > desk.max_file_bytes + MAX_BATCH_BODY_BYTES:
         raise Problem(413, f"a file has at most {desk.max_file_bytes} bytes", param="file")
-    upload = await asyncio.to_thread(desk.open_upload, tenant)
+    upload = await _on_disk(desk.open_upload, tenant)
     try:
         form = FormReader(boundary, lambda _: upload)
         await _read_form(request, form, service)
         expires = _check_form(form, upload)
         seconds = None if expires is None else expires.seconds
-        add: Callable[..., Any] = desk.add_file
-        record = await asyncio.to_thread(add, tenant, upload, form.filename, seconds)
+        record = await _on_disk(desk.add_file, tenant, upload, form.filename, seconds)
     except BaseException:
         upload.discard()
         raise
@@ -143,7 +153,7 @@ async def _read_form(request: Request, form: FormReader, service: Service) -> No
         async with asyncio.timeout(seconds):
             async for data in request.stream():
                 if data:
-                    await asyncio.to_thread(form.push, data)
+                    await _on_disk(form.push, data)
     except TimeoutError as error:
         raise Problem(408, f"the body did not arrive within {seconds:g} s") from error
     except ClientDisconnect as error:

@@ -57,6 +57,7 @@ class Runner:
         self._max_line_bytes = max_line_bytes
         self._max_folder_bytes = max_folder_bytes
         self._is_full = False
+        self._trouble = ""
         self._jobs: dict[str, Job] = {}
         self._turns: list[str] = []
         self._lock: BinaryIO | None = None
@@ -79,8 +80,9 @@ class Runner:
                     self._changed.clear()  # before: what changes from now on is looked at again
                     try:
                         await self._begin(tasks)
+                        self._trouble = ""
                     except OSError as error:
-                        log.error("batches_stand_still", error=str(error))
+                        self._note_trouble(str(error))
                     await self._wait()
         finally:
             self._thread.shutdown()
@@ -88,6 +90,12 @@ class Runner:
                 job.close()
             if self._lock is not None:
                 self._lock.close()
+
+    def _note_trouble(self, error: str) -> None:
+        """Once, however often it is tried again."""
+        if error != self._trouble:
+            log.error("batches_stand_still", error=error)
+        self._trouble = error
 
     async def _begin(self, tasks: asyncio.TaskGroup) -> None:
         """Everything that may begin now. Raises OSError."""

@@ -66,6 +66,16 @@ async def test_wrong_uploads_leave_nothing(tokenizer: Tokenizer, tmp_path: Path)
     assert office.house.service.gate.inside == 0
 
 
+async def test_a_folder_that_is_none(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """It is told once, and batches are tried again; the rest of the router goes on."""
+    root = tmp_path / "file"
+    root.touch()
+    async with Office(tokenizer, root).open() as client:
+        assert "can't be kept" in wrong_error(await upload(client, b"{}"), 503)["message"]
+        assert (await client.get("/v1/files")).json()["data"] == []
+        assert (await client.get("/v1/models")).status_code == 200
+
+
 async def test_a_folder_that_is_full(tokenizer: Tokenizer, tmp_path: Path) -> None:
     office = Office(tokenizer, tmp_path, folder_bytes=1000)
     async with office.open(runs=False) as client:
