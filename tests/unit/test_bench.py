@@ -92,6 +92,8 @@ def test_a_load_by_time() -> None:
     assert load(rate=50.0, requests=30).warm_up_requests(30) == 3
     assert load(rate=50.0, requests=30, warm_up=1.0).warm_up_requests(30) == 0
     assert len(load(concurrency=3).arrivals().arrivals) == 100
+    twice = load(rate=1.0, rate_factor=4.0, requests=3, burstiness=0.0).arrivals()
+    assert [arrival.at_seconds for arrival in twice.arrivals] == [0, 0.25, 0.5]
     assert load(concurrency=3, kind="chat", requests=20).arrivals().block_tokens == 64
 
 
@@ -454,6 +456,9 @@ def test_keys(ask: Ask) -> None:
         (("--rate", "1", "--output-spread", "9"), 2, "--output-spread is 9"),
         (("--rate", "1", "--shared-tokens", "512"), 2, "--shared-tokens is 512"),
         (("--rate", "1", "--burstiness", "-1"), 2, "--burstiness is -1"),
+        (("--rate", "1", "--burstiness", "0", "--kind", "rag"), 2, "it must be above 0"),
+        (("--rate", "1", "--think-seconds", "1"), 2, "--think-seconds is for users that wait"),
+        (("--rate", "1", "--jitter-seconds", "1"), 2, "--jitter-seconds is for a trace"),
         (("--rate", "1", "--warm-up", "-1"), 2, "--warm-up is -1"),
         (("--rate", "1", "--slo-tbt", "0"), 2, "--slo-tbt is 0"),
         (("--rate", "1", "--processes", "0"), 2, "--processes is 0"),

@@ -93,6 +93,10 @@ class Load:
         for flag, seconds in (("--think-seconds", self.think_seconds), ("--warm-up", self.warm_up)):
             if seconds is not None and not 0 <= seconds < math.inf:
                 raise Invalid(f"{flag} is {seconds:g}; it must not be negative")
+        if self.think_seconds and not self.closed:
+            raise Invalid("--think-seconds is for users that wait for answers: --concurrency N")
+        if self.jitter_seconds and self.trace is None:
+            raise Invalid("--jitter-seconds is for a trace's arrivals: --trace FILE")
         if self.trace is None and self.concurrency is None and self.rate is None:
             raise Invalid("bench needs --rate R, --concurrency N, or --trace FILE")
 
@@ -119,15 +123,14 @@ class Load:
     def arrivals(self) -> Trace:
         """Those of a closed loop have no times of their own. Raises Invalid."""
         if self.trace is None and (self.kind or PLAIN) == PLAIN:
-            return self._cut(
-                plain(self.lengths, self._count, self._rate, self.burstiness, self.seed)
-            )
+            rate = self._rate * self.rate_factor
+            return self._cut(plain(self.lengths, self._count, rate, self.burstiness, self.seed))
         traffic = Traffic(
             trace=self.trace,
             kind=self.kind,
             requests=self._count,
             rate=self.rate if self.trace is not None else self._rate,
-            burstiness=self.burstiness or 1.0,
+            burstiness=self.burstiness,
             rate_factor=self.rate_factor,
             jitter_seconds=self.jitter_seconds,
             seed=self.seed,
