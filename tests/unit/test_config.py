@@ -206,7 +206,7 @@ def test_origins_of_web_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BATON_CORS_ORIGINS", "https://a.example, http://localhost:3000")
     assert load_settings().cors_origins == ("https://a.example", "http://localhost:3000")
     for wrong in ("a.example", "https://a.example/", "https://a.example/path", "https://a b"):
-        with pytest.raises(Invalid, match="cors_origins is .*must be \\*, or origins like"):
+        with pytest.raises(Invalid, match=r"cors_origins is .*must be \*, or origins like"):
             load_settings(cors_origins=wrong)
 
 
