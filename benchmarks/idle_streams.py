@@ -55,6 +55,8 @@ AT_ONCE = 200
 
 
 class StaticMembers:
+    incarnation = "1"
+
     async def members(self) -> list[Member]:
         return [
             Member(

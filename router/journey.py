@@ -97,6 +97,7 @@ class Journey:
         self._unread: set[WorkerId] = set()  # sources that a decode worker may not reach
         self._source: WorkerRef | None = None
         self._num_moves = 0
+        self._num_reborn = 0
         self._failing_since: float | None = None
         self.record = record
 
@@ -146,13 +147,14 @@ class Journey:
             await self._prepare_retry(failure, num_failures)
 
     def _counts(self, failure: AttemptFailed) -> bool:
-        """Whoever was not even reached may be starting again, and there is as much patience with
-        many of them as with one: a request may outlive all workers."""
+        """Whoever was not even reached may be starting again, or has in another life than it was
+        placed on; there is as much patience with many of them as with one: a request may outlive
+        all workers."""
         now = self._guide.clock.monotonic()
         if self._failing_since is None:
             self._failing_since = now
         patient = now < self._failing_since + self._config.replacement_seconds
-        return not (patient and isinstance(failure.error, NotReached))
+        return not (patient and isinstance(failure.error, NotReached | NotFound))
 
     def _relay(self, relay: Relay, output: RequestOutput) -> bool:
         if not relay(output):
@@ -201,7 +203,9 @@ class Journey:
     async def _prepare_retry(self, failure: AttemptFailed, num_failures: int) -> None:
         """Finds out who failed, and makes the emitted tokens part of what is computed."""
         clock, links = self._guide.clock, self._guide.links
-        pause_factor = RETRY_FACTOR ** max(num_failures - 1, 0)
+        self._num_reborn += isinstance(failure.error, NotFound)
+        num_pauses = max(num_failures, min(self._num_reborn, self._config.max_retries))
+        pause_factor = RETRY_FACTOR ** max(num_pauses - 1, 0)
         await clock.sleep(self._config.retry_pause_seconds * pause_factor)
         reborn = isinstance(failure.error, NotFound)
         broken = [w for w in failure.suspects if reborn or not links.is_alive(w)]

@@ -18,7 +18,7 @@ from tools.chaos import report
 from tools.local_cluster import LocalCluster, local_cluster
 from tools.streams import answered, make_questions, traffic
 
-ALARMS = ("link_broke", "request_fails_over", "registry_forgot", "heartbeat_failed")
+ALARMS = ("link_broke", "request_fails_over", "registry_doubted", "heartbeat_failed")
 
 
 def alarms(cluster: LocalCluster) -> dict[str, int]:

@@ -9,7 +9,11 @@ MAX_MEMBERS = 4096
 
 
 class Registry(Protocol):
-    """Methods raise Unavailable when the registry can't be reached in time."""
+    """Methods raise Unavailable when the registry can't be reached in time. ``incarnation`` names
+    the memory that the last answer of :meth:`members` came from: another one knows nobody at
+    first."""
+
+    incarnation: str
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
         """Writes or renews. False: a newer generation of that id is there; give up."""

@@ -18,14 +18,17 @@ log = structlog.get_logger(__name__)
 class Registered(Protocol):
     """The part of a registry that is read."""
 
+    incarnation: str
+
     async def members(self) -> list[Member]: ...
 
 
 class Membership:
     """Polls the registry. While it can't be reached, the last known members stay for
-    ``grace_seconds``; when it has lost most of them at once, it is its memory that went (a
-    restart, or leases that ended while it stood still), and they stay for ``DOUBT_SECONDS``, to
-    announce themselves again. Losing Redis costs freshness, not service."""
+    ``grace_seconds``. After it could not be reached, when it has another memory than before, or has
+    lost most of them at once (leases that ended while nobody could renew them), they stay for
+    ``DOUBT_SECONDS`` in which it answers, to announce themselves again. Losing Redis costs
+    freshness, not service."""
 
     def __init__(
         self,
@@ -42,6 +45,8 @@ class Membership:
         self._found: list[Member] = []
         self._fresh_at = float("-inf")
         self._doubt_until = float("-inf")
+        self._incarnation = ""
+        self._lost = False
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -57,6 +62,7 @@ class Membership:
             log.warning("membership_stale", error=str(error))
             if now - self._fresh_at > self._grace_seconds:
                 self._members = []
+            self._lost = True
             return
         self._fresh_at = now
         self._members = self._believed(found, now)
@@ -65,9 +71,13 @@ class Membership:
         present = {member.id for member in found}
         before, self._found = self._found, found
         staying = [member for member in before if member.state is not WorkerState.DRAINING]
-        if 2 * sum(member.id not in present for member in staying) > len(staying):
+        incarnation, self._incarnation = self._incarnation, self._registry.incarnation
+        is_another = incarnation not in ("", self._incarnation)
+        has_lost_most = 2 * sum(member.id not in present for member in staying) > len(staying)
+        if self._lost or is_another or has_lost_most:
             self._doubt_until = now + DOUBT_SECONDS
-            log.warning("registry_forgot", members=sorted({m.id for m in before} - present))
+            log.warning("registry_doubted", missing=sorted({m.id for m in before} - present))
+        self._lost = False
         if now >= self._doubt_until:
             return found
         missing = [member for member in self._members if member.id not in present]

@@ -1,5 +1,7 @@
 """The registry's in-memory twin: the leases of one process, by its clock."""
 
+from itertools import count
+
 from baton.clock import Clock
 from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
@@ -9,8 +11,11 @@ from baton.errors import Unavailable
 class MemoryRegistry:
     """``reachable`` False makes every call raise Unavailable, as when Redis is gone."""
 
+    _incarnations = count(1)
+
     def __init__(self, clock: Clock) -> None:
         self.reachable = True
+        self.incarnation = str(next(self._incarnations))
         self._clock = clock
         self._leases: dict[WorkerId, tuple[Member, float]] = {}
 

@@ -1,5 +1,6 @@
 """The registry in Redis: one key per member that expires with its lease, and a set of ids."""
 
+import secrets
 from typing import Any, cast
 
 import structlog
@@ -46,6 +47,8 @@ class RedisRegistry:
         self._redis = connect(url)
         self._prefix = f"baton:{cluster}:member:"
         self._ids = f"baton:{cluster}:members"
+        self._memory = f"baton:{cluster}:memory"
+        self.incarnation = ""
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
         arguments = [
@@ -61,16 +64,21 @@ class RedisRegistry:
 
     async def members(self) -> list[Member]:
         ids = sorted(await self._call(self._redis.smembers(self._ids)))[:MAX_MEMBERS]
-        if not ids:
-            return []
         names = [member_id.decode("utf-8", "replace") for member_id in ids]
         keys = [self._prefix + name for name in names]
-        values = await self._call(self._redis.mget(keys))
+        *values, memory = await self._call(self._redis.mget([*keys, self._memory]))
+        self.incarnation = (memory or await self._name_memory()).decode("utf-8", "replace")
         gone = [member_id for member_id, value in zip(ids, values, strict=True) if value is None]
         if gone:
             await self._call(self._redis.srem(self._ids, *gone))
         found = [_parse(name, value) for name, value in zip(names, values, strict=True) if value]
         return [member for member in found if member is not None]
+
+    async def _name_memory(self) -> bytes:
+        """The first one that asks names it."""
+        await self._call(self._redis.set(self._memory, secrets.token_hex(8), nx=True))
+        name: bytes | None = await self._call(self._redis.get(self._memory))
+        return name or b""
 
     async def ping(self) -> None:
         await self._call(self._redis.ping())

@@ -65,6 +65,23 @@ async def test_members_come_back_as_announced_by_id(registry: Registry) -> None:
     assert await registry.members() == [changed, member("b")]
 
 
+async def test_another_memory_has_another_name(valkey_url: str) -> None:
+    """All who read agree on it."""
+    async with Redis.from_url(valkey_url) as client:
+        await client.flushall()
+        one, two = RedisRegistry(valkey_url, "test"), RedisRegistry(valkey_url, "test")
+        assert await one.members() == await two.members() == []
+        first = one.incarnation
+        assert first and two.incarnation == first
+        await one.announce(member("a"), LONG)
+        assert await one.members() == [member("a")] and one.incarnation == first
+        await client.flushall()
+        assert await two.members() == await one.members() == []
+        assert one.incarnation == two.incarnation != first
+    await one.close()
+    await two.close()
+
+
 async def test_an_older_life_neither_announces_nor_withdraws(registry: Registry) -> None:
     assert await registry.announce(member("a", 1), LONG)
     assert await registry.announce(member("a", 2), LONG)

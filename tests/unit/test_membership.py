@@ -83,6 +83,29 @@ async def test_a_registry_that_forgot_everybody_is_not_believed_at_once() -> Non
     assert mirror.members == [member("b", 2)]
 
 
+@pytest.mark.parametrize("why", ["outage", "restart"])
+async def test_after_an_outage_or_with_another_memory_nobody_is_missed_at_once(why: str) -> None:
+    """Most are there again, and the last one needs a moment."""
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    mirror = Membership(registry, clock)
+    for name in "abc":
+        await registry.announce(member(name), LONG)
+    await mirror.refresh()
+    if why == "outage":
+        registry.reachable = False
+        await mirror.refresh()
+        registry.reachable = True
+    else:
+        registry.incarnation += "'"
+    await registry.withdraw(WorkerId("c"), Generation(1))
+    await mirror.refresh()
+    assert mirror.members == [member("a"), member("b"), member("c")]
+    clock.advance(DOUBT_SECONDS)
+    await mirror.refresh()
+    assert mirror.members == [member("a"), member("b")]
+
+
 async def test_a_pool_that_was_drained_is_believed_to_be_gone() -> None:
     clock = ManualClock()
     registry = MemoryRegistry(clock)

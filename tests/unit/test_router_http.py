@@ -77,6 +77,8 @@ def saying(text: str) -> Callable[[Sequence[TokenId], RequestSpec], TokenId]:
 
 
 class StaticMembers:
+    incarnation = "1"
+
     def __init__(self, members: list[Member]) -> None:
         self.list = members
 

@@ -177,6 +177,8 @@ async def test_closing_the_links_frees_the_worker() -> None:
 
 
 class StaticMembers:
+    incarnation = "1"
+
     def __init__(self, members: Sequence[Member]) -> None:
         self.list = list(members)
 

@@ -34,6 +34,7 @@ class RegistryLink:
     def __init__(self, house: RegistryHouse, process: Process) -> None:
         self._house = house
         self._process = process
+        self.incarnation = ""
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
         return await (await self._reach()).announce(member, ttl_seconds)
@@ -42,7 +43,10 @@ class RegistryLink:
         await (await self._reach()).withdraw(member_id, generation)
 
     async def members(self) -> list[Member]:
-        return await (await self._reach()).members()
+        registry = await self._reach()
+        members = await registry.members()
+        self.incarnation = registry.incarnation
+        return members
 
     async def ping(self) -> None:
         await (await self._reach()).ping()
