@@ -7,6 +7,7 @@ beside the server that is measured.
 import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 from benchmarks.machine import SYSTEM_CLOCK
 
@@ -33,16 +34,18 @@ class Stream(asyncio.Protocol):
         self._requests = requests
         self._load = load
         self._with_gaps = with_gaps
+        self._head, self._tail, self._begun = b"", b"", False
+        self._waits = False
         self._read_at = 0.0
         self.done = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._next()
 
     def _next(self) -> None:
         request = next(self._requests, None)
+        self._waits = request is not None
         if request is None:
             self._transport.close()
             return
@@ -76,7 +79,7 @@ class Stream(asyncio.Protocol):
         self._transport.close()
 
     def connection_lost(self, error: Exception | None) -> None:
-        if not self._tail.endswith(END) and not self._load.errors:
+        if self._waits and not self._load.errors:
             self._load.errors.append(f"the connection ended: {error}")
         if not self.done.done():
             self.done.set_result(None)
