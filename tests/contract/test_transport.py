@@ -63,8 +63,10 @@ class Source:
             process.wait()
 
     def freeze(self) -> None:
+        """Returns when all its threads stand still: one that has not heard yet may answer a read."""
         for process in self.processes:
             os.kill(process.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
     def thaw(self) -> None:
         for process in self.processes:
