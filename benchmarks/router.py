@@ -1,6 +1,6 @@
 """What a router costs: CPU, added latency and memory, beside other routers with the same load.
 
-    python -m benchmarks.router [--peers PYTHON] [--gap-seconds G] [--rounds N] [--only NAME,…]
+    python -m benchmarks.router [--peers PYTHON] [--gap-seconds G] [--rounds N]
 
 Chats of 512 tokens that no cache has seen, 16 streamed tokens each, at concurrency 1, 32 and 128,
 behind each router in turn, round by round, with mock workers that give a token every
@@ -140,7 +140,8 @@ def main() -> None:
         for router in running:
             measure(router, prompts.requests(WARM_UP), 32)
         for _ in range(options.rounds):
-            for concurrency, count in REQUESTS.items():
+            for concurrency in map(int, options.concurrency.split(",")):
+                count = REQUESTS[concurrency]
                 for router in running:
                     made = measure(router, prompts.requests(count), concurrency)
                     figures[router.name, concurrency].append(made)
@@ -174,6 +175,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, help="an interpreter that has the other routers")
     parser.add_argument("--gap-seconds", type=float, default=0.0)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--concurrency", default="1,32,128", help="some of them")
     parser.add_argument("--only", help="names, with commas between them")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
