@@ -342,7 +342,7 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_users_by_time_go_round(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.cli.bench.load.CLOSED_REQUESTS", 3)
     with fake_server() as server:
-        found = told(ask("--url", server.url, "--concurrency", "2", "--duration", "0.5",
+        found = told(ask("--url", server.url, "--concurrency", "2", "--duration", "1.5",
                          "--output-tokens", "2", "--json"))  # fmt: skip
         contents = [body["messages"][0]["content"] for body in server.asked]
     assert found["completed"] > 4
