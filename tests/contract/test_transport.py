@@ -63,7 +63,7 @@ class Source:
             process.wait()
 
     def freeze(self) -> None:
-        """Returns when all its threads stand still: one that has not heard yet may answer a read."""
+        """Returns when all its threads stand still: one that has not heard yet may answer."""
         for process in self.processes:
             os.kill(process.pid, signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
