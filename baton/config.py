@@ -8,22 +8,33 @@ one, fail at start-up with what would be right. Nothing else reads the environme
 import difflib
 import json
 import os
-import re
 import secrets
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_settings import (
     BaseSettings,
-    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
 
-from baton.core.order import ORDERS
 from baton.errors import Invalid
+from baton.values import (
+    AsSize,
+    AsSwitch,
+    Count,
+    Order,
+    Origins,
+    Pairs,
+    Port,
+    RayAddress,
+    Seconds,
+    Size,
+    SizeOrNone,
+    Transports,
+)
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -31,90 +42,6 @@ PREFIX = "BATON_"
 CONFIG_VARIABLE, HOME_VARIABLE = "BATON_CONFIG", "BATON_HOME"
 SECRETS = {"cluster_secret", "api_keys", "admin_key", "tenant_secret", "redis_url"}
 """Never shown in an error."""
-
-TRANSPORTS = ("shm", "nixl", "grpc")
-
-_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
-
-
-def _size(value: Any) -> Any:
-    """Bytes from a number, or from a text like ``512MiB``."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+)\s*([KMG]?I?)B?", value.strip().upper())
-    if match is None:
-        raise ValueError("must be a number of bytes, like 536870912 or 512MiB")
-    return int(match[1]) * _SUFFIXES[match[2]]
-
-
-def _names(value: Any) -> Any:
-    """A list from a text with commas."""
-    if isinstance(value, str):
-        return tuple(part.strip() for part in value.split(",") if part.strip())
-    return value
-
-
-def _transports(value: Any) -> Any:
-    """Names, or ``auto`` for none in particular."""
-    names = _names(value)
-    if names in (("auto",), ["auto"]):
-        return ()
-    if isinstance(names, (tuple, list)):
-        for name in names:
-            if name not in TRANSPORTS:
-                raise ValueError(f"must be auto, or some of {','.join(TRANSPORTS)}")
-    return names
-
-
-def _switch(value: Any) -> Any:
-    """YAML reads on and off as true and false."""
-    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
-
-
-def _order(value: str) -> str:
-    if value not in ORDERS:
-        raise ValueError(f"must be one of {', '.join(ORDERS)}")
-    return value
-
-
-def _ray_address(value: str) -> str:
-    if value != "auto" and not re.fullmatch(r"([^\s/:]+|\[[0-9a-fA-F:]+\]):\d{1,5}", value):
-        raise ValueError("must be auto, or HOST:PORT of a running Ray")
-    return value
-
-
-def _pairs(value: Any) -> Any:
-    """A mapping from JSON, or from a text like ``key=tenant,key2=tenant2``."""
-    if not isinstance(value, str):
-        return value
-    if value.lstrip().startswith("{"):
-        try:
-            return json.loads(value)
-        except ValueError as error:
-            raise ValueError(f"must be a JSON object or key=tenant,…: {error}") from error
-    pairs = [part.partition("=") for part in _names(value)]
-    if not all(key and tenant for key, _, tenant in pairs):
-        raise ValueError("must look like key=tenant,key2=tenant2")
-    return {key: tenant for key, _, tenant in pairs}
-
-
-def _origins(value: Any) -> Any:
-    """Where web pages come from, as browsers write it; ``*`` for all."""
-    names = _names(value)
-    for name in names if isinstance(names, (tuple, list)) else ():
-        if name != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", str(name)):
-            raise ValueError("must be *, or origins like https://chat.example.com, without a path")
-    return names
-
-
-Size = Annotated[int, BeforeValidator(_size), Field(gt=0)]
-SizeOrNone = Annotated[int, BeforeValidator(_size), Field(ge=0)]
-Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
-Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
-Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
-Count = Annotated[int, Field(gt=0)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0)]
 
 
 class Settings(BaseSettings):
@@ -155,7 +82,7 @@ class Settings(BaseSettings):
     hung_seconds: Annotated[float, Field(ge=0)] = 20.0
     """Without a sign of life (one a second) until a process that has served is killed and started
     again; 0: never."""
-    ray_address: Annotated[str, AfterValidator(_ray_address)] | None = None
+    ray_address: RayAddress | None = None
     """``auto`` or HOST:PORT of a running Ray; None: one of its own, on this machine."""
     ray_worker_cpus: Annotated[float, Field(gt=0)] = 0.25
     """What a worker takes of its node's CPUs, as Ray counts them. It bounds how many workers a
@@ -164,7 +91,7 @@ class Settings(BaseSettings):
     """None: one where workers compute on CUDA, else none."""
 
     # Their size
-    autoscale: Annotated[Literal["off", "dry_run", "on"], BeforeValidator(_switch)] = "off"
+    autoscale: Annotated[Literal["off", "dry_run", "on"], AsSwitch] = "off"
     """Whether the pools follow the load; ``dry_run`` only says what it would do."""
     autoscale_pools: Literal["supervisor", "kubernetes"] = "supervisor"
     """Whose pools: the supervisor of ``baton up`` resizes its own; ``kubernetes``: a conductor
@@ -213,7 +140,7 @@ class Settings(BaseSettings):
     max_running: Count = 64
     max_waiting: Count = 1024
     max_model_tokens: Count | None = None
-    prefill_order: Annotated[str, AfterValidator(_order)] = "deadline"
+    prefill_order: Order = "deadline"
     """Whose prompt is computed next: a name in baton/core/order.py."""
     tenant_fairness: bool = True
     """In a queue, the tenant that was given least goes first."""
@@ -279,7 +206,7 @@ class Settings(BaseSettings):
     max_connections: Count = 16_384
     """Of one router; whoever comes then gets a 503. As many as files may be open, if those are
     fewer."""
-    max_header_bytes: Annotated[int, BeforeValidator(_size), Field(ge=1024)] = 32 * 2**10
+    max_header_bytes: Annotated[int, AsSize, Field(ge=1024)] = 32 * 2**10
     """Of a request's line and headers together."""
     max_headers: Annotated[int, Field(ge=8)] = 100
     header_seconds: Seconds = 10.0

@@ -1,0 +1,103 @@
+"""Values of settings: how each is read from a text, and what it may be.
+
+Each parser takes what a flag, a variable or a YAML file gave, and raises ValueError saying what
+would be right.
+"""
+
+import json
+import re
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_settings import NoDecode
+
+from baton.core.order import ORDERS
+
+TRANSPORTS = ("shm", "nixl", "grpc")
+
+_SUFFIXES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "KI": 2**10, "MI": 2**20, "GI": 2**30}
+
+
+def _size(value: Any) -> Any:
+    """Bytes from a number, or from a text like ``512MiB``."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+)\s*([KMG]?I?)B?", value.strip().upper())
+    if match is None:
+        raise ValueError("must be a number of bytes, like 536870912 or 512MiB")
+    return int(match[1]) * _SUFFIXES[match[2]]
+
+
+def _names(value: Any) -> Any:
+    """A list from a text with commas."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",") if part.strip())
+    return value
+
+
+def _transports(value: Any) -> Any:
+    """Names, or ``auto`` for none in particular."""
+    names = _names(value)
+    if names in (("auto",), ["auto"]):
+        return ()
+    if isinstance(names, (tuple, list)):
+        for name in names:
+            if name not in TRANSPORTS:
+                raise ValueError(f"must be auto, or some of {','.join(TRANSPORTS)}")
+    return names
+
+
+def _switch(value: Any) -> Any:
+    """YAML reads on and off as true and false."""
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+def _known_order(value: str) -> str:
+    if value not in ORDERS:
+        raise ValueError(f"must be one of {', '.join(ORDERS)}")
+    return value
+
+
+def _reachable_ray(value: str) -> str:
+    if value != "auto" and not re.fullmatch(r"([^\s/:]+|\[[0-9a-fA-F:]+\]):\d{1,5}", value):
+        raise ValueError("must be auto, or HOST:PORT of a running Ray")
+    return value
+
+
+def _pairs(value: Any) -> Any:
+    """A mapping from JSON, or from a text like ``key=tenant,key2=tenant2``."""
+    if not isinstance(value, str):
+        return value
+    if value.lstrip().startswith("{"):
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise ValueError(f"must be a JSON object or key=tenant,…: {error}") from error
+    pairs = [part.partition("=") for part in _names(value)]
+    if not all(key and tenant for key, _, tenant in pairs):
+        raise ValueError("must look like key=tenant,key2=tenant2")
+    return {key: tenant for key, _, tenant in pairs}
+
+
+def _origins(value: Any) -> Any:
+    """Where web pages come from, as browsers write it; ``*`` for all."""
+    names = _names(value)
+    for name in names if isinstance(names, (tuple, list)) else ():
+        if name != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s?#]+", str(name)):
+            raise ValueError("must be *, or origins like https://chat.example.com, without a path")
+    return names
+
+
+AsSize, AsSwitch = BeforeValidator(_size), BeforeValidator(_switch)
+"""For types that have a condition of their own beside."""
+
+Size = Annotated[int, AsSize, Field(gt=0)]
+SizeOrNone = Annotated[int, AsSize, Field(ge=0)]
+Count = Annotated[int, Field(gt=0)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0)]
+Order = Annotated[str, AfterValidator(_known_order)]
+RayAddress = Annotated[str, AfterValidator(_reachable_ray)]
+Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
+Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
+Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
