@@ -69,6 +69,8 @@ class RequestSpec:
     ``first_token_seconds`` is what the first token may take from the arrival at a worker, beside
     what the prompt takes by itself; 0 when there is no such wish. ``tenant`` names whose it is: a
     tenant may have several salts, or share one. ``weight`` is the tenant's share beside others.
+    ``trace`` names the span that this placement belongs to (:mod:`baton.core.trace`), and is empty
+    where none is wanted.
     """
 
     request_id: RequestId
@@ -82,6 +84,7 @@ class RequestSpec:
     tenant: bytes = b""
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
+    trace: str = ""
 
     @property
     def owner(self) -> bytes:

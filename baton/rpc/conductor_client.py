@@ -27,6 +27,7 @@ async def ask_placement(
     excluded: Iterable[str],
     model: str,
     timeout_seconds: float,
+    trace: str = "",
     stream: PlacementStream | None = None,
 ) -> Placement:
     """Over ``stream``, if there is one, else by a call of its own. Raises what the conductor does,
@@ -40,6 +41,7 @@ async def ask_placement(
         block_keys=block_keys,
         excluded_worker_ids=sorted(excluded),
         model=model,
+        trace=trace,
     )
     if stream is not None:
         return await stream.ask(request, timeout_seconds)

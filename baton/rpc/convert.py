@@ -19,6 +19,7 @@ from baton.core.request import (
 )
 from baton.core.store import StoreHint
 from baton.core.tenant import TAG_BYTES
+from baton.core.trace import TRACEPARENT_LENGTH
 from baton.errors import Invalid
 from baton.rpc.v1 import common_pb2 as pb
 
@@ -117,6 +118,7 @@ def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
         tenant=spec.tenant,
         priority=spec.priority,
         weight=spec.weight,
+        trace=spec.trace,
     )
 
 
@@ -143,6 +145,7 @@ def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
         tenant=message.tenant,
         priority=Priority(message.priority),
         weight=message.weight or 1.0,
+        trace=message.trace if len(message.trace) == TRACEPARENT_LENGTH else "",
     )
 
 

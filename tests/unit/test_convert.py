@@ -30,12 +30,13 @@ SPEC = RequestSpec(
     tenant=b"tag",
     priority=Priority.BATCH,
     weight=2.5,
+    trace="00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
 )
 
 
 def test_a_request_comes_out_as_it_went_in() -> None:
     assert spec_from_proto(spec_to_proto(SPEC)) == SPEC
-    without = replace(SPEC, first_token_seconds=0.0)
+    without = replace(SPEC, first_token_seconds=0.0, trace="")
     assert spec_from_proto(spec_to_proto(without)) == without
 
 

@@ -1,0 +1,47 @@
+"""Names of spans, as they travel between processes: W3C Trace Context, ``traceparent``."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+TRACEPARENT_LENGTH = 55
+_FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_SAMPLED = 1
+SPAN_ID_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TraceContext:
+    """One span of one trace: 32 and 16 lower hexadecimal digits, neither all zero."""
+
+    trace_id: str
+    span_id: str
+    sampled: bool = True
+
+    @property
+    def traceparent(self) -> str:
+        return f"00-{self.trace_id}-{self.span_id}-{int(self.sampled):02x}"
+
+    def child(self, *names: object) -> "TraceContext":
+        """The span of that name below this one. Equal names give equal ids in every process, so a
+        span can be named to others before it has begun, and be told of when it is over."""
+        text = "/".join((self.span_id, *map(str, names)))
+        digest = hashlib.blake2b(
+            text.encode(), digest_size=SPAN_ID_BYTES, key=self.trace_id.encode()
+        )
+        return TraceContext(self.trace_id, digest.hexdigest(), self.sampled)
+
+
+def parse_traceparent(text: str) -> TraceContext | None:
+    """None for what is none: whoever sends that begins no trace, and is not refused for it. A later
+    version of the format may have more at its end."""
+    match = _FORM.fullmatch(text)
+    if match is None:
+        return None
+    version, trace_id, span_id, flags = match.groups()
+    is_longer = len(text) > TRACEPARENT_LENGTH
+    if version == "ff" or (version == "00" and is_longer):
+        return None
+    if not trace_id.strip("0") or not span_id.strip("0"):
+        return None
+    return TraceContext(trace_id, span_id, bool(int(flags, 16) & _SAMPLED))

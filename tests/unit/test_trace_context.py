@@ -1,0 +1,59 @@
+"""Names of spans: the W3C's own rules, and ids that every process derives alike."""
+
+import pytest
+
+from baton.core.trace import TRACEPARENT_LENGTH, TraceContext, parse_traceparent
+
+TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+GIVEN = f"00-{TRACE_ID}-{SPAN_ID}-01"
+
+
+def test_what_is_written_is_read() -> None:
+    context = parse_traceparent(GIVEN)
+    assert context == TraceContext(TRACE_ID, SPAN_ID, sampled=True)
+    assert context.traceparent == GIVEN
+    assert len(GIVEN) == TRACEPARENT_LENGTH
+
+
+@pytest.mark.parametrize(
+    ("flags", "sampled"), [("00", False), ("01", True), ("02", False), ("03", True)]
+)
+def test_only_one_flag_says_whether_it_is_recorded(flags: str, sampled: bool) -> None:
+    context = parse_traceparent(GIVEN[:-2] + flags)
+    assert context is not None and context.sampled is sampled
+
+
+def test_a_later_version_may_say_more() -> None:
+    later = parse_traceparent(f"01-{TRACE_ID}-{SPAN_ID}-01-what-comes")
+    assert later == TraceContext(TRACE_ID, SPAN_ID)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "00",
+        f"ff-{TRACE_ID}-{SPAN_ID}-01",
+        f"00-{TRACE_ID}-{SPAN_ID}-01-more",
+        f"00-{TRACE_ID.upper()}-{SPAN_ID}-01",
+        f"00-{'0' * 32}-{SPAN_ID}-01",
+        f"00-{TRACE_ID}-{'0' * 16}-01",
+        f"00-{TRACE_ID[:-1]}-{SPAN_ID}-01",
+        f"00-{TRACE_ID}-{SPAN_ID}-1",
+        f" {GIVEN}",
+        f"{GIVEN}\n",
+    ],
+)
+def test_anything_else_is_no_trace(text: str) -> None:
+    assert parse_traceparent(text) is None
+
+
+def test_a_child_has_the_same_name_everywhere_and_no_other_has_it() -> None:
+    """The digits are written down: another process, or a later version, must get them, too."""
+    root = TraceContext(TRACE_ID, SPAN_ID)
+    assert root.child("attempt", 1).span_id == root.child("attempt", "1").span_id
+    ids = {root.child(*names).span_id for names in [("a",), ("b",), ("a", 1), ("a", 2)]}
+    assert len(ids) == 4
+    assert root.child("a").trace_id == TRACE_ID
+    elsewhere = TraceContext("1" * 32, SPAN_ID)
+    assert elsewhere.child("a").span_id != root.child("a").span_id
