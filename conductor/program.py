@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncIterator
 
 import grpc.aio
+from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
@@ -33,6 +34,7 @@ class ConductorProgram:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
+        self.metrics = CollectorRegistry()
         self._generation = Generation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"conductor-{os.getpid()}")
         self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)

@@ -47,7 +47,7 @@ class KvStoreProgram:
         self._index = RedisKvIndex(url, settings.cluster)
         self._server: grpc.aio.Server | None = None
         self._disk: DiskTier | None = None
-        self._metrics = StoreMetrics()
+        self.metrics = StoreMetrics()
         self._door: DoorServer | None = None
         self._door_address = ""
         self._state = WorkerState.READY
@@ -86,7 +86,7 @@ class KvStoreProgram:
         self._publisher = Publisher(holder, self._node, self._index, self._clock)
         await self._open_door()
         if settings.metrics_port is not None:
-            self._metrics.serve(settings.grpc_host, settings.metrics_port)
+            self.metrics.serve(settings.grpc_host, settings.metrics_port)
         self._server = build_server(settings.cluster_secret)
         add_kvstore_service(self._server, self._node)
         port = await listen(self._server, settings.grpc_host, settings.grpc_port)
@@ -137,7 +137,7 @@ class KvStoreProgram:
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             self._node.sweep()
-            self._metrics.stats = self._node.stats(check=False)
+            self.metrics.stats = self._node.stats(check=False)
 
     def _member(self) -> Member:
         return Member(

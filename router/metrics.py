@@ -11,12 +11,12 @@ GAP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
 
 
 class Metrics:
-    """One per router program; :meth:`render` is what ``/metrics`` answers."""
+    """One per router program, in ``registry``; :meth:`render` is what ``/metrics`` answers."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
+        registry = self.registry = CollectorRegistry()
         self.tenants = TenantMetrics(registry)
         self.requests = Counter(
             "baton_requests_total",
@@ -111,7 +111,7 @@ class Metrics:
         self.refusals.labels(reason).inc()
 
     def render(self) -> bytes:
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def _note_seconds(self, record: JourneyRecord) -> None:
         if record.total_seconds is not None:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
@@ -27,6 +28,7 @@ from router.cluster import Cluster
 from router.conductors import ConductorPlacer
 from router.journey import Guide, JourneyConfig
 from router.links import GrpcLinks
+from router.metrics import Metrics
 from router.peers import Peers
 from router.pinner import GrpcStores, Pinner
 from router.placement import FirstThatAnswers
@@ -54,6 +56,7 @@ class RouterProgram:
         self._id = WorkerId(settings.id or f"router-{os.getpid()}")
         self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
         self._links = GrpcLinks(settings.cluster_secret)
+        self._metrics = Metrics()
         self._usage = RedisUsage(settings.needs_redis_url, settings.cluster)
         self._tenancy: Tenancy | None = None
         self._conductors: ConductorPlacer | None = None
@@ -123,6 +126,10 @@ class RouterProgram:
         """host:port that reach this router, from ``start`` on."""
         return self._ports.address if self._ports is not None else ""
 
+    @property
+    def metrics(self) -> CollectorRegistry:
+        return self._metrics.registry
+
     # -- parts ----------------------------------------------------------------------------
 
     def _build_cluster(self, model: ModelConfig) -> Cluster:
@@ -159,6 +166,7 @@ class RouterProgram:
             guide=Guide(placer, self._links, self._clock, _journey_config(settings)),
             doorkeeper=Doorkeeper(settings.api_keys, settings.admin_key),
             clock=self._clock,
+            metrics=self._metrics,
             usage=self._usage,
             pinner=self._pinner,
             peers=Peers(self._id, self._cluster, settings.tls_certificate),

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Protocol
 
 import structlog
+from prometheus_client.registry import Collector
 
 from baton.errors import BatonError
 from baton.runtime.status import BEAT_SECONDS, STATUS, Report
@@ -36,6 +37,14 @@ class Program(Protocol):
     @property
     def address(self) -> str:
         """host:port, from ``start`` on."""
+        ...
+
+    @property
+    def metrics(self) -> Collector:
+        """What ``GET /metrics`` of the ops server tells: a CollectorRegistry of the program's own,
+        in which its parts register what they count, or one collector. It is there from the
+        beginning, and collected from a thread of the ops server, at any time: a collector reads
+        what is replaced as a whole, and neither waits nor awaits."""
         ...
 
     async def start(self) -> None: ...

@@ -7,6 +7,7 @@ from functools import partial
 
 import grpc.aio
 import structlog
+from prometheus_client import CollectorRegistry
 
 from baton.checkpoint import load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
@@ -55,6 +56,7 @@ class WorkerProgram:
         self._settings = settings
         self._role = role
         self._clock = clock or SystemClock()
+        self.metrics = CollectorRegistry()
         self._generation = Generation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"{role.value}-{os.getpid()}")
         url = settings.needs_redis_url

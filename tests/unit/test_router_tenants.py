@@ -64,7 +64,7 @@ def of(name: str) -> dict[str, str]:
 
 
 def metric(house: House, name: str, **labels: str) -> float | None:
-    return house.service.metrics._registry.get_sample_value(name, labels)
+    return house.service.metrics.registry.get_sample_value(name, labels)
 
 
 async def test_limits_are_told_with_every_answer(tokenizer: Tokenizer) -> None:

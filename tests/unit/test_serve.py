@@ -5,6 +5,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from baton.errors import BatonError, Invalid, Unavailable
 from baton.runtime import serve as serve_module
@@ -32,6 +33,7 @@ class Fake:
     """Each phase does what it is told; ``calls`` says which were begun."""
 
     address = "127.0.0.1:1"
+    metrics = CollectorRegistry()
 
     def __init__(self, **acts: Act) -> None:
         self._acts = {"start": at_once, "run": never, "drain": at_once, "stop": at_once, **acts}

@@ -6,6 +6,7 @@ import os
 
 import grpc.aio
 import structlog
+from prometheus_client import CollectorRegistry
 
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
@@ -38,6 +39,7 @@ class MockProgram:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
+        self.metrics = CollectorRegistry()
         self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
         self._host = host_id()
         self._workers: list[MockWorker] = []
