@@ -24,6 +24,7 @@ from baton.errors import Invalid
 from baton.values import (
     AsSize,
     AsSwitch,
+    CollectorUrl,
     Count,
     Order,
     Origins,
@@ -70,6 +71,8 @@ class Settings(BaseSettings):
     tls_key: str | None = None
     grpc_host: str = "127.0.0.1"
     grpc_port: Port = 0
+    line_port: Port = 0
+    """Of lines: routers reach workers and conductors there without gRPC, at ``grpc_host``."""
     advertise_address: str | None = None
 
     # Pools of `baton up`
@@ -245,6 +248,11 @@ class Settings(BaseSettings):
     # Metrics and logs
     metrics_port: Port | None = None
     """Of roles without HTTP of their own (kvstore), at grpc_host; None: no metrics."""
+    trace_endpoint: CollectorUrl | None = None
+    """Of an OpenTelemetry collector (OTLP/gRPC): http in plain text, https with TLS. None: no
+    traces."""
+    trace_sample: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of the requests that are traced, of those whose client has not decided."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 

@@ -64,6 +64,12 @@ def _reachable_ray(value: str) -> str:
     return value
 
 
+def _collector_url(value: str) -> str:
+    if not re.fullmatch(r"https?://([^\s/:@]+|\[[0-9a-fA-F:]+\])(:\d{1,5})?/?", value):
+        raise ValueError("must be the URL of an OTLP/gRPC collector, like http://collector:4317")
+    return value
+
+
 def _pairs(value: Any) -> Any:
     """A mapping from JSON, or from a text like ``key=tenant,key2=tenant2``."""
     if not isinstance(value, str):
@@ -98,6 +104,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
 Order = Annotated[str, AfterValidator(_known_order)]
 RayAddress = Annotated[str, AfterValidator(_reachable_ray)]
+CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]

@@ -86,6 +86,9 @@ def test_flags_that_were_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
         ("slo_token_gap_seconds", "0", "slo_token_gap_seconds is '0'"),
         ("admission", "perhaps", "admission"),
         ("slo_token_gap_seconds", "inf", "slo_token_gap_seconds is 'inf'"),
+        ("trace_endpoint", "collector:4317", "trace_endpoint .*like http://collector:4317"),
+        ("trace_endpoint", "http://collector/v1/traces", "trace_endpoint .*OTLP/gRPC collector"),
+        ("trace_sample", "10", "trace_sample is '10': input should be less than or equal to 1"),
     ],
 )
 def test_wrong_values_name_key_value_and_what_is_right(

@@ -1,0 +1,139 @@
+"""A collector of traces in this process: takes OTLP/gRPC, and keeps what it gets."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import Condition
+
+import grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as pb
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as pb_grpc
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A span as it arrived; times in nanoseconds since 1970."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    name: str
+    service: str
+    instance: str
+    begin: int
+    end: int
+    attributes: dict[str, str | int | float | bool]
+    events: tuple[str, ...]
+    error: str
+
+
+class Collector(pb_grpc.TraceServiceServicer):
+    """:attr:`spans` grows; :meth:`wait` until it is as wanted."""
+
+    def __init__(self) -> None:
+        self.spans: list[Received] = []
+        self._changed = Condition()
+
+    def Export(
+        self, request: pb.ExportTraceServiceRequest, context: grpc.ServicerContext
+    ) -> pb.ExportTraceServiceResponse:
+        with self._changed:
+            self.spans.extend(_received(request))
+            self._changed.notify_all()
+        return pb.ExportTraceServiceResponse()
+
+    def wait(self, names: Counter[str], trace_id: str, seconds: float) -> list[Received]:
+        """The spans of that trace, once there are that many of each name; what there is after
+        ``seconds``."""
+
+        def complete() -> bool:
+            return not names - Counter(span.name for span in self.of(trace_id))
+
+        with self._changed:
+            self._changed.wait_for(complete, seconds)
+            return self.of(trace_id)
+
+    def of(self, trace_id: str) -> list[Received]:
+        return [span for span in self.spans if span.trace_id == trace_id]
+
+
+@dataclass(slots=True)
+class Tree:
+    """The spans of one trace. A parent that is nowhere makes an orphan, but for one that the client
+    has named."""
+
+    spans: list[Received]
+    client_span: str = ""
+    _children: dict[str, list[Received]] = field(default_factory=lambda: defaultdict(list))
+
+    def __post_init__(self) -> None:
+        for span in sorted(self.spans, key=lambda span: (span.begin, span.name)):
+            self._children[span.parent_id].append(span)
+
+    @property
+    def roots(self) -> list[Received]:
+        return self._children[self.client_span]
+
+    @property
+    def orphans(self) -> list[Received]:
+        known = {span.span_id for span in self.spans} | {self.client_span}
+        return [span for span in self.spans if span.parent_id not in known]
+
+    def below(self, span: Received) -> list[Received]:
+        return self._children[span.span_id]
+
+    def describe(self) -> str:
+        """One line per span, indented below its parent."""
+        return "\n".join(line for root in self.roots for line in self._lines(root, 0))
+
+    def _lines(self, span: Received, depth: int) -> Iterator[str]:
+        millis = (span.end - span.begin) / 1e6
+        yield f"{'  ' * depth}{span.name}  {span.instance}  {millis:.2f} ms  {span.error}".rstrip()
+        for child in self.below(span):
+            yield from self._lines(child, depth + 1)
+
+
+@contextmanager
+def collecting(port: int = 0) -> Iterator[tuple[Collector, str]]:
+    """A collector that listens on loopback, and its URL."""
+    collector = Collector()
+    server = grpc.server(ThreadPoolExecutor(4))
+    pb_grpc.add_TraceServiceServicer_to_server(collector, server)  # type: ignore[no-untyped-call]
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
+    server.start()
+    try:
+        yield collector, f"http://127.0.0.1:{port}"
+    finally:
+        server.stop(0).wait()
+
+
+def _received(request: pb.ExportTraceServiceRequest) -> Iterator[Received]:
+    for group in request.resource_spans:
+        resource = {each.key: each.value.string_value for each in group.resource.attributes}
+        for scope in group.scope_spans:
+            for span in scope.spans:
+                yield Received(
+                    span.trace_id.hex(),
+                    span.span_id.hex(),
+                    span.parent_span_id.hex(),
+                    span.name,
+                    resource.get("service.name", ""),
+                    resource.get("service.instance.id", ""),
+                    span.start_time_unix_nano,
+                    span.end_time_unix_nano,
+                    {each.key: _plain(each.value) for each in span.attributes},
+                    tuple(event.name for event in span.events),
+                    span.status.message
+                    if span.status.code == span.status.STATUS_CODE_ERROR
+                    else "",
+                )
+
+
+def _plain(value: AnyValue) -> str | int | float | bool:
+    kind = value.WhichOneof("value")
+    assert kind in ("string_value", "int_value", "double_value", "bool_value"), kind
+    plain: str | int | float | bool = getattr(value, kind)
+    return plain
