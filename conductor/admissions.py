@@ -11,11 +11,12 @@ WINDOW_REQUESTS = 1024
 RENEW_REQUESTS = 64
 """Between two looks at what is long and what is short."""
 
-LARGE_PERCENT = 98
+LARGE_PERCENT = 99.5
 """Of prompts are shorter than a large one."""
 
-WEIGHT = 0.01
-"""Of the newest request in a quarter's share: about the last hundred count."""
+WEIGHT = 0.003
+"""Of the newest request in a quarter's share: about the last three hundred count. With a hundred,
+which quarter fares worst is mostly chance."""
 
 
 class Admissions:

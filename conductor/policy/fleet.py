@@ -181,7 +181,7 @@ class Admitted:
     edges_tokens: tuple[int, ...] = ()
     shares: tuple[float, ...] = (1.0,)
     large_tokens: int = 0
-    """98 of 100 are shorter."""
+    """199 of 200 are shorter."""
 
     def advantage(self, num_tokens: int) -> float:
         """How much more often such prompts are let in than those that fare worst."""
