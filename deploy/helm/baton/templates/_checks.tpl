@@ -1,0 +1,2 @@
+{{- define "baton.checks" -}}
+{{- end -}}

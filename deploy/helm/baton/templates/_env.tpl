@@ -1,0 +1,106 @@
+{{/* One variable for each of a map of Baton's settings. Lists are told with commas. */}}
+{{- define "baton.settingsEnv" -}}
+{{- range $name, $value := . }}
+- name: BATON_{{ $name | upper }}
+{{- if kindIs "slice" $value }}
+  value: {{ join "," $value | quote }}
+{{- else if kindIs "map" $value }}
+  value: {{ toJson $value | quote }}
+{{- else if kindIs "float64" $value }}
+  value: {{ toJson $value | quote }}
+{{- else }}
+  value: {{ toString $value | quote }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.secretEnv" -}}
+- name: {{ .name }}
+  valueFrom:
+    secretKeyRef:
+      name: {{ .secret }}
+      key: {{ .key }}
+{{- end -}}
+
+{{- define "baton.fieldEnv" -}}
+- name: {{ .name }}
+  valueFrom:
+    fieldRef:
+      fieldPath: {{ .path }}
+{{- end -}}
+
+{{/*
+Who a process is, and where. Its identity is the pod's UID: names are used again. Variables that others refer to
+come first.
+*/}}
+{{- define "baton.identityEnv" -}}
+{{ include "baton.fieldEnv" (dict "name" "POD_NAME" "path" "metadata.name") }}
+{{ include "baton.fieldEnv" (dict "name" "POD_UID" "path" "metadata.uid") }}
+{{ include "baton.fieldEnv" (dict "name" "POD_IP" "path" "status.podIP") }}
+{{ include "baton.fieldEnv" (dict "name" "NODE_NAME" "path" "spec.nodeName") }}
+- name: BATON_ID
+  value: $(POD_NAME).$(POD_UID)
+- name: BATON_ADVERTISE_ADDRESS
+  value: $(POD_IP)
+- name: BATON_CONFIG
+  value: /etc/baton/baton.yaml
+- name: BATON_HOME
+  value: /var/lib/baton
+- name: HOME
+  value: /var/lib/baton
+{{- end -}}
+
+{{/* The way to Redis, and its password. Takes the root. */}}
+{{- define "baton.redisEnv" -}}
+{{- if .Values.redis.enabled -}}
+{{ include "baton.secretEnv" (dict "name" "REDIS_PASSWORD" "secret" (include "baton.secretName" .) "key" "redis-password") }}
+- name: BATON_REDIS_URL
+  value: redis://:$(REDIS_PASSWORD)@{{ include "baton.fullname" . }}-redis:6379/0
+{{- else if .Values.redis.external.existingSecret -}}
+{{ include "baton.secretEnv" (dict "name" "BATON_REDIS_URL" "secret" .Values.redis.external.existingSecret "key" .Values.redis.external.urlKey) }}
+{{- else -}}
+- name: BATON_REDIS_URL
+  value: {{ .Values.redis.external.url | quote }}
+{{- end -}}
+{{- end -}}
+
+{{/* Where the model is, for roles that need it. Takes root and model. */}}
+{{- define "baton.modelEnv" -}}
+{{- if eq .model.source "hub" }}
+- name: BATON_MODEL
+  value: {{ .model.hub.id | quote }}
+- name: HF_HOME
+  value: /var/cache/huggingface
+{{- with .model.hub.existingSecret }}
+{{ include "baton.secretEnv" (dict "name" "HF_TOKEN" "secret" . "key" $.model.hub.tokenKey) }}
+{{- end }}
+{{- else if ne .model.source "demo" }}
+- name: BATON_MODEL
+  value: {{ list "/models" (trimAll "/" .model.path) | compact | join "/" | quote }}
+{{- end }}
+{{- with .model.servedName }}
+- name: BATON_SERVED_MODEL_NAME
+  value: {{ . | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* All variables of a container of ours. Takes the context of a pod. */}}
+{{- define "baton.env" -}}
+{{ include "baton.identityEnv" . }}
+{{ include "baton.secretEnv" (dict "name" "BATON_CLUSTER_SECRET" "secret" (include "baton.secretName" .root) "key" "cluster-secret") }}
+{{ include "baton.redisEnv" .root }}
+- name: BATON_DRAIN_SECONDS
+  value: {{ .v.drainSeconds | quote }}
+{{- with .model }}
+{{- include "baton.modelEnv" (dict "root" $.root "model" .) }}
+{{- end }}
+{{- with .settings }}
+{{- include "baton.settingsEnv" . }}
+{{- end }}
+{{- with .env }}
+{{ . }}
+{{- end }}
+{{- with .v.extraEnv }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}

@@ -1,0 +1,13 @@
+{{/* An image's reference. Takes root, and kind: cpu, cuda or valkey. A digest wins over a tag. */}}
+{{- define "baton.image" -}}
+{{- $images := .root.Values.images -}}
+{{- $image := get $images .kind -}}
+{{- $registry := $image.registry | default (ternary "" $images.registry (eq .kind "valkey")) -}}
+{{- with $registry }}{{ . }}/{{ end }}{{ $image.repository }}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default .root.Chart.AppVersion }}{{ end -}}
+{{- end -}}
+
+{{/* Which of our images a pool's pods run. */}}
+{{- define "baton.poolImageKind" -}}
+{{- if eq .v.image "auto" -}}{{ ternary "cuda" "cpu" (gt (int .v.gpu.count) 0) }}{{- else -}}{{ .v.image }}{{- end -}}
+{{- end -}}

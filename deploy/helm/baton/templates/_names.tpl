@@ -1,0 +1,55 @@
+{{/*
+Names. The longest thing that is derived from the full name is a pool's (20 characters at most) with its
+hyphen, so 42 are left of the 63 that a Service may have; a StatefulSet's revision label needs 11 more than its
+name, which fits.
+*/}}
+{{- define "baton.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 42 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | trunc 42 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" (.Release.Name | trunc (int (sub 41 (len $name))) | trimSuffix "-") $name | trunc 42 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* The cluster's name: what its keys in Redis begin with, and the label by which its pods are found. */}}
+{{- define "baton.cluster" -}}
+{{- .Values.cluster | default (include "baton.fullname" .) -}}
+{{- end -}}
+
+{{/* Of everything but the conductor. */}}
+{{- define "baton.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (include "baton.fullname" .) -}}
+{{- end -}}
+
+{{- define "baton.conductorServiceAccountName" -}}
+{{- .Values.conductor.serviceAccount.name | default (printf "%s-conductor" (include "baton.fullname" .)) -}}
+{{- end -}}
+
+{{- define "baton.secretName" -}}
+{{- .Values.secrets.existingSecret | default (printf "%s-secrets" (include "baton.fullname" .)) -}}
+{{- end -}}
+
+{{- define "baton.tenantsSecretName" -}}
+{{- .Values.auth.existingSecret | default (printf "%s-tenants" (include "baton.fullname" .)) -}}
+{{- end -}}
+
+{{- define "baton.routerTlsSecretName" -}}
+{{- .Values.tls.router.existingSecret | default (printf "%s-router-tls" (include "baton.fullname" .)) -}}
+{{- end -}}
+
+{{- define "baton.rpcTlsSecretName" -}}
+{{- .Values.tls.rpc.existingSecret | default (printf "%s-rpc-tls" (include "baton.fullname" .)) -}}
+{{- end -}}
+
+{{/* Where clients of this Kubernetes cluster find the router. */}}
+{{- define "baton.url" -}}
+{{- $scheme := ternary "https" "http" .Values.tls.router.enabled -}}
+{{- $port := int .Values.router.service.port -}}
+{{- $usual := ternary 443 80 .Values.tls.router.enabled -}}
+{{- $scheme }}://{{ include "baton.fullname" . }}-router.{{ .Release.Namespace }}{{ if ne $port $usual }}:{{ $port }}{{ end }}
+{{- end -}}

@@ -1,0 +1,180 @@
+{{/*
+The one pod that all roles of ours are made of. Its context:
+  root    the chart's
+  role    router, conductor, prefill, decode or kvstore
+  pool    a pool's key; pools only
+  v       the role's (or pool's) values
+  kind    which image: cpu or cuda
+  model   its values, if the role needs one
+  settings, env, volumes, mounts, ports   what this role has beside the others
+*/}}
+{{- define "baton.podTemplate" -}}
+metadata:
+  labels:
+    {{- include "baton.podLabels" . | nindent 4 }}
+    {{- with .v.podLabels }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  annotations:
+    kubectl.kubernetes.io/default-container: baton
+    checksum/config: {{ include "baton.config" .root | sha256sum }}
+    {{- with .checksums }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+    {{- with .v.podAnnotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  {{- include "baton.podSpec" . | nindent 2 }}
+{{- end -}}
+
+{{- define "baton.podSpec" -}}
+{{ include "baton.podIdentity" . }}
+terminationGracePeriodSeconds: {{ include "baton.graceSeconds" . }}
+{{- with include "baton.scheduling" . | trim }}
+{{ . }}
+{{- end }}
+{{- with .v.initContainers }}
+initContainers:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+containers:
+  - name: baton
+    image: {{ include "baton.image" . | quote }}
+    imagePullPolicy: {{ .root.Values.images.pullPolicy }}
+    command: ["baton", "serve", {{ .role | quote }}]
+    env:
+      {{- include "baton.env" . | nindent 6 }}
+    {{- with .v.extraEnvFrom }}
+    envFrom:
+      {{- toYaml . | nindent 6 }}
+    {{- end }}
+    ports:
+      {{- include "baton.containerPorts" . | nindent 6 }}
+    {{- include "baton.probes" . | nindent 4 }}
+    lifecycle:
+      preStop:
+        exec:
+          command: {{ include "baton.preStop" . }}
+    resources:
+      {{- include "baton.resources" . | nindent 6 }}
+    securityContext:
+      {{- include "baton.containerSecurity" . | nindent 6 }}
+    volumeMounts:
+      {{- include "baton.volumeMounts" . | nindent 6 }}
+  {{- with .v.extraContainers }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+volumes:
+  {{- include "baton.volumes" . | nindent 2 }}
+{{- end -}}
+
+{{/*
+Whose rights it has. Service links would put BATON_ variables into every pod's environment, which Baton refuses as
+settings that it doesn't know.
+*/}}
+{{- define "baton.podIdentity" -}}
+serviceAccountName: {{ ternary (include "baton.conductorServiceAccountName" .root) (include "baton.serviceAccountName" .root) (eq .role "conductor") }}
+automountServiceAccountToken: {{ eq .role "conductor" }}
+enableServiceLinks: false
+{{- with .root.Values.images.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- if and .v.rdma .v.rdma.hostNetwork }}
+hostNetwork: true
+dnsPolicy: ClusterFirstWithHostNet
+{{- end }}
+securityContext:
+  {{- include "baton.podSecurity" . | nindent 2 }}
+{{- end -}}
+
+{{/* Where it runs. A spread that names no pods means its own. */}}
+{{- define "baton.scheduling" -}}
+{{- with .v.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .v.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .v.schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with .v.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .v.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .v.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .v.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{ toYaml . | indent 4 | trim }}
+    {{- if not .labelSelector }}
+    labelSelector:
+      matchLabels:
+        {{- include "baton.selector" $ | nindent 8 }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.containerPorts" -}}
+{{- if eq .role "router" -}}
+- {name: http, containerPort: {{ .root.Values.ports.http }}, protocol: TCP}
+{{- else -}}
+- {name: grpc, containerPort: {{ .root.Values.ports.grpc }}, protocol: TCP}
+- {name: line, containerPort: {{ .root.Values.ports.line }}, protocol: TCP}
+{{- end }}
+- {name: ops, containerPort: {{ .root.Values.ports.ops }}, protocol: TCP}
+{{- end -}}
+
+{{/*
+Three questions at three paths, all answered by the ops server, which is up before the program is. A start may take
+as long as startSeconds while it makes progress; a hang is what livez tells.
+*/}}
+{{- define "baton.probes" -}}
+{{- $probes := .root.Values.probes -}}
+startupProbe:
+  httpGet: {path: /startupz, port: ops}
+  periodSeconds: {{ $probes.startup.periodSeconds }}
+  timeoutSeconds: {{ $probes.startup.timeoutSeconds }}
+  failureThreshold: {{ max 1 (ceil (divf (float64 .v.startSeconds) (float64 $probes.startup.periodSeconds)) | int) }}
+readinessProbe:
+  httpGet: {path: /readyz, port: ops}
+  periodSeconds: {{ $probes.readiness.periodSeconds }}
+  timeoutSeconds: {{ $probes.readiness.timeoutSeconds }}
+  failureThreshold: {{ $probes.readiness.failureThreshold }}
+livenessProbe:
+  httpGet: {path: /livez, port: ops}
+  periodSeconds: {{ $probes.liveness.periodSeconds }}
+  timeoutSeconds: {{ $probes.liveness.timeoutSeconds }}
+  failureThreshold: {{ $probes.liveness.failureThreshold }}
+{{- end -}}
+
+{{/* A router goes on taking requests until its address has left everybody's tables, and drains then. */}}
+{{- define "baton.preStop" -}}
+["baton", "drain", "--self", "--timeout", {{ add (int .root.Values.endpointGraceSeconds) (int .v.drainSeconds) | toString | quote }}]
+{{- end -}}
+
+{{/* What it may use: as given, with GPUs and RDMA devices, which are limits. */}}
+{{- define "baton.resources" -}}
+{{- $limits := deepCopy (.v.resources.limits | default dict) -}}
+{{- with .v.gpu -}}
+{{- if gt (int .count) 0 -}}{{- $_ := set $limits .resourceName (int .count) -}}{{- end -}}
+{{- end -}}
+{{- with .v.rdma -}}
+{{- if .enabled -}}{{- $_ := set $limits .resourceName (int .count) -}}{{- end -}}
+{{- end -}}
+{{- $resources := deepCopy .v.resources -}}
+{{- $_ := set $resources "limits" $limits -}}
+{{- toYaml $resources -}}
+{{- end -}}

@@ -1,0 +1,57 @@
+{{/* All pools that are enabled, with the defaults of all pools below their own values; as JSON. */}}
+{{- define "baton.pools" -}}
+{{- $pools := dict -}}
+{{- range $key, $own := .Values.pools -}}
+{{- $pool := include "baton.overlay" (list $.Values.poolDefaults ($own | default dict)) | fromJson -}}
+{{- if $pool.enabled -}}
+{{- $_ := set $pool "model" (include "baton.overlay" (list $.Values.model ($pool.model | default dict)) | fromJson) -}}
+{{- $_ := set $pool "replicasManagedBy" ($pool.replicasManagedBy | default $.Values.replicasManagedBy) -}}
+{{- $_ := set $pools $key $pool -}}
+{{- end -}}
+{{- end -}}
+{{- $pools | toJson -}}
+{{- end -}}
+
+{{/*
+One map over another, and in turn for the maps in both; as JSON. Unlike mergeOverwrite, false, 0 and ""
+win over what is below them.
+*/}}
+{{- define "baton.overlay" -}}
+{{- $below := index . 0 -}}
+{{- $above := index . 1 -}}
+{{- $both := dict -}}
+{{- range $key, $value := $below -}}{{- $_ := set $both $key $value -}}{{- end -}}
+{{- range $key, $value := $above -}}
+{{- $under := get $below $key -}}
+{{- if and (kindIs "map" $value) (kindIs "map" $under) -}}
+{{- $_ := set $both $key (include "baton.overlay" (list $under $value) | fromJson) -}}
+{{- else if not (kindIs "invalid" $value) -}}
+{{- $_ := set $both $key $value -}}
+{{- end -}}
+{{- end -}}
+{{- $both | toJson -}}
+{{- end -}}
+
+{{/*
+How many. `chart`: what the values say. `external`: what the cluster has now, whoever set it, and what the
+values say where there is none yet (at install, and wherever nothing can be looked up).
+Takes root, name (of the Deployment) and v.
+*/}}
+{{- define "baton.replicas" -}}
+{{- $live := dict -}}
+{{- if eq .v.replicasManagedBy "external" -}}
+{{- $live = lookup "apps/v1" "Deployment" .root.Release.Namespace .name | default dict -}}
+{{- end -}}
+{{- dig "spec" "replicas" .v.replicas $live | int -}}
+{{- end -}}
+
+{{/* Whether anything but the chart may resize a pool: "true", or "". Takes root and v. */}}
+{{- define "baton.autoscaled" -}}
+{{- if or .v.hpa.enabled .v.keda.enabled (eq (include "baton.autoscaleMode" .root) "on") -}}true{{- end -}}
+{{- end -}}
+
+{{/* off, dry_run or on. YAML reads on and off as true and false. */}}
+{{- define "baton.autoscaleMode" -}}
+{{- $mode := .Values.conductor.autoscale.mode -}}
+{{- if kindIs "bool" $mode -}}{{ ternary "on" "off" $mode }}{{- else -}}{{ $mode }}{{- end -}}
+{{- end -}}

@@ -1,0 +1,16 @@
+{{/* A Kubernetes quantity of memory (512Mi, 2G, 1048576) as a number of bytes. */}}
+{{- define "baton.bytes" -}}
+{{- $text := toString . -}}
+{{- $units := dict "" 1 "k" 1000 "K" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000
+      "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 -}}
+{{- $unit := regexFind "[A-Za-z]*$" $text -}}
+{{- if not (hasKey $units $unit) -}}
+{{- fail (printf "%s is no amount of memory: write it like 512Mi or 2Gi" $text) -}}
+{{- end -}}
+{{- mulf (float64 (trimSuffix $unit $text)) (float64 (get $units $unit)) | floor | int64 -}}
+{{- end -}}
+
+{{/* Seconds for a pod to end: for its address to leave everybody's tables, to drain, and to spare. */}}
+{{- define "baton.graceSeconds" -}}
+{{- add (int .root.Values.endpointGraceSeconds) (int .v.drainSeconds) (int .root.Values.marginSeconds) -}}
+{{- end -}}

@@ -1,0 +1,107 @@
+{{/*
+Volumes and mounts of a pod of ours. The root file system can't be written to, so whatever is, is a volume.
+Each pair of templates goes together.
+*/}}
+{{- define "baton.volumes" -}}
+- name: config
+  configMap:
+    name: {{ include "baton.fullname" .root }}-config
+- name: tmp
+  emptyDir:
+    sizeLimit: {{ .root.Values.volumes.tmpSize }}
+- name: home
+  emptyDir:
+    sizeLimit: {{ .root.Values.volumes.homeSize }}
+{{- with .v.sharedMemory }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ . }}
+{{- end }}
+{{- with .model }}
+{{- include "baton.modelVolume" . }}
+{{- end }}
+{{- if .root.Values.tls.rpc.enabled }}
+- name: rpc-tls
+  secret:
+    secretName: {{ include "baton.rpcTlsSecretName" .root }}
+    defaultMode: 0440
+{{- end }}
+{{- with .volumes }}
+{{ . }}
+{{- end }}
+{{- with .v.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.volumeMounts" -}}
+- name: config
+  mountPath: /etc/baton
+  readOnly: true
+- name: tmp
+  mountPath: /tmp
+- name: home
+  mountPath: /var/lib/baton
+{{- if .v.sharedMemory }}
+- name: shm
+  mountPath: /dev/shm
+{{- end }}
+{{- with .model }}
+{{- include "baton.modelMount" . }}
+{{- end }}
+{{- if .root.Values.tls.rpc.enabled }}
+- name: rpc-tls
+  mountPath: /etc/baton-rpc-tls
+  readOnly: true
+{{- end }}
+{{- with .mounts }}
+{{ . }}
+{{- end }}
+{{- with .v.extraVolumeMounts }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Weights. Takes the model's values. The demo model lies in the image. */}}
+{{- define "baton.modelVolume" -}}
+{{- if eq .source "pvc" }}
+- name: model
+  persistentVolumeClaim:
+    claimName: {{ .pvc.claimName }}
+    readOnly: true
+{{- else if eq .source "image" }}
+- name: model
+  image:
+    reference: {{ .image.reference }}
+    pullPolicy: {{ .image.pullPolicy }}
+{{- else if eq .source "hostPath" }}
+- name: model
+  hostPath:
+    path: {{ .hostPath.path }}
+    type: Directory
+{{- else if eq .source "hub" }}
+- name: hub-cache
+{{- if .hub.cache.claimName }}
+  persistentVolumeClaim:
+    claimName: {{ .hub.cache.claimName }}
+{{- else }}
+  emptyDir:
+    sizeLimit: {{ .hub.cache.size }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{- define "baton.modelMount" -}}
+{{- if eq .source "hub" }}
+- name: hub-cache
+  mountPath: /var/cache/huggingface
+{{- else if ne .source "demo" }}
+- name: model
+  mountPath: /models
+  readOnly: true
+{{- if and (eq .source "pvc") .pvc.subPath }}
+  subPath: {{ .pvc.subPath }}
+{{- end }}
+{{- end }}
+{{- end -}}
