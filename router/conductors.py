@@ -92,6 +92,7 @@ class ConductorPlacer:
             excluded=query.excluded,
             model=query.model,
             timeout_seconds=CALL_SECONDS,
+            trace=query.trace,
         )
 
     async def _channel(self, address: str) -> grpc.aio.Channel:

@@ -23,6 +23,7 @@ from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from router.service import Service, off_loop_if_large
 from router.tally import best_of, usage_of
 from router.tenants.visit import UNSAID_ANSWER_TOKENS, Visit
+from router.tracing import RequestTrace
 from router.wire import (
     CLIENT_LEFT,
     JSON_HEADERS,
@@ -56,6 +57,8 @@ class Exchange(Response, ABC):
         self._known_headers: dict[str, str] = {}
         self._visit: Visit
         self._steps_back = 0
+        self._traceparent: str | None = None
+        self._trace: RequestTrace | None = None
 
     @abstractmethod
     async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
@@ -63,6 +66,8 @@ class Exchange(Response, ABC):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wire = Wire(send, scope.get(PUSH))
+        if self._service.tracing is not None:
+            self._traceparent = header(scope, b"traceparent")
         try:
             await self._serve(scope, receive, wire)
         except ClientLeft:
@@ -74,8 +79,9 @@ class Exchange(Response, ABC):
             log.exception("request_crashed", endpoint=self.endpoint, request_id=request_id)
             await wire.fail(problem_of(error), self._known_headers)
         finally:
-            status = str(wire.status or CLIENT_LEFT)
-            self._service.metrics.requests.labels(self.endpoint, status).inc()
+            status = wire.status or CLIENT_LEFT
+            self._service.metrics.requests.labels(self.endpoint, str(status)).inc()
+            self._end_trace(status)
 
     async def _serve(self, scope: Scope, receive: Receive, wire: Wire) -> None:
         service, config = self._service, self._service.config
@@ -113,7 +119,12 @@ class Exchange(Response, ABC):
             late = DeadlineExceeded(f"the answer was not complete within {seconds:g} s")
             await wire.fail(problem_of(late if isinstance(error, TimeoutError) else error), {})
         self._service.metrics.requests.labels("batches", str(wire.status)).inc()
+        self._end_trace(wire.status)
         return wire.status, b"".join(parts)
+
+    def _end_trace(self, status: int) -> None:
+        if self._trace is not None and self._service.tracing is not None:
+            self._service.tracing.end(self._trace, self.endpoint, status)
 
     @property
     def request_id(self) -> str:
@@ -131,6 +142,8 @@ class AnswerExchange(Exchange):
         arrived_at = service.clock.monotonic()
         request_id = f"{self.id_prefix}-{service.new_id()}"
         self._known_headers["x-baton-request-id"] = request_id
+        if service.tracing is not None:
+            self._trace = service.tracing.begin(request_id, self._traceparent)
         body = await off_loop_if_large(len(data), lambda: self._parse(data))
         service.check_model(body.model)
         body.priority = max(body.priority or 0, self._steps_back)
@@ -140,6 +153,8 @@ class AnswerExchange(Exchange):
         await service.formats.admit(prompts[0].sampling.grammar, field)
         self._promise(prompts, body)
         choices = service.choices(request_id, tenant, body, prompts, arrived_at)
+        if self._trace is not None:
+            self._trace.follow([choice.record for choice in choices], service.clock.monotonic())
         self._visit.follow([choice.record for choice in choices], body.candidates)
         answers = [
             Answer(choice.index, prompt.token_ids, prompt.text)

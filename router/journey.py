@@ -134,7 +134,7 @@ class Journey:
                 failure = left
             finally:
                 attempt.close()
-            self.record.placements[-1].error = str(failure)
+            self.record.note_failure(str(failure), self._guide.clock.monotonic())
             self._note_failure(failure)
             if isinstance(failure, AttemptLeft):
                 if self._num_moves < MAX_MOVES:
@@ -224,6 +224,10 @@ class Journey:
 
     async def _place(self) -> Placement:
         clock = self._guide.clock
+        self.record.note_question(self._spec.epoch, clock.monotonic())
+        if self.record.trace is not None:
+            trace = self.record.attempt_span(self._spec.epoch).traceparent
+            self._spec = replace(self._spec, trace=trace)
         if self._spec.epoch == 1:
             placement = await self._place_first()
         else:
@@ -295,6 +299,7 @@ class Journey:
             block_keys=self._keys,
             excluded=excluded,
             model=self._model,
+            trace=self.record.question_span(spec.epoch).traceparent if spec.trace else "",
         )
         seconds = self._config.placement_seconds
         try:

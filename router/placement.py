@@ -16,7 +16,8 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class PlaceQuery:
     """``num_tokens`` are prompt and emitted tokens, ``block_keys`` those of their full blocks.
-    ``excluded`` are workers that failed this request before."""
+    ``excluded`` are workers that failed this request before. ``trace`` names the question's span,
+    and is empty where none is wanted."""
 
     request_id: RequestId
     epoch: Epoch
@@ -26,6 +27,7 @@ class PlaceQuery:
     block_keys: tuple[BlockKey, ...] = field(repr=False)
     excluded: frozenset[WorkerId]
     model: str
+    trace: str = ""
 
 
 class Placer(Protocol):

@@ -15,6 +15,7 @@ from baton.core.ids import Generation, WorkerId
 from baton.core.load import Load
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
+from baton.obs.traces import OpenSpans, close_spans, open_spans
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.runtime.serve import Program
@@ -38,6 +39,7 @@ from router.service import Service, ServiceConfig
 from router.tenants.redis_usage import RedisUsage
 from router.tenants.tenancy import Tenancy
 from router.tenants.watch import TenantsFile
+from router.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
@@ -58,6 +60,7 @@ class RouterProgram:
         self._links = GrpcLinks(settings.cluster_secret)
         self._metrics = Metrics()
         self._usage = RedisUsage(settings.needs_redis_url, settings.cluster)
+        self._spans: OpenSpans | None = None
         self._tenancy: Tenancy | None = None
         self._conductors: ConductorPlacer | None = None
         self._ports: Ports | None = None
@@ -118,6 +121,7 @@ class RouterProgram:
             await self._conductors.close()
         if self._tenancy is not None:
             await self._tenancy.stop()
+        await close_spans(self._spans)
         await self._usage.close()
         await self._registry.close()
 
@@ -169,9 +173,22 @@ class RouterProgram:
             metrics=self._metrics,
             usage=self._usage,
             pinner=self._pinner,
+            tracing=self._open_tracing(),
             peers=Peers(self._id, self._cluster, settings.tls_certificate),
             refuses_when_draining=not settings.reuse_port,
         )
+
+    def _open_tracing(self) -> Tracing | None:
+        settings = self._settings
+        self._spans = open_spans(
+            settings.trace_endpoint,
+            self._clock,
+            self._metrics.registry,
+            role=Role.ROUTER.value,
+            process=self._id,
+            cluster=settings.cluster,
+        )
+        return Tracing(self._spans, settings.trace_sample, self._clock) if self._spans else None
 
     def _build_tenancy(self) -> Tenancy:
         """Reads the tenants file. Raises Invalid."""

@@ -9,6 +9,7 @@ from baton.core.handoff import WorkerRef
 from baton.core.ids import Epoch, RequestId
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput
+from baton.core.trace import TraceContext
 
 MAX_RECORDS = 4096
 """About 5 KB each; the record that was written longest ago goes first."""
@@ -16,11 +17,15 @@ MAX_RECORDS = 4096
 
 @dataclass(slots=True)
 class PlacementRecord:
-    """One epoch. ``error`` is why it ended early; empty when it did not."""
+    """One epoch. ``error`` is why it ended early; empty when it did not. Times are the clock's;
+    ``ended_at`` is that of an early end."""
 
     epoch: Epoch
     placement: Placement
     error: str = ""
+    asked_at: float = 0.0
+    placed_at: float = 0.0
+    ended_at: float | None = None
 
     def explain(self) -> dict[str, Any]:
         placement = self.placement
@@ -63,7 +68,9 @@ class PinRecord:
 @dataclass(slots=True)
 class JourneyRecord:
     """One answer. Seconds count from the request's arrival, but for ``queue_seconds``, which
-    placement took. ``cached_tokens`` is None until the first token."""
+    placement took. ``cached_tokens`` is None until the first token. ``question`` is the epoch that
+    a placement was asked for, and when, while there is no answer; ``trace`` is the request's span,
+    if it is traced."""
 
     request_id: RequestId
     arrived_at: float
@@ -80,11 +87,24 @@ class JourneyRecord:
     total_seconds: float | None = None
     finish_reason: str = ""
     error: str = ""
+    question: tuple[Epoch, float] | None = None
+    trace: TraceContext | None = None
+
+    def note_question(self, epoch: Epoch, now: float) -> None:
+        self.question = (epoch, now)
 
     def note_placement(self, epoch: Epoch, placement: Placement, now: float) -> None:
         if self.queue_seconds is None:
             self.queue_seconds = now - self.arrived_at
-        self.placements.append(PlacementRecord(epoch, placement))
+        asked_at = now if self.question is None else self.question[1]
+        self.question = None
+        placed = PlacementRecord(epoch, placement, asked_at=asked_at, placed_at=now)
+        self.placements.append(placed)
+
+    def note_failure(self, error: str, now: float) -> None:
+        """Of the last placement; another one may follow."""
+        self.placements[-1].error = error
+        self.placements[-1].ended_at = now
 
     def note_output(self, output: RequestOutput, now: float) -> None:
         if self.ttft_seconds is None and output.token_ids:
@@ -101,6 +121,15 @@ class JourneyRecord:
             self.finish_reason = finish_reason
             self.error = error
             self.total_seconds = now - self.arrived_at
+
+    def question_span(self, epoch: int) -> TraceContext:
+        assert self.trace is not None
+        return self.trace.child("place", self.request_id, epoch)
+
+    def attempt_span(self, epoch: int) -> TraceContext:
+        """Under which workers tell of what they did for it."""
+        assert self.trace is not None
+        return self.trace.child("attempt", self.request_id, epoch)
 
     @property
     def transport(self) -> str:

@@ -35,6 +35,7 @@ from router.tenants.tenancy import Tenancy
 from router.tenants.tenant import Standing
 from router.tenants.usage import MemoryUsageStore, UsageStore
 from router.tenants.visit import Entrance
+from router.tracing import Tracing
 
 LARGE_BODY_BYTES = 32 * 1024
 """Beyond, parsing and tokenising take milliseconds, and move to a thread."""
@@ -100,6 +101,8 @@ class Service:
     refuses_when_draining: bool = True
     """Not where others listen at the same port: new connections go to them, and whoever is
     connected to this one still is answered."""
+    tracing: Tracing | None = None
+    """None: no request is traced."""
     peers: Peers | None = None
     special_tokens: SpecialTokens = field(init=False)
     own_id: str = field(default_factory=lambda: _random_id()[:8])

@@ -1,0 +1,221 @@
+"""What the router tells of a traced request: one tree, whatever became of the request."""
+
+import asyncio
+from collections.abc import Iterable
+
+import pytest
+
+from baton.clock import ManualClock
+from baton.core.ids import Epoch, RequestId, TokenId
+from baton.core.placement import Placement
+from baton.core.request import RequestOutput
+from baton.core.trace import TraceContext, parse_traceparent
+from baton.errors import Overloaded
+from baton.obs.span import MemorySpans, Span
+from baton.text.tokenizer import Tokenizer
+from router.placement import PlaceQuery
+from router.record import JourneyRecord
+from router.tracing import RequestTrace, Tracing, spans_of
+from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_house, write_tokenizer
+from tests.unit.test_router_journey import Scene
+
+TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SAMPLED, UNSAMPLED = f"00-{TRACE_ID}-{SPAN_ID}-01", f"00-{TRACE_ID}-{SPAN_ID}-00"
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return Tokenizer.load(write_tokenizer(tmp_path_factory.mktemp("tokenizer")))
+
+
+def drawn(spans: Iterable[Span], above: str = "") -> list[str]:
+    """The names, each below its parent's by its indentation; all must be in the one tree."""
+    spans = list(spans)
+    assert len({span.context.span_id for span in spans}) == len(spans)
+    assert len({span.context.trace_id for span in spans}) == 1
+
+    def below(parent: str, depth: int) -> list[str]:
+        lines = []
+        for span in sorted(spans, key=lambda span: span.begin_seconds):
+            if span.parent_id == parent:
+                assert span.begin_seconds <= span.end_seconds, span
+                lines += ["  " * depth + span.name, *below(span.context.span_id, depth + 1)]
+        return lines
+
+    lines = below(above, 0)
+    assert len(lines) == len(spans), "an orphan"
+    return lines
+
+
+WHOLE = ["request", "  tokenise", "  place", "  attempt", "    first token", "    stream"]
+
+
+async def test_an_answer_is_one_tree_below_the_clients_span(tokenizer: Tokenizer) -> None:
+    spans = MemorySpans()
+    async with open_house(tokenizer) as (house, client):
+        house.service.tracing = Tracing(spans, 0.0, house.service.clock)
+        response = await client.post(CHAT, json=chat(), headers={"traceparent": SAMPLED})
+    assert drawn(spans.spans, above=SPAN_ID) == WHOLE
+    named = {span.name: span for span in spans.spans}
+    assert named["request"].context.trace_id == TRACE_ID
+    assert named["request"].attributes == {
+        "baton.request_id": response.headers["x-baton-request-id"],
+        "baton.endpoint": "chat",
+        "http.response.status_code": 200,
+        "gen_ai.usage.input_tokens": response.json()["usage"]["prompt_tokens"],
+        "gen_ai.usage.output_tokens": response.json()["usage"]["completion_tokens"],
+    }
+    assert named["attempt"].attributes["baton.prefill"] == "p0"
+    assert named["attempt"].attributes["baton.decode"] == "d0"
+    # The workers were told of the attempt, the conductor of the question.
+    for worker in (house.prefill, house.decode):
+        [job] = worker.submitted
+        assert job.spec.trace == named["attempt"].context.traceparent
+    assert house.placer.queries[0].trace == named["place"].context.traceparent
+    assert not any(span.error for span in spans.spans)
+
+
+async def test_each_of_several_answers_has_its_own_stages(tokenizer: Tokenizer) -> None:
+    spans = MemorySpans()
+    async with open_house(tokenizer) as (house, client):
+        house.service.tracing = Tracing(spans, 1.0, house.service.clock)
+        await client.post(COMPLETE, json={"prompt": "Hi", "n": 3, "max_tokens": 4})
+    names = sorted(line.strip() for line in drawn(spans.spans))
+    assert names == sorted(line.strip() for line in [*WHOLE[:2], *3 * WHOLE[2:]])
+
+
+@pytest.mark.parametrize(
+    ("sample", "traceparent", "traced"),
+    [
+        (0.0, None, False),
+        (1.0, None, True),
+        (1.0, UNSAMPLED, False),
+        (0.0, SAMPLED, True),
+        (0.0, "nonsense", False),
+    ],
+)
+async def test_the_client_decides_and_else_the_share(
+    tokenizer: Tokenizer, sample: float, traceparent: str | None, traced: bool
+) -> None:
+    spans = MemorySpans()
+    async with open_house(tokenizer) as (house, client):
+        house.service.tracing = Tracing(spans, sample, house.service.clock)
+        headers = {"traceparent": traceparent} if traceparent else {}
+        await client.post(CHAT, json=chat(), headers=headers)
+        assert bool(house.prefill.submitted[0].spec.trace) is traced
+        assert bool(house.placer.queries[0].trace) is traced
+    assert bool(spans.spans) is traced
+
+
+def test_the_share_is_met_and_a_trace_is_found_by_its_requests_id() -> None:
+    tracing = Tracing(MemorySpans(), 0.25, ManualClock())
+    ids = [f"cmpl-{number * 2654435761 % 2**128:032x}" for number in range(1, 4001)]
+    begun = [tracing.begin(request_id, None) for request_id in ids]
+    assert 0.22 < sum(trace is not None for trace in begun) / len(ids) < 0.28
+    for request_id, trace in zip(ids, begun, strict=True):
+        assert trace is None or trace.root.trace_id == request_id.removeprefix("cmpl-")
+    everything = Tracing(MemorySpans(), 1.0, ManualClock())
+    assert all(everything.begin(request_id, None) for request_id in ids)
+
+
+async def test_without_tracing_nothing_travels(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        await client.post(CHAT, json=chat(), headers={"traceparent": SAMPLED})
+        assert house.prefill.submitted[0].spec.trace == house.placer.queries[0].trace == ""
+
+
+async def test_a_request_that_is_refused_ends_at_its_question(tokenizer: Tokenizer) -> None:
+    spans = MemorySpans()
+
+    async def refuse(query: PlaceQuery) -> Placement:
+        raise Overloaded("all full")
+
+    async with open_house(tokenizer) as (house, client):
+        house.placer.place = refuse  # type: ignore[method-assign]
+        house.service.tracing = Tracing(spans, 1.0, house.service.clock)
+        response = await client.post(CHAT, json=chat())
+    assert response.status_code == 429
+    assert drawn(spans.spans) == ["request", "  tokenise", "  place"]
+    named = {span.name: span for span in spans.spans}
+    assert named["place"].error == "all full"
+    assert named["request"].error == ""  # the server did what it should
+    assert named["request"].attributes["http.response.status_code"] == 429
+
+
+async def test_a_request_that_is_wrong_is_told_of_too(tokenizer: Tokenizer) -> None:
+    spans = MemorySpans()
+    async with open_house(tokenizer) as (house, client):
+        house.service.tracing = Tracing(spans, 1.0, house.service.clock)
+        await client.post(CHAT, json={"model": "demo"})
+    assert drawn(spans.spans) == ["request", "  tokenise"]
+    assert spans.spans[0].attributes["http.response.status_code"] == 400
+
+
+def traced(scene: Scene) -> RequestTrace:
+    root = TraceContext(TRACE_ID, SPAN_ID)
+    trace = RequestTrace(root, "", "r", 0.0)
+    trace.follow([scene.record], 0.0)
+    return trace
+
+
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+async def test_a_failover_stays_in_the_tree(victim: str) -> None:
+    """The attempt that failed says why, and the next one goes on with the stream."""
+    scene = Scene(automatic=False)
+    trace = traced(scene)
+    collecting = asyncio.create_task(scene.collect())
+    await asyncio.sleep(0.01)
+    if victim == "d0":
+        scene.p0.step()
+        scene.d0.step()
+        await scene.until(2)
+    scene.workers[victim].kill()
+    while not (scene.d1.submitted or len(scene.d0.submitted) > 1):
+        await asyncio.sleep(0.001)
+    first, second = {
+        job.spec.epoch: job.spec.trace
+        for worker in scene.workers.values()
+        for job in worker.submitted
+    }.items()
+    while not collecting.done():
+        for worker in scene.workers.values():
+            worker.step()
+        await asyncio.sleep(0)
+    await collecting
+    spans = list(spans_of(trace, "chat", 200, scene.record.arrived_at + 1e9))
+    parts = ["    first token"] if victim == "p0" else ["    first token", "    stream"]
+    again = ["    first token", "    stream"] if victim == "p0" else ["    stream"]
+    assert [line for line in drawn(spans) if line != "  tokenise"] == [
+        "request", "  place", "  attempt", *parts, "  place", "  attempt", *again,
+    ]  # fmt: skip
+    attempts = sorted(
+        (span for span in spans if span.name == "attempt"), key=lambda span: span.begin_seconds
+    )
+    assert victim in attempts[0].error and not attempts[1].error
+    assert [span.context for span in attempts] == [
+        parse_traceparent(first[1]),
+        parse_traceparent(second[1]),
+    ]
+
+
+def test_stages_meet_at_the_times_of_the_record() -> None:
+    record = JourneyRecord(RequestId("r"), 10.0, 3)
+    scene_trace = RequestTrace(TraceContext(TRACE_ID, SPAN_ID), "", "r", 10.0)
+    scene_trace.follow([record], 10.5)
+    worker = Scene().d0.ref
+    record.note_question(Epoch(1), 10.6)
+    record.note_placement(Epoch(1), Placement(None, worker, "why", policy="p"), 11.0)
+    record.note_output(RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(1),)), 12.0)
+    record.note_end("stop", 15.0)
+    spans = {
+        span.name: (span.begin_seconds, span.end_seconds)
+        for span in spans_of(scene_trace, "chat", 200, 15.5)
+    }
+    assert spans == {
+        "request": (10.0, 15.5),
+        "tokenise": (10.0, 10.5),
+        "place": (10.6, 11.0),
+        "attempt": (11.0, 15.0),
+        "first token": (11.0, 12.0),
+        "stream": (12.0, 15.0),
+    }
