@@ -226,6 +226,9 @@ class Settings(BaseSettings):
     """Whose web pages may ask from a browser: exact origins, or ``*``. Never the admin API."""
     special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
     """Of users and tools: read as the model's own marks, as everywhere, or a request with one is
+    endpoint_grace_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """That a router which is to leave goes on taking requests, not ready any more: until every
+    load balancer in front has heard of it. ``drain_seconds`` begin after it."""
     refused."""
     access_log: bool = False
     """A line of JSON for each request, to stderr. Neither prompts nor answers."""
@@ -246,8 +249,10 @@ class Settings(BaseSettings):
     next_token_seconds: Seconds = 60.0
 
     # Metrics and logs
-    metrics_port: Port | None = None
-    """Of roles without HTTP of their own (kvstore), at grpc_host; None: no metrics."""
+    ops_host: str = "127.0.0.1"
+    ops_port: Port | None = None
+    """Of every program: probes and metrics over HTTP, and a drain for who is on this host. None:
+    none of them; 0: any that is free. Processes of `baton up` take any."""
     trace_endpoint: CollectorUrl | None = None
     """Of an OpenTelemetry collector (OTLP/gRPC): http in plain text, https with TLS. None: no
     traces."""

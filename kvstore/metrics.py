@@ -2,12 +2,10 @@
 
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from baton.core.store import StoreStats
-from baton.errors import Unavailable
 
 Family = type[GaugeMetricFamily] | type[CounterMetricFamily]
 
@@ -85,19 +83,10 @@ _FAMILIES: tuple[tuple[Family, str, str, str, dict[str, str]], ...] = (
 
 
 class StoreMetrics(Collector):
-    """``stats`` is replaced as a whole: the server's thread reads it at any time."""
+    """``stats`` is replaced as a whole: the ops server's thread reads it at any time."""
 
     def __init__(self) -> None:
         self.stats = StoreStats()
-
-    def serve(self, host: str, port: int) -> None:
-        """``GET /metrics``, from a thread. Raises Unavailable when the port can't be had."""
-        registry = CollectorRegistry()
-        registry.register(self)
-        try:
-            start_http_server(port, host, registry)
-        except OSError as error:
-            raise Unavailable(f"metrics_port {host}:{port}: {error}") from error
 
     def collect(self) -> Iterator[Metric]:
         stats = self.stats

@@ -104,12 +104,13 @@ class RouterProgram:
             tasks.create_task(self._desk.run())
 
     async def drain(self) -> None:
-        """Returns when no request is left. New ones go to the others at the port, or are refused
-        when there are none."""
+        """Returns when no request is left. New ones go to the others at the port, or behind the
+        load balancer, once that has heard of it; they are refused where there is neither."""
         self._service.draining = True
         self._state = WorkerState.DRAINING
         self._heartbeat.hurry()
-        if self._settings.reuse_port and self._ports is not None:
+        await self._clock.sleep(self._settings.endpoint_grace_seconds)
+        if _has_others(self._settings) and self._ports is not None:
             await self._ports.leave()
         while self._service.gate.inside:
             await self._clock.sleep(DRAIN_POLL_SECONDS)
@@ -175,7 +176,7 @@ class RouterProgram:
             pinner=self._pinner,
             tracing=self._open_tracing(),
             peers=Peers(self._id, self._cluster, settings.tls_certificate),
-            refuses_when_draining=not settings.reuse_port,
+            refuses_when_draining=not _has_others(settings),
         )
 
     def _open_tracing(self) -> Tracing | None:
@@ -247,6 +248,11 @@ def settle_collector() -> None:
 
 def build(settings: Settings) -> Program:
     return RouterProgram(settings)
+
+
+def _has_others(settings: Settings) -> bool:
+    """To whom clients come that can't come to this router any more."""
+    return settings.reuse_port or settings.endpoint_grace_seconds > 0
 
 
 def _journey_config(settings: Settings) -> JourneyConfig:

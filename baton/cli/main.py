@@ -158,17 +158,30 @@ def scale(
 
 @app.command()
 def drain(
-    worker: str,
+    worker: Annotated[str | None, typer.Argument(help="Its id, or its pod's name.")] = None,
+    own: Annotated[
+        bool, typer.Option("--self", help="The program of this container (its ops_port).")
+    ] = False,
+    timeout: Annotated[
+        float | None, typer.Option(min=0.0, help="Of --self, seconds; default: drain_seconds.")
+    ] = None,
     on: OnWhere = "cluster",
     namespace: Namespace = None,
     no_wait: NoWait = False,
     name: Name = None,
     config: Config = None,
 ) -> None:
-    """Let one worker finish what it has, and remove it."""
+    """Let one worker finish what it has, and remove it. With --self, as a container's preStop hook:
+    the program beside it takes nothing new, and this returns when nothing is left."""
     from baton.cli import kubernetes, resize
+    from baton.cli.drain_self import run_drain_self
+    from baton.config import load_settings
 
-    if on_kubernetes(on):
+    if own == (worker is not None):
+        raise Invalid("drain takes a worker's name, or --self")
+    if worker is None:
+        run_drain_self(load_settings(config), timeout)
+    elif on_kubernetes(on):
         kubernetes.drain(kubernetes_settings(name, namespace, config), worker)
     else:
         resize.run_drain(cluster_of(name), worker, not no_wait)

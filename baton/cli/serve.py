@@ -5,10 +5,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from baton.config import load_settings, prepare_threads
+from baton.config import Settings, load_settings, prepare_threads
 from baton.core.states import Role
 from baton.errors import BatonError, Invalid
 from baton.obs.logs import set_up_logs
+from baton.runtime.last_words import note_termination
+from baton.runtime.ops import OpsServer
 from baton.runtime.serve import serve
 from baton.runtime.status import STATUS, Report, open_status
 
@@ -34,10 +36,29 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         log_level = settings.log_level
         set_up_logs(settings.log_level, settings.log_format, id=settings.id or role)
         prepare_threads(settings.threads if Role(role) in WORKERS else 1)
+        ops = OpsServer(STATUS.vitals, settings.hung_seconds)
+        address = _open(ops, settings)
         program = importlib.import_module(MODULES[Role(role)]).build(settings)
-        serve(program, settings.drain_seconds)
+        serve(program, drain_seconds_of(settings, Role(role)), ops, address)
     except BatonError as error:
         STATUS.send(Report("failed", message=str(error)))
+        note_termination(str(error))
         if log_level == "debug":
             traceback.print_exc()
         raise
+    except Exception as error:
+        note_termination(f"a bug: {error!r}; the log tells more")
+        raise
+
+
+def drain_seconds_of(settings: Settings, role: Role) -> float:
+    """A router takes requests for a while yet, before it drains."""
+    grace = settings.endpoint_grace_seconds if role is Role.ROUTER else 0.0
+    return grace + settings.drain_seconds
+
+
+def _open(ops: OpsServer, settings: Settings) -> str:
+    """Its host:port; empty where there is to be none."""
+    if settings.ops_port is None:
+        return ""
+    return ops.open(settings.ops_host, settings.ops_port)

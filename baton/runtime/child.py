@@ -244,6 +244,7 @@ class Child:
             return  # the role that it had before
         self.state.loaded_bytes, self.state.total_bytes = report.done, report.total
         self.state.address = report.address or self.state.address
+        self.state.ops = report.ops or self.state.ops
         self.state.message = report.message
         if report.state == "serving":
             self._has_served = self._beats_now = True

@@ -179,12 +179,14 @@ class Recipe:
 
     def _named(self, child_id: str) -> dict[str, str]:
         """Its settings. The router alone listens for HTTP; what is open there is not the others'
-        concern. One gRPC port can't serve them all."""
+        concern. One port can't serve them all."""
         return {
             **to_environment(self._settings),
             "id": child_id,
             "redis_url": self.redis_url,
             "grpc_port": "0",
+            "line_port": "0",
+            **({} if self._settings.ops_port is None else {"ops_port": "0"}),
             "host": LOOPBACK[0],
             "port": "0",
         }

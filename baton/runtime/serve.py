@@ -8,12 +8,15 @@ import os
 import signal
 import sys
 from enum import StrEnum
-from typing import Protocol
+from functools import partial
+from typing import Any, Protocol
 
 import structlog
 from prometheus_client.registry import Collector
 
-from baton.errors import BatonError
+from baton.errors import BatonError, Unavailable
+from baton.runtime.last_words import last_words
+from baton.runtime.ops import OpsServer
 from baton.runtime.status import BEAT_SECONDS, STATUS, Report
 
 log = structlog.get_logger(__name__)
@@ -29,6 +32,10 @@ CRASH_DRAIN_SECONDS = 1.0
 
 GC_THRESHOLD = 50_000
 """Objects made and not freed; some ten megabytes."""
+
+
+class Stalled(Unavailable):
+    """A load stands still. The thread that waits for it can't be told to stop."""
 
 
 class Program(Protocol):
@@ -82,31 +89,46 @@ TRANSITIONS: dict[ProgramState, frozenset[ProgramState]] = {
 
 
 class Lifecycle:
-    """Runs one program through its states, and reports each."""
+    """Runs one program through its states, and reports each. Told to leave, it drains: by
+    :meth:`ask_to_stop` it ends then, by :meth:`ask_to_drain` it waits to be asked to stop."""
 
-    def __init__(self, program: Program, drain_seconds: float) -> None:
+    def __init__(self, program: Program, drain_seconds: float, ops_address: str = "") -> None:
         self.state = ProgramState.STARTING
         self.has_served = False
         self._program = program
         self._drain_seconds = drain_seconds
+        self._ops_address = ops_address
+        self._leave = asyncio.Event()
         self._asked = asyncio.Event()
         self._asked_twice = asyncio.Event()
 
     def ask_to_stop(self) -> None:
         """Once: drain. Twice: at once."""
         (self._asked_twice if self._asked.is_set() else self._asked).set()
+        self._leave.set()
+
+    def ask_to_drain(self) -> None:
+        """Idempotent. Whoever has drained when it is asked to stop ends at once; who has not has
+        the rest of its time."""
+        self._leave.set()
 
     async def run(self) -> None:
         """Until asked to stop. Raises what ended the program otherwise."""
-        STATUS.send(Report(self.state.value))
+        STATUS.vitals.begin()
+        self._report(ProgramState.STARTING)
+        beating: asyncio.Future[object] = asyncio.ensure_future(_beat())
         try:
             if await self._start():
                 await self._serve()
+            else:
+                await self._wait_to_be_stopped()
         except BaseException as error:
             self._move(ProgramState.FAILED, message=str(error) or type(error).__name__)
             raise
         finally:
             await self._stop()
+            beating.cancel()
+            await asyncio.wait([beating])
         self._move(ProgramState.STOPPED)
 
     async def _stop(self) -> None:
@@ -117,56 +139,95 @@ class Lifecycle:
             log.warning("stop_took_too_long", seconds=STOP_SECONDS)
 
     async def _start(self) -> bool:
-        """False when it was asked to stop meanwhile."""
+        """False when it was told to leave meanwhile. Raises Stalled for a load that stands
+        still."""
         starting: asyncio.Future[object] = asyncio.ensure_future(self._program.start())
-        asked: asyncio.Future[object] = asyncio.ensure_future(self._asked.wait())
+        stalling: asyncio.Future[object] = asyncio.ensure_future(_until_stalled())
         try:
-            await asyncio.wait([starting, asked], return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
-                starting.result()
-                return not self._asked.is_set()
-            return False
+            await _first(starting, stalling, self._leave)
+            for ended in (starting, stalling):
+                if ended.done():
+                    ended.result()
+            return not self._leave.is_set()
         finally:
-            for task in (starting, asked):
-                task.cancel()
-            await asyncio.wait([starting, asked])
+            await _end(starting, stalling)
 
     async def _serve(self) -> None:
         running: asyncio.Future[object] = asyncio.ensure_future(self._program.run())
-        asked: asyncio.Future[object] = asyncio.ensure_future(self._asked.wait())
-        beating: asyncio.Future[object] = asyncio.ensure_future(_beat())
         try:
             self.has_served = True
             self._move(ProgramState.SERVING, address=self._program.address)
-            await asyncio.wait([running, asked], return_when=asyncio.FIRST_COMPLETED)
+            await _first(running, self._leave)
             self._move(ProgramState.DRAINING)
             await self._drain(running)
             if running.done():
                 running.result()
         finally:
-            for task in (running, asked, beating):
-                task.cancel()
-            await asyncio.wait([running, asked, beating])
+            await _end(running)
 
     async def _drain(self, running: "asyncio.Future[object]") -> None:
-        """For ``drain_seconds`` at most, or until asked again, or the program crashes."""
+        """Until it is done, or asked twice, or the program crashes; and, for who is to stop, for
+        ``drain_seconds`` since it began at most."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._drain_seconds
         draining: asyncio.Future[object] = asyncio.ensure_future(self._program.drain())
-        twice: asyncio.Future[object] = asyncio.ensure_future(self._asked_twice.wait())
-        enders, seconds = {draining, twice, running}, self._drain_seconds
-        if running.done():
-            enders, seconds = {draining, twice}, min(seconds, CRASH_DRAIN_SECONDS)
-        await asyncio.wait(enders, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for task in (draining, twice):
-            task.cancel()
-        await asyncio.wait([draining, twice])
-        if not draining.cancelled() and draining.exception() is not None:
-            log.warning("drain_failed", error=repr(draining.exception()))
+        try:
+            if running.done():
+                seconds = min(self._drain_seconds, CRASH_DRAIN_SECONDS)
+                await _first(draining, self._asked_twice, timeout=seconds)
+                return
+            await _first(draining, running, self._asked)
+            left = max(until - loop.time(), 0.0)
+            await _first(draining, running, self._asked_twice, timeout=left)
+        finally:
+            await _end(draining)
+            if not draining.cancelled() and draining.exception() is not None:
+                log.warning("drain_failed", error=repr(draining.exception()))
+        await self._wait_to_be_stopped(running)
+
+    async def _wait_to_be_stopped(self, *running: "asyncio.Future[object]") -> None:
+        """Nothing is left to do."""
+        STATUS.vitals.drained = True
+        await _first(self._asked, *running)
 
     def _move(self, state: ProgramState, *, address: str = "", message: str = "") -> None:
         assert state in TRANSITIONS[self.state], f"{self.state} → {state}"
         self.state = state
-        STATUS.send(Report(state.value, address=address, message=message))
+        self._report(state, address=address, message=message)
         log.info("program", state=state.value, address=address, message=message)
+
+    def _report(self, state: ProgramState, *, address: str = "", message: str = "") -> None:
+        STATUS.vitals.move(state.value)
+        STATUS.send(Report(state.value, address=address, message=message, ops=self._ops_address))
+
+
+async def _first(
+    *waits: "asyncio.Event | asyncio.Future[object]", timeout: float | None = None
+) -> None:
+    """Returns when one of them has happened, or time is up. What is under way goes on."""
+    events = [asyncio.ensure_future(w.wait()) for w in waits if isinstance(w, asyncio.Event)]
+    futures = [wait for wait in waits if not isinstance(wait, asyncio.Event)]
+    try:
+        both = [*futures, *events]
+        await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await _end(*events)
+
+
+async def _end(*tasks: "asyncio.Future[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+
+
+async def _until_stalled() -> None:
+    """Raises Stalled when what is being loaded stands still."""
+    while True:
+        await asyncio.sleep(BEAT_SECONDS)
+        stall = STATUS.vitals.stall()
+        if stall:
+            raise Stalled(stall)
 
 
 async def _beat() -> None:
@@ -176,22 +237,25 @@ async def _beat() -> None:
         await asyncio.sleep(BEAT_SECONDS)
 
 
-def serve(program: Program, drain_seconds: float) -> None:
-    """Runs ``program`` in an event loop of its own until SIGTERM or SIGINT. Raises BatonError
-    for what the world does, anything else for a bug."""
+def serve(program: Program, drain_seconds: float, ops: OpsServer, ops_address: str = "") -> None:
+    """Runs ``program`` in an event loop of its own until SIGTERM or SIGINT. ``ops`` tells others
+    how it is. Raises BatonError for what the world does, anything else for a bug."""
     import uvloop
 
-    lifecycle = Lifecycle(program, drain_seconds)
+    lifecycle = Lifecycle(program, drain_seconds, ops_address)
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifecycle.ask_to_stop)
-        await lifecycle.run()
+        ops.watch(program.metrics, partial(loop.call_soon_threadsafe, lifecycle.ask_to_drain))
+        try:
+            await lifecycle.run()
+        except Stalled as error:
+            last_words(error)
+            _leave_threads(1)
         if not lifecycle.has_served:
-            # A thread may be loading weights still, and can't be told to stop.
-            sys.stderr.flush()
-            os._exit(0)
+            _leave_threads(0)
 
     _calm_collector()
     try:
@@ -202,6 +266,14 @@ def serve(program: Program, drain_seconds: float) -> None:
         if error is None:
             raise
         raise error from group
+    finally:
+        STATUS.vitals.end()
+
+
+def _leave_threads(code: int) -> None:
+    """A thread may be loading weights still, and can't be told to stop."""
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _calm_collector() -> None:

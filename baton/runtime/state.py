@@ -19,7 +19,8 @@ class ProcessState:
     """``state`` is a program's (starting, serving, draining, stopped, failed), restarting,
     converting to ``role`` from the other, or pending, while no machine has room for it. The id is a
     name, and tells no role. While starting, ``loaded_bytes`` of ``total_bytes`` of weights are
-    there. ``node`` is the machine, empty for this one."""
+    there. ``node`` is the machine, empty for this one. ``ops`` is host:port of the ops server, if
+    it has one."""
 
     id: str
     role: str
@@ -31,6 +32,7 @@ class ProcessState:
     loaded_bytes: int = 0
     total_bytes: int = 0
     node: str = ""
+    ops: str = ""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from baton.runtime.vitals import Vitals
+
 MAX_LINE_BYTES = 16 * 1024
 BEAT_SECONDS = 1.0
 """Between two signs of life of a program that serves."""
@@ -20,7 +22,8 @@ MAX_MESSAGE_LENGTH = 1024
 class Report:
     """``state`` is starting, serving, draining, stopped or failed. ``done`` of ``total``
     bytes of ``what`` are loaded, while starting. ``address`` is set from serving on. A worker that
-    has changed its role says in ``what`` as what it serves."""
+    has changed its role says in ``what`` as what it serves. ``ops`` is host:port of the ops server,
+    where there is one."""
 
     state: str
     what: str = ""
@@ -28,12 +31,15 @@ class Report:
     total: int = 0
     address: str = ""
     message: str = ""
+    ops: str = ""
 
 
 class StatusPipe:
-    """The program's end. A supervisor that has gone is no reason to fail."""
+    """The program's end. A supervisor that has gone is no reason to fail. Who looks from elsewhere
+    (the ops server) finds in ``vitals`` what was told."""
 
-    def __init__(self, file_descriptor: int = -1) -> None:
+    def __init__(self, file_descriptor: int = -1, vitals: Vitals | None = None) -> None:
+        self.vitals = vitals or Vitals()
         self._file_descriptor = file_descriptor
         self._last_percent = -1
 
@@ -43,10 +49,12 @@ class StatusPipe:
 
     def beat(self) -> None:
         """An empty line: the program lives. Small enough for the pipe to take hours of them."""
+        self.vitals.beat()
         self._write("\n")
 
     def progress(self, what: str, done: int, total: int) -> None:
         """At most one line per percent."""
+        self.vitals.load(what, done, total)
         percent = 100 * done // max(total, 1)
         if percent != self._last_percent:
             self._last_percent = percent

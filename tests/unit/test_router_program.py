@@ -22,6 +22,7 @@ from baton.registry.memory import MemoryRegistry
 from baton.runtime.pinned import pinned
 from baton.runtime.preflight import free_port, router_answers
 from baton.runtime.serve import Lifecycle, ProgramState
+from baton.runtime.status import STATUS
 from router.ports import OTHER_FILES, connection_limits, raise_open_files
 from router.program import RouterProgram
 from tests import certificates
@@ -92,6 +93,60 @@ async def test_a_router_lives_and_drains(settings: Settings, registry: MemoryReg
     assert await router_in(registry) is None
 
 
+class HeldClock(SystemClock):
+    """Of one length, a sleep ends when the test says so."""
+
+    def __init__(self, held_seconds: float) -> None:
+        self._held_seconds = held_seconds
+        self.asleep, self.over = asyncio.Event(), asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        if seconds == self._held_seconds:
+            self.asleep.set()
+            await self.over.wait()
+        else:
+            await super().sleep(seconds)
+
+
+async def test_a_load_balancer_has_time_to_hear_of_a_drain(
+    settings: Settings, registry: MemoryRegistry
+) -> None:
+    """Until then who comes is answered, over a connection that ends; afterwards nobody comes in,
+    and a connection that was idle ends without a refusal."""
+    clock = HeldClock(77.0)
+    program = RouterProgram(settings.model_copy(update={"endpoint_grace_seconds": 77.0}), clock)
+    lifecycle = Lifecycle(program, 100)
+    async with worker() as (core, ref, _), httpx.AsyncClient() as client:
+        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        living = asyncio.create_task(lifecycle.run())
+        await until_ready(registry)
+        url = f"http://{program.address}"
+        assert (await client.get(url + "/health")).status_code == 200  # and stays connected
+        lifecycle.ask_to_drain()
+        await clock.asleep.wait()
+        assert await httpx_once(url + "/ready") == 503
+        body = {"prompt": "hello", "max_tokens": 2}
+        asked = asyncio.create_task(httpx_post(url + "/v1/completions", body))
+        await core.wait(lambda: core.submitted)
+        clock.over.set()
+        while program._ports is not None and program._ports._shared is not None:
+            await asyncio.sleep(0.01)
+        with pytest.raises(httpx.ConnectError):
+            await httpx_once(url + "/health")
+        assert not STATUS.vitals.drained
+        [(spec, _task, _source)] = core.submitted
+        end = replace(output(spec.request_id, 104, 105), finish_reason=FinishReason.LENGTH)
+        core.streams[0].put(end)
+        answer = await asked
+        assert answer.json()["choices"][0]["text"] == "hi"
+        assert answer.headers["connection"] == "close"
+        while not STATUS.vitals.drained:
+            await asyncio.sleep(0.01)
+        lifecycle.ask_to_stop()
+        await living
+    assert lifecycle.state is ProgramState.STOPPED
+
+
 async def test_a_port_that_is_taken(settings: Settings, registry: MemoryRegistry) -> None:
     first = RouterProgram(settings)
     await first.start()
@@ -147,6 +202,11 @@ async def httpx_once(url: str) -> int:
     """Over a connection of its own."""
     async with httpx.AsyncClient() as client:
         return (await client.get(url)).status_code
+
+
+async def httpx_post(url: str, body: dict[str, object]) -> httpx.Response:
+    async with httpx.AsyncClient() as client:
+        return await client.post(url, json=body)
 
 
 async def test_a_router_behind_tls(

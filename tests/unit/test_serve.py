@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
+from baton.clock import ManualClock
 from baton.errors import BatonError, Invalid, Unavailable
 from baton.runtime import serve as serve_module
-from baton.runtime.serve import TRANSITIONS, Lifecycle, ProgramState, only_error
+from baton.runtime.serve import TRANSITIONS, Lifecycle, ProgramState, Stalled, only_error
+from baton.runtime.status import STATUS, report_progress
+from baton.runtime.vitals import Vitals
 
 Act = Callable[[], Coroutine[Any, Any, None]]
 
@@ -149,6 +152,109 @@ async def test_a_drain_that_fails_still_stops() -> None:
     life.ask_to_stop()
     await running
     assert life.state is ProgramState.STOPPED
+
+
+async def living(program: Fake, drain_seconds: float = 5.0) -> tuple[Lifecycle, asyncio.Task[None]]:
+    life = Lifecycle(program, drain_seconds)
+    task = asyncio.create_task(life.run())
+    await program.serving.wait()
+    return life, task
+
+
+async def test_who_was_told_to_drain_stays_until_it_is_stopped() -> None:
+    program = Fake()
+    life, running = await living(program)
+    life.ask_to_drain()
+    life.ask_to_drain()
+    while not STATUS.vitals.drained:
+        await asyncio.sleep(0)
+    assert life.state is ProgramState.DRAINING and not STATUS.vitals.ready
+    assert "stop" not in program.calls
+    life.ask_to_stop()
+    await running
+    assert life.state is ProgramState.STOPPED
+    assert program.calls == ["start", "run", "drain", "stop"]
+
+
+async def test_told_to_stop_a_drain_goes_on() -> None:
+    done = asyncio.Event()
+
+    async def drain() -> None:
+        await done.wait()
+
+    program = Fake(drain=drain)
+    life, running = await living(program, 60.0)
+    life.ask_to_drain()
+    await program.draining.wait()
+    life.ask_to_stop()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not running.done() and not STATUS.vitals.drained
+    done.set()
+    await running
+    assert program.calls == ["start", "run", "drain", "stop"]
+
+
+async def test_told_to_stop_a_drain_has_the_rest_of_its_time() -> None:
+    """Of which nothing is left; without the order to stop it would have gone on."""
+    program = Fake(drain=never)
+    life, running = await living(program, 0.0)
+    life.ask_to_drain()
+    await program.draining.wait()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not running.done()
+    life.ask_to_stop()
+    await running
+    assert life.state is ProgramState.STOPPED
+
+
+async def test_a_crash_of_who_has_drained() -> None:
+    crash = asyncio.Event()
+
+    async def run() -> None:
+        await crash.wait()
+        raise Unavailable("died late")
+
+    program = Fake(run=run)
+    life, running = await living(program)
+    life.ask_to_drain()
+    while not STATUS.vitals.drained:
+        await asyncio.sleep(0)
+    crash.set()
+    with pytest.raises(Unavailable, match="died late"):
+        await running
+
+
+async def test_told_to_drain_while_starting() -> None:
+    """Nothing was taken, so nothing is left; it begins nothing more."""
+    program = Fake(start=never)
+    life = Lifecycle(program, 5.0)
+    running = asyncio.create_task(life.run())
+    await asyncio.sleep(0)
+    life.ask_to_drain()
+    while not STATUS.vitals.drained:
+        await asyncio.sleep(0)
+    assert life.state is ProgramState.STARTING
+    life.ask_to_stop()
+    await running
+    assert "run" not in program.calls and not life.has_served
+
+
+async def test_a_load_that_stands_still_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "BEAT_SECONDS", 0.001)
+    clock = ManualClock()
+    monkeypatch.setattr(STATUS, "vitals", Vitals(clock))
+    program = Fake(start=never)
+    life = Lifecycle(program, 5.0)
+    running = asyncio.create_task(life.run())
+    while not program.calls:
+        await asyncio.sleep(0)
+    report_progress("weights", 10**9, 2 * 10**9)
+    clock.advance(500)
+    with pytest.raises(Stalled, match=r"weights: 1\.00 of 2\.00 GB: no progress for 500 s"):
+        await running
+    assert life.state is ProgramState.FAILED
 
 
 async def test_a_stop_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
