@@ -1,0 +1,197 @@
+"""Locust against a real CPU cluster: what it can do at most, and then minutes at 80 % of that.
+
+    python -m benchmarks.soak [--seconds 600] [--share 0.8]
+
+Users of every kind but reasoning (``loadtest/locustfile.py``), whose prompts and answers are a
+seventh as long, so that the demo model holds them. Each step of a ramp has twice the users of the
+one before; capacity is the highest rate of answers. As users think between two questions, rate
+grows with X Prints a table, and JSON as the
+last line; exit code 1 when a request failed.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import describe, pause
+from tools.local_cluster import LocalCluster, local_cluster
+
+LOCUSTFILE = Path(__file__).parents[1] / "loadtest" / "locustfile.py"
+SHAPE = [
+    "--user-weights", "chat=4,completion=2,rag=1,agent=1",
+    "--length-scale", "0.15", "--think-scale", "0.3",
+]  # fmt: skip
+RAMP_USERS = (4, 8, 16, 32)
+RAMP_SECONDS = 40
+LOOK_SECONDS = 6.0
+SETTLED = 0.2
+"""Of the run, at its begin, are not looked at for memory: caches fill."""
+
+
+@dataclass
+class Run:
+    """``rate_rps`` is of answers that came whole. Milliseconds are from the user's side.
+    ``memory_mib`` is by role and kind, ``own`` or ``shared``, over time."""
+
+    users: int
+    seconds: float
+    num_requests: int
+    num_failures: int
+    rate_rps: float
+    ttft_ms_p50: float
+    ttft_ms_p99: float
+    tbt_ms_p50: float
+    memory_mib: dict[str, list[float]] = field(default_factory=dict)
+
+    @property
+    def growth_mib(self) -> dict[str, float]:
+        """Median of the last fifth of the time, less that of the first one after it has settled."""
+        return {name: _growth(seen) for name, seen in self.memory_mib.items()}
+
+
+def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) -> Run:
+    """Locust for so long, in a process of its own. Raises RuntimeError when it can't run."""
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "told"
+        command = [
+            sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", cluster.url, *SHAPE,
+            "--headless", "--users", str(users), "--spawn-rate", str(users),
+            "--run-time", f"{seconds}s", "--json-file", str(told), "--only-summary",
+        ]  # fmt: skip
+        environment = {key: os.environ[key] for key in os.environ if not key.startswith("LOCUST_")}
+        quiet = subprocess.DEVNULL
+        with subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet) as locust:
+            memory = watched(cluster, locust) if watch else {}
+        if not told.with_suffix(".json").exists():
+            raise RuntimeError(f"locust ended with {locust.returncode} and told nothing")
+        rows = json.loads(told.with_suffix(".json").read_text())
+    return _run_of(rows, users, seconds, memory)
+
+
+def watched(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str, list[float]]:
+    """Resident MiB of each role's processes together, until ``locust`` has ended."""
+    seen: dict[str, list[float]] = defaultdict(list)
+    processes = [(entry["role"], entry["pid"]) for entry in cluster.status()["processes"]]
+    while locust.poll() is None:
+        now: dict[str, float] = defaultdict(float)
+        for role, pid in processes:
+            own, shared = resident_mib(pid)
+            now[f"{role}, own"] += own
+            now[f"{role}, shared"] += shared
+        for name, mib in now.items():
+            seen[name].append(mib)
+        pause(LOOK_SECONDS)
+    return dict(seen)
+
+
+def resident_mib(pid: int) -> tuple[float, float]:
+    """Anonymous memory of a process, and shared memory that it has touched."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    told = dict(line.split(":", 1) for line in lines)
+    own, shared = (int(told[name].split()[0]) / 1024 for name in ("RssAnon", "RssShmem"))
+    return own, shared
+
+
+def _run_of(
+    rows: Sequence[dict[str, Any]], users: int, seconds: float, memory: dict[str, list[float]]
+) -> Run:
+    asked = [row for row in rows if row["method"] == "POST"]
+    num_requests = sum(row["num_requests"] for row in asked)
+    num_failures = sum(row["num_failures"] for row in asked)
+    return Run(
+        users,
+        seconds,
+        num_requests,
+        num_failures,
+        (num_requests - num_failures) / seconds,
+        _percentile(rows, "TTFT", 0.5),
+        _percentile(rows, "TTFT", 0.99),
+        _percentile(rows, "TBT", 0.5),
+        memory,
+    )
+
+
+def _percentile(rows: Sequence[dict[str, Any]], method: str, share: float) -> float:
+    """Of the milliseconds of all rows of a method; locust keeps how often each came."""
+    counts: dict[float, int] = defaultdict(int)
+    for row in rows:
+        if row["method"] == method:
+            for milliseconds, count in row["response_times"].items():
+                counts[float(milliseconds)] += count
+    left = share * sum(counts.values())
+    for milliseconds in sorted(counts):
+        left -= counts[milliseconds]
+        if left <= 0:
+            return milliseconds
+    return 0.0
+
+
+def _growth(seen: Sequence[float]) -> float:
+    settled = seen[int(len(seen) * SETTLED) :]
+    part = max(len(settled) // 5, 1)
+    return statistics.median(settled[-part:]) - statistics.median(settled[:part])
+
+
+def users_for(ramp: Sequence[Run], rate: float) -> int:
+    """Between two steps of the ramp, rate grows evenly with users."""
+    before, users_before = 0.0, 0
+    for step in ramp:
+        if step.rate_rps >= rate:
+            part = (rate - before) / (step.rate_rps - before)
+            return max(round(users_before + part * (step.users - users_before)), 1)
+        before, users_before = step.rate_rps, step.users
+    return users_before
+
+
+def line(told: Run) -> str:
+    return (
+        f"{told.users:3d} users: {told.rate_rps:6.2f} answers/s, {told.num_failures} of "
+        f"{told.num_requests} failed, first token p50 {told.ttft_ms_p50:.0f} ms, p99 "
+        f"{told.ttft_ms_p99:.0f} ms, gap p50 {told.tbt_ms_p50:.1f} ms"
+    )
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=int, default=600)
+    parser.add_argument("--share", type=float, default=0.8)
+    parser.add_argument("--prefill", type=int, default=1)
+    parser.add_argument("--decode", type=int, default=1)
+    options = parser.parse_args(arguments)
+    machine = describe()
+    print(machine)
+    settings: dict[str, object] = {"threads": 1}
+    with local_cluster(
+        prefill=options.prefill, decode=options.decode, settings=settings
+    ) as cluster:
+        ramp = []
+        for users in RAMP_USERS:
+            ramp.append(run(cluster, users, RAMP_SECONDS))
+            print(line(ramp[-1]), flush=True)
+        capacity = max(step.rate_rps for step in ramp)
+        users = users_for(ramp, options.share * capacity)
+        long = run(cluster, users, options.seconds, watch=True)
+    print(line(long), f"{long.rate_rps / capacity:.2f} of the capacity", sep="\n")
+    for name, seen in long.memory_mib.items():
+        print(f"{name}: {seen[-1]:.0f} MiB, grew by {long.growth_mib[name]:.1f}")
+    result = {
+        "machine": machine,
+        "capacity_rps": capacity,
+        "ramp": [asdict(step) for step in ramp],
+        "run": asdict(long) | {"growth_mib": long.growth_mib},
+    }
+    print(json.dumps(result))
+    return int(long.num_failures > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
