@@ -220,15 +220,15 @@ class Settings(BaseSettings):
     that it is they who close."""
     write_seconds: Seconds = 30.0
     """For a client to read what has been written (64 KiB), before it is given up."""
+    endpoint_grace_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """That a router which is to leave goes on taking requests, not ready any more: until every
+    load balancer in front has heard of it. ``drain_seconds`` begin after it."""
     request_seconds: Seconds = 3600.0
     """For a request from its body's end to its answer's."""
     cors_origins: Origins = ()
     """Whose web pages may ask from a browser: exact origins, or ``*``. Never the admin API."""
     special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
     """Of users and tools: read as the model's own marks, as everywhere, or a request with one is
-    endpoint_grace_seconds: Annotated[float, Field(ge=0)] = 0.0
-    """That a router which is to leave goes on taking requests, not ready any more: until every
-    load balancer in front has heard of it. ``drain_seconds`` begin after it."""
     refused."""
     access_log: bool = False
     """A line of JSON for each request, to stderr. Neither prompts nor answers."""
