@@ -20,6 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
+from baton.core.trust import Trust
 from baton.errors import Invalid
 from baton.values import (
     AsSize,
@@ -73,6 +74,11 @@ class Settings(BaseSettings):
     grpc_port: Port = 0
     line_port: Port = 0
     """Of lines: routers reach workers and conductors there without gRPC, at ``grpc_host``."""
+    rpc_tls_certificate: str | None = None
+    """PEM files, all three or none: with them, members speak TLS among themselves, and each shows a
+    certificate of ``rpc_tls_ca`` that has the DNS name ``baton``. Read again when they change."""
+    rpc_tls_key: str | None = None
+    rpc_tls_ca: str | None = None
     advertise_address: str | None = None
 
     # Pools of `baton up`
@@ -267,6 +273,16 @@ class Settings(BaseSettings):
         return self.served_model_name or Path(self.model).name
 
     @property
+    def trust(self) -> Trust:
+        """What members know each other by."""
+        return Trust(
+            self.cluster_secret,
+            self.rpc_tls_certificate or "",
+            self.rpc_tls_key or "",
+            self.rpc_tls_ca or "",
+        )
+
+    @property
     def needs_redis_url(self) -> str:
         """For a role that was started by itself. Raises Invalid when it is not set."""
         if not self.redis_url:
@@ -381,10 +397,12 @@ def thread_environment(threads: int) -> dict[str, str]:
 
 def check_exposure(settings: Settings) -> None:
     """What listens beyond this host needs a lock. Raises Invalid."""
-    if settings.grpc_host not in LOOPBACK and not settings.cluster_secret:
+    is_locked = settings.cluster_secret or settings.trust.has_tls
+    if settings.grpc_host not in LOOPBACK and not is_locked:
         raise Invalid(
             f"grpc_host is {settings.grpc_host!r}: listening beyond loopback needs "
-            "cluster_secret (BATON_CLUSTER_SECRET), the same for every program of the cluster"
+            "cluster_secret (BATON_CLUSTER_SECRET), the same for every program of the cluster, or "
+            "certificates (rpc_tls_certificate, rpc_tls_key, rpc_tls_ca)"
         )
     keyed = settings.api_keys or settings.tenants_file
     if settings.host not in LOOPBACK and not (keyed or settings.allow_open_http):
@@ -407,6 +425,11 @@ def check_bounds(settings: Settings) -> None:
         )
     if (settings.tls_certificate is None) != (settings.tls_key is None):
         raise Invalid("tls_certificate and tls_key go together: give both, or none")
+    files = (settings.rpc_tls_certificate, settings.rpc_tls_key, settings.rpc_tls_ca)
+    if any(files) and not all(files):
+        raise Invalid(
+            "rpc_tls_certificate, rpc_tls_key and rpc_tls_ca go together: give all, or none"
+        )
     if settings.autoscale_shrink_utilisation > settings.autoscale_utilisation:
         raise Invalid(
             f"autoscale_shrink_utilisation is {settings.autoscale_shrink_utilisation}: above "

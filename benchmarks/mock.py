@@ -19,7 +19,7 @@ from baton.core.states import Role
 from baton.core.task import Task
 from baton.registry.redis import RedisRegistry
 from baton.rpc.channel import open_channel
-from baton.rpc.router_stream import submit_message
+from baton.rpc.router_stream import SubmitEncoder
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.runtime.state import ClusterFolder
 from benchmarks.machine import SYSTEM_CLOCK, describe
@@ -59,11 +59,10 @@ async def addresses(cluster: LocalCluster) -> list[str]:
 async def listen(address: str, first: int, streams: int, counts: list[int]) -> None:
     """Adds up outputs."""
     async with open_channel(address) as channel:
-        call = channel.stream_stream(
-            RUN, pb.RouterMessage.SerializeToString, pb.WorkerMessage.FromString
-        )()
+        call: Any = channel.stream_stream(RUN, None, pb.WorkerMessage.FromString)()
+        encoder = SubmitEncoder()
         for number in range(first, first + streams):
-            await call.write(submit_message(spec(number), Task.WHOLE, None))
+            await call.write(encoder.submit(spec(number), Task.WHOLE, None))
         async for message in call:
             counts[0] += len(message.outputs)
 

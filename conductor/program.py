@@ -17,8 +17,10 @@ from baton.core.store import WatchPage
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
+from baton.rpc.conductor_line import conductor_lines
 from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.kvstore_client import KvStoreClient
+from baton.rpc.line_server import LineServer
 from baton.rpc.server import build_server, listen
 from baton.runtime import autoscaler
 from baton.runtime.pools.open_kubernetes import kubernetes_pools
@@ -40,6 +42,8 @@ class ConductorProgram:
         self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
         self._membership = Membership(self._registry, self._clock)
         self._server: grpc.aio.Server | None = None
+        self._lines: LineServer | None = None
+        self._line = ""
         self._state = WorkerState.READY
         self._address = ""
 
@@ -56,10 +60,14 @@ class ConductorProgram:
         mirror = Mirror()
         self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
         self._watchers = Watchers(mirror, self._membership, self._watch, self._clock)
-        self._server = build_server(settings.cluster_secret)
+        self._server = build_server(settings.trust)
         add_conductor_service(self._server, self._conductor)
-        port = await listen(self._server, settings.grpc_host, settings.grpc_port)
-        self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
+        port = await listen(self._server, settings.grpc_host, settings.grpc_port, settings.trust)
+        host = settings.advertise_address or settings.grpc_host
+        self._address = f"{host}:{port}"
+        self._lines = LineServer(settings.trust, conductor_lines(self._conductor))
+        line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
+        self._line = f"{host}:{line_port}"
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, settings.heartbeat_seconds
         )
@@ -79,6 +87,8 @@ class ConductorProgram:
         self._heartbeat.hurry()
 
     async def stop(self) -> None:
+        if self._lines is not None:
+            await self._lines.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
         await self._registry.close()
@@ -101,7 +111,7 @@ class ConductorProgram:
     async def _watch(
         self, node: Member, generation: Generation, number: int
     ) -> AsyncIterator[WatchPage]:
-        client = KvStoreClient(node.address, self._settings.cluster_secret)
+        client = KvStoreClient(node.address, self._settings.trust)
         try:
             async for page in client.watch(generation, number):
                 yield page
@@ -116,6 +126,7 @@ class ConductorProgram:
             generation=self._generation,
             state=self._state,
             pid=os.getpid(),
+            line=self._line,
         )
 
 

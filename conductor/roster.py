@@ -90,7 +90,7 @@ class Roster:
 
     def ref(self, worker: WorkerId) -> WorkerRef:
         member = self._ready[worker]
-        return WorkerRef(member.id, member.address, member.generation)
+        return WorkerRef(member.id, member.address, member.generation, member.line)
 
     def node_of(self, worker: WorkerId) -> str:
         """The store of its host; empty where there is none."""

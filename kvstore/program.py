@@ -85,9 +85,9 @@ class KvStoreProgram:
         holder = Holder(self._id, self._generation)
         self._publisher = Publisher(holder, self._node, self._index, self._clock)
         await self._open_door()
-        self._server = build_server(settings.cluster_secret)
+        self._server = build_server(settings.trust)
         add_kvstore_service(self._server, self._node)
-        port = await listen(self._server, settings.grpc_host, settings.grpc_port)
+        port = await listen(self._server, settings.grpc_host, settings.grpc_port, settings.trust)
         self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, settings.heartbeat_seconds

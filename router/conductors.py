@@ -10,10 +10,15 @@ from baton.clock import Clock
 from baton.core.member import Member
 from baton.core.placement import Placement
 from baton.core.states import Role
+from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from baton.rpc.channel import open_channel
 from baton.rpc.conductor_client import ask_placement
-from baton.rpc.placement_stream import PlacementStream
+from baton.rpc.placement_stream import (
+    GrpcPlacementStream,
+    LinePlacementStream,
+    PlacementStream,
+)
 from router.cluster import Cluster
 from router.placement import PlaceQuery
 
@@ -26,21 +31,24 @@ COOLDOWN_SECONDS = 2.0
 MAX_CHANNELS = 16
 
 
+Connect = Callable[[str, Trust], grpc.aio.Channel]
+
+
 class ConductorPlacer:
     """Asks the ready conductors, from the one that the request's hash says on, until one answers:
     several share the work, and a retry asks the same one first. While :meth:`run` runs, all
-    questions to a conductor share a stream."""
+    questions to a conductor share a stream: a line, if it has one, else gRPC's."""
 
     def __init__(
         self,
         cluster: Cluster,
         clock: Clock,
-        secret: str | None,
-        connect: Callable[[str, str | None], grpc.aio.Channel] = open_channel,
+        trust: Trust | str | None,
+        connect: Connect = open_channel,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._secret = secret
+        self._trust = trust_of(trust)
         self._connect = connect
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._streams: dict[str, PlacementStream] = {}
@@ -60,7 +68,7 @@ class ConductorPlacer:
             if self._cools_down(conductor.address):
                 continue
             try:
-                return await self._ask(conductor.address, query)
+                return await self._ask(conductor, query)
             except (Overloaded, Invalid):
                 raise
             except BatonError as error:
@@ -78,11 +86,11 @@ class ConductorPlacer:
         failed_at = self._failed_at.get(address)
         return failed_at is not None and self._clock.monotonic() < failed_at + COOLDOWN_SECONDS
 
-    async def _ask(self, address: str, query: PlaceQuery) -> Placement:
-        channel = await self._channel(address)
+    async def _ask(self, conductor: Member, query: PlaceQuery) -> Placement:
+        stream = await self._stream(conductor)
         return await ask_placement(
-            channel,
-            stream=self._stream(address, channel),
+            None if stream is not None else await self._channel(conductor.address),
+            stream=stream,
             request_id=query.request_id,
             epoch=query.epoch,
             tenant=query.tenant,
@@ -95,23 +103,31 @@ class ConductorPlacer:
             trace=query.trace,
         )
 
+    async def _stream(self, conductor: Member) -> PlacementStream | None:
+        """The living one, or a new one."""
+        known = self._streams.get(conductor.address)
+        if self._tasks is None or (known is not None and known.alive):
+            return known
+        stream = await self._new_stream(conductor)
+        self._streams[conductor.address] = stream
+        self._tasks.create_task(stream.run())
+        return stream
+
+    async def _new_stream(self, conductor: Member) -> PlacementStream:
+        for address in [each for each, stream in self._streams.items() if not stream.alive]:
+            del self._streams[address]
+        if conductor.line:
+            return LinePlacementStream(conductor.line, self._trust)
+        return GrpcPlacementStream(await self._channel(conductor.address))
+
     async def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels and len(self._channels) >= MAX_CHANNELS:
             oldest = next(iter(self._channels))
             self._streams.pop(oldest, None)
             await self._channels.pop(oldest).close()
         if address not in self._channels:
-            self._channels[address] = self._connect(address, self._secret)
+            self._channels[address] = self._connect(address, self._trust)
         return self._channels[address]
-
-    def _stream(self, address: str, channel: grpc.aio.Channel) -> PlacementStream | None:
-        """The living one, or a new one."""
-        known = self._streams.get(address)
-        if self._tasks is None or (known is not None and known.alive):
-            return known
-        stream = self._streams[address] = PlacementStream(channel)
-        self._tasks.create_task(stream.run())
-        return stream
 
 
 def _turned(conductors: list[Member], request_id: str) -> list[Member]:

@@ -34,24 +34,20 @@ class Inbox:
         self._overflown = False
 
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
-        waits = self._waiter is not None and not self._waiter.done()
-        if waits and self._is_relayed(worker_id, item):
+        waiter = self._waiter if self._waiter is not None and not self._waiter.done() else None
+        if waiter is not None and self._is_relayed(worker_id, item):
             return
         if len(self._items) >= self._max_unread:
             self._overflown = True
             return
         self._items.append((worker_id, item))
-        if waits and self._waiter is not None:
-            self._waiter.set_result(None)
+        if waiter is not None:
+            waiter.set_result(None)
 
     def _is_relayed(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> bool:
         if self.relay is None or isinstance(item, BatonError):
             return False
         return self.relay(worker_id, item)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._items
 
     async def take(self, deadline: float = math.inf) -> Sequence[Item]:
         """Waits for items and takes all. ``deadline`` is by the event loop's clock. Raises

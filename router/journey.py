@@ -18,9 +18,10 @@ from router.attempt import Attempt, AttemptFailed, AttemptLeft, Deadlines
 from router.breaker import Breakers
 from router.inbox import Relay
 from router.key_chain import KeyChain, keys_of
-from router.links import Links, NotReached
+from router.links import Links
 from router.placement import PlaceQuery, Placer
 from router.record import JourneyRecord
+from router.stream_link import NotReached
 
 MOVED_REASON = "the worker that had begun the answer drains: its KV is handed on"
 

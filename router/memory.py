@@ -11,8 +11,8 @@ from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLo
 from baton.core.task import Task
 from baton.errors import Unavailable
 from router.inbox import Inbox
-from router.links import NotReached
 from router.placement import PlaceQuery
+from router.stream_link import NotReached
 
 Answer = Callable[[Sequence[TokenId], RequestSpec], TokenId]
 """The next token after all those before: a model without weights."""

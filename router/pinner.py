@@ -9,6 +9,7 @@ from baton.clock import Clock
 from baton.core.ids import BlockKey
 from baton.core.member import Member
 from baton.core.states import Role
+from baton.core.trust import Trust
 from baton.errors import BatonError
 from baton.rpc.kvstore_client import KvStoreClient
 from router.breakpoints import Pin
@@ -41,8 +42,8 @@ class Stores(Protocol):
 class GrpcStores:
     """Over gRPC, with a connection per life of a store."""
 
-    def __init__(self, secret: str | None) -> None:
-        self._secret = secret
+    def __init__(self, trust: Trust | str | None) -> None:
+        self._trust = trust
         self._clients: OrderedDict[tuple[str, int], KvStoreClient] = OrderedDict()
 
     async def pin(self, store: Member, keys: Sequence[BlockKey], seconds: float) -> int:
@@ -56,7 +57,7 @@ class GrpcStores:
         key = (store.address, int(store.generation))
         client = self._clients.get(key)
         if client is None:
-            client = KvStoreClient(store.address, self._secret, call_seconds=CALL_SECONDS)
+            client = KvStoreClient(store.address, self._trust, call_seconds=CALL_SECONDS)
             self._clients[key] = client
         while len(self._clients) > MAX_STORES:
             await self._clients.popitem(last=False)[1].close()

@@ -28,7 +28,7 @@ from router.batches.library import Library
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
 from router.journey import Guide, JourneyConfig
-from router.links import GrpcLinks
+from router.links import WorkerLinks
 from router.metrics import Metrics
 from router.peers import Peers
 from router.pinner import GrpcStores, Pinner
@@ -57,7 +57,7 @@ class RouterProgram:
         self._generation = Generation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"router-{os.getpid()}")
         self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
-        self._links = GrpcLinks(settings.cluster_secret)
+        self._links = WorkerLinks(settings.trust)
         self._metrics = Metrics()
         self._usage = RedisUsage(settings.needs_redis_url, settings.cluster)
         self._spans: OpenSpans | None = None
@@ -77,7 +77,7 @@ class RouterProgram:
         tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)
         self._cluster = self._build_cluster(model)
         await self._cluster.refresh()
-        stores = GrpcStores(settings.cluster_secret)
+        stores = GrpcStores(settings.trust)
         self._pinner = Pinner(self._cluster, stores, self._clock)
         self._service = self._build_service(tokenizer, model)
         self._tenancy = self._service.tenancy = self._build_tenancy()
@@ -145,7 +145,7 @@ class RouterProgram:
 
     def _build_service(self, tokenizer: Tokenizer, model: ModelConfig) -> Service:
         settings = self._settings
-        self._conductors = ConductorPlacer(self._cluster, self._clock, settings.cluster_secret)
+        self._conductors = ConductorPlacer(self._cluster, self._clock, settings.trust)
         placer = FirstThatAnswers([self._conductors, RingPlacer(self._cluster)])
         config = ServiceConfig(
             model=settings.model_name,

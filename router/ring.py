@@ -70,4 +70,4 @@ def _placement(prefill: Member | None, decode: Member, reason: str) -> Placement
 
 
 def _ref(member: Member) -> WorkerRef:
-    return WorkerRef(member.id, member.address, member.generation)
+    return WorkerRef(member.id, member.address, member.generation, member.line)

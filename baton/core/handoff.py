@@ -1,6 +1,6 @@
 """The nouns of a hand-off: what a source of KV blocks tells their reader, and back."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
 
@@ -41,11 +41,12 @@ class BlockRef:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRef:
-    """One life of one worker."""
+    """One life of one worker. ``line`` is how routers reach it without gRPC; empty: not at all."""
 
     id: WorkerId
     address: str
     generation: Generation
+    line: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

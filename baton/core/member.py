@@ -12,7 +12,8 @@ class Member:
     """``address`` is host:port of its gRPC server (for a router, of its HTTP server).
 
     ``transports`` are the names of the KV transports that it can serve, best first. ``door`` is
-    a store node's Unix socket, for members of its host.
+    a store node's Unix socket, for members of its host. ``line`` is host:port where routers
+    reach it without gRPC; empty where they can't.
     ``model_digest`` is hex; members with different ones never share KV. ``device`` is what a worker
     computes on, and ``kv_bytes_per_token`` what it remembers of a token.
     """
@@ -33,4 +34,5 @@ class Member:
     max_model_tokens: int = 0
     transports: tuple[str, ...] = ()
     door: str = ""
+    line: str = ""
     load: Load = field(default_factory=Load)

@@ -9,10 +9,10 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
+from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status
-
-MAX_MESSAGE_BYTES = 16 * 1024 * 1024
-"""A Submit of a million tokens is 5 MB; nothing of ours comes near this cap."""
+from baton.rpc.frames import MAX_MESSAGE_BYTES
+from baton.rpc.tls import TLS_NAME, channel_credentials
 
 SECRET_KEY = "x-baton-secret"
 RETRY_AFTER_KEY = "retry-after-seconds"
@@ -35,9 +35,19 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 )
 
 
-def open_channel(address: str, secret: str | None = None) -> grpc.aio.Channel:
-    """A channel to ``address`` (host:port); it connects on the first call."""
-    channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+TLS_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
+
+
+def open_channel(address: str, trust: Trust | str | None = None) -> grpc.aio.Channel:
+    """A channel to ``address`` (host:port); it connects on the first call. Raises Invalid for
+    certificates that can't be read."""
+    trust = trust_of(trust)
+    if trust.has_tls:
+        credentials = channel_credentials(trust)
+        channel = grpc.aio.secure_channel(address, credentials, options=TLS_OPTIONS)
+    else:
+        channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+    secret = trust.secret
     return cast(grpc.aio.Channel, _SecretChannel(channel, secret)) if secret else channel
 
 

@@ -7,6 +7,7 @@ import grpc.aio
 from baton.core.ids import BlockKey
 from baton.core.placement import Placement
 from baton.core.pool_plan import PoolPlan
+from baton.core.trust import Trust
 from baton.rpc.channel import open_channel, translated
 from baton.rpc.placement_convert import placement_from_proto
 from baton.rpc.placement_stream import PlacementStream
@@ -16,7 +17,7 @@ from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
 
 async def ask_placement(
-    channel: grpc.aio.Channel,
+    channel: grpc.aio.Channel | None,
     *,
     request_id: str,
     epoch: int,
@@ -30,8 +31,8 @@ async def ask_placement(
     trace: str = "",
     stream: PlacementStream | None = None,
 ) -> Placement:
-    """Over ``stream``, if there is one, else by a call of its own. Raises what the conductor does,
-    Unavailable for an answer without a worker."""
+    """Over ``stream``, if there is one, else by a call of its own over ``channel``. Raises what the
+    conductor does, Unavailable for an answer without a worker."""
     request = pb.PlaceRequest(
         request_id=request_id,
         epoch=epoch,
@@ -45,16 +46,17 @@ async def ask_placement(
     )
     if stream is not None:
         return await stream.ask(request, timeout_seconds)
+    assert channel is not None, "there is a stream or a channel"
     with translated():
         answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
     return placement_from_proto(answer)
 
 
 async def ask_pool_plan(
-    address: str, secret: str | None = None, timeout_seconds: float = 5.0
+    address: str, trust: Trust | str | None = None, timeout_seconds: float = 5.0
 ) -> PoolPlan | None:
     """None: it has seen no request yet. Raises Unavailable."""
-    async with open_channel(address, secret) as channel:
+    async with open_channel(address, trust) as channel:
         with translated():
             stub = pb_grpc.ConductorStub(channel)
             answer = await stub.Describe(pb.DescribeRequest(), timeout=timeout_seconds)

@@ -11,8 +11,9 @@ from baton.core.ids import BlockKey
 from baton.core.placement import Placement
 from baton.core.pool_plan import PoolPlan
 from baton.errors import BatonError, Invalid
-from baton.rpc.placement_convert import placement_to_proto, refusal_to_proto
+from baton.rpc.placement_convert import placement_to_proto
 from baton.rpc.pool_plan_convert import pool_plan_to_proto
+from baton.rpc.refusal import refusal_to_proto
 from baton.rpc.server import answer
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
@@ -52,7 +53,7 @@ class ConductorService(pb_grpc.ConductorServicer):
 
     async def Place(self, request: pb.PlaceRequest, context: Context) -> pb.Placement:
         async def call() -> pb.Placement:
-            return self._place(request)
+            return _place(self._core, request)
 
         return await answer(context, call)  # type: ignore[no-any-return]
 
@@ -60,32 +61,39 @@ class ConductorService(pb_grpc.ConductorServicer):
         self, batches: AsyncIterator[pb.PlaceRequests], context: Context
     ) -> AsyncIterator[pb.PlaceAnswers]:
         async for batch in batches:
-            yield pb.PlaceAnswers(answers=[self._answer(request) for request in batch.requests])
+            yield answer_all(self._core, batch)
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         members, ring = self._core.describe()
         plan = pool_plan_to_proto(self._core.pool_plan())
         return pb.DescribeResponse(members_json=members, ring=ring, plan=plan)
 
-    def _answer(self, request: pb.PlaceRequest) -> pb.PlaceAnswer:
-        try:
-            return pb.PlaceAnswer(placement=self._place(request))
-        except BatonError as error:
-            return pb.PlaceAnswer(refusal=refusal_to_proto(error))
-        except Exception:  # a bug, which must not take others' placements with it
-            log.exception("placement_crashed", request_id=request.request_id)
-            return pb.PlaceAnswer(refusal=refusal_to_proto(BatonError("internal error")))
 
-    def _place(self, request: pb.PlaceRequest) -> pb.Placement:
-        placement = self._core.place(
-            request_id=request.request_id,
-            epoch=request.epoch,
-            num_tokens=request.num_tokens,
-            max_new_tokens=request.max_new_tokens,
-            keys=_keys(request.block_keys),
-            excluded=frozenset(request.excluded_worker_ids),
-        )
-        return placement_to_proto(placement)
+def answer_all(core: ConductorCore, batch: pb.PlaceRequests) -> pb.PlaceAnswers:
+    """To each its own, in their order."""
+    return pb.PlaceAnswers(answers=[_answer(core, request) for request in batch.requests])
+
+
+def _answer(core: ConductorCore, request: pb.PlaceRequest) -> pb.PlaceAnswer:
+    try:
+        return pb.PlaceAnswer(placement=_place(core, request))
+    except BatonError as error:
+        return pb.PlaceAnswer(refusal=refusal_to_proto(error))
+    except Exception:  # a bug, which must not take others' placements with it
+        log.exception("placement_crashed", request_id=request.request_id)
+        return pb.PlaceAnswer(refusal=refusal_to_proto(BatonError("internal error")))
+
+
+def _place(core: ConductorCore, request: pb.PlaceRequest) -> pb.Placement:
+    placement = core.place(
+        request_id=request.request_id,
+        epoch=request.epoch,
+        num_tokens=request.num_tokens,
+        max_new_tokens=request.max_new_tokens,
+        keys=_keys(request.block_keys),
+        excluded=frozenset(request.excluded_worker_ids),
+    )
+    return placement_to_proto(placement)
 
 
 def add_conductor_service(server: grpc.aio.Server, core: ConductorCore) -> None:

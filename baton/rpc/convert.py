@@ -210,7 +210,7 @@ def hint_from_proto(message: pb.StoreHint) -> StoreHint | None:
 
 
 def ref_to_proto(ref: WorkerRef) -> pb.WorkerRef:
-    return pb.WorkerRef(id=ref.id, address=ref.address, generation=ref.generation)
+    return pb.WorkerRef(id=ref.id, address=ref.address, generation=ref.generation, line=ref.line)
 
 
 def ref_from_proto(message: pb.WorkerRef) -> WorkerRef:
@@ -218,6 +218,7 @@ def ref_from_proto(message: pb.WorkerRef) -> WorkerRef:
         id=WorkerId(message.id),
         address=message.address,
         generation=Generation(message.generation),
+        line=message.line,
     )
 
 

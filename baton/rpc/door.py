@@ -1,6 +1,6 @@
 """The local door: a node's calls over a Unix socket, ten times faster than gRPC on one host.
 
-A frame is (payload bytes: u32, call: u32, method or status: u8), then the payload, a message of
+A frame's number is the call's, its kind the method or the status, and its payload a message of
 ``kvstore.proto``. Calls of one connection run side by side and are answered as they end. Who may
 connect is a matter of the socket's folder, which is its owner's alone, and of the peer's user.
 """
@@ -12,7 +12,6 @@ import socket
 import struct
 from collections.abc import Awaitable
 from pathlib import Path
-from typing import cast
 
 from google.protobuf.message import DecodeError, Message
 
@@ -22,18 +21,14 @@ from baton.errors import (
     Invalid,
     Overloaded,
     Unavailable,
-    error_from_grpc_status,
-    mapping_of,
 )
-from baton.rpc.channel import MAX_MESSAGE_BYTES
+from baton.rpc.frames import Frames
 from baton.rpc.kvstore_calls import DOOR_METHODS, StoreCalls
+from baton.rpc.refusal import error_from, fields_of
 from baton.rpc.v1 import kvstore_pb2 as pb
 
 MAX_CALLS = 256
 """Of one connection at a time."""
-
-MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
-"""A peer that leaves so much unread is closed."""
 
 MAX_PATH_BYTES = 100
 """A Unix socket's address has 108 bytes."""
@@ -41,7 +36,6 @@ MAX_PATH_BYTES = 100
 NO_CALL, MOST_CALL = 0, (1 << 32) - 1
 """A call of number 0 is not answered."""
 
-_FRAME = struct.Struct("<IIB")
 _OK, _ERROR = 0, 255
 _UCRED = struct.Struct("3i")
 _NUMBERS = {request: number for number, (request, _, _) in enumerate(DOOR_METHODS)}
@@ -59,46 +53,6 @@ def door_path(folder: Path, name: str) -> Path | None:
     except OSError:
         return None
     return path if status.st_uid == os.getuid() and not status.st_mode & 0o077 else None
-
-
-class _Frames(asyncio.Protocol):
-    """Cuts what arrives into frames."""
-
-    def __init__(self) -> None:
-        self.transport: asyncio.Transport | None = None
-        self._buffer = bytearray()
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
-        while len(self._buffer) >= _FRAME.size:
-            size, call, code = _FRAME.unpack_from(self._buffer)
-            if size > MAX_MESSAGE_BYTES:
-                self.close()
-                return
-            if len(self._buffer) < _FRAME.size + size:
-                return
-            payload = bytes(self._buffer[_FRAME.size : _FRAME.size + size])
-            del self._buffer[: _FRAME.size + size]
-            self.on_frame(call, code, payload)
-
-    def send(self, call: int, code: int, payload: bytes) -> None:
-        """Dropped once the other side has gone."""
-        transport = self.transport
-        if transport is None or transport.is_closing():
-            return
-        transport.write(_FRAME.pack(len(payload), call, code) + payload)
-        if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
-            self.close()
-
-    def close(self) -> None:
-        if self.transport is not None:
-            self.transport.abort()
-
-    def on_frame(self, call: int, code: int, payload: bytes) -> None:
-        raise NotImplementedError
 
 
 class DoorServer:
@@ -131,7 +85,7 @@ class DoorServer:
         return _Visitor(self._calls, self._visitors)
 
 
-class _Visitor(_Frames):
+class _Visitor(Frames):
     """One client's connection, seen from the node."""
 
     def __init__(self, calls: StoreCalls, visitors: "set[_Visitor]") -> None:
@@ -159,7 +113,7 @@ class _Visitor(_Frames):
             if response is None and len(self._tasks) >= MAX_CALLS:
                 raise Overloaded(f"{MAX_CALLS} calls are running")
         except BatonError as error:
-            self._answer(call, _ERROR, _encode(error))
+            self._refuse(call, error)
             return
         if response is not None:
             self._answer(call, _OK, response.SerializeToString())
@@ -172,19 +126,26 @@ class _Visitor(_Frames):
         try:
             response = await answering
         except BatonError as error:
-            self._answer(call, _ERROR, _encode(error))
+            self._refuse(call, error)
         except Exception as error:
-            self._answer(call, _ERROR, _encode(BatonError(f"a bug: {error!r}")))
+            self._answer(
+                call,
+                _ERROR,
+                pb.DoorError(**fields_of(BatonError(f"a bug: {error!r}"))).SerializeToString(),
+            )
             raise
         else:
             self._answer(call, _OK, response.SerializeToString())
+
+    def _refuse(self, call: int, error: BatonError) -> None:
+        self._answer(call, _ERROR, pb.DoorError(**fields_of(error)).SerializeToString())
 
     def _answer(self, call: int, code: int, payload: bytes) -> None:
         if call != NO_CALL:
             self.send(call, code, payload)
 
 
-class Door(_Frames):
+class Door(Frames):
     """A client's connection; made by :meth:`connect`, usable until ``closed``."""
 
     def __init__(self) -> None:
@@ -233,7 +194,7 @@ class Door(_Frames):
             if code == _OK:
                 future.set_result(response_type.FromString(payload))
             else:
-                future.set_exception(_decode(payload))
+                future.set_exception(error_from(pb.DoorError.FromString(payload)))
         except DecodeError:
             future.set_exception(Unavailable("the store node answered nonsense"))
 
@@ -258,21 +219,6 @@ def _parse(code: int, payload: bytes) -> tuple[str, Message]:
         return name, request_type.FromString(payload)
     except DecodeError as error:
         raise Invalid(f"malformed {request_type.__name__}") from error
-
-
-def _encode(error: BatonError) -> bytes:
-    retry = error.retry_after_seconds if isinstance(error, Overloaded) else 0.0
-    return pb.DoorError(
-        status=mapping_of(error).grpc_status, message=str(error), retry_after_seconds=retry
-    ).SerializeToString()
-
-
-def _decode(payload: bytes) -> BatonError:
-    message = pb.DoorError.FromString(payload)
-    error = error_from_grpc_status(message.status, message.message)
-    if isinstance(error, Overloaded):
-        error.retry_after_seconds = message.retry_after_seconds
-    return error
 
 
 def _peer_user(transport: asyncio.BaseTransport) -> int:

@@ -28,7 +28,7 @@ class EncodedAnswer:
 
     def token(self, index: int, token_id: TokenId) -> bytes:
         at, token = _index(index), _token(token_id)
-        size = _varint(self._head_size + len(at) + len(token))
+        size = varint(self._head_size + len(at) + len(token))
         return b"".join((_TAG, size, self._head, at, token))
 
     def last(self, index: int, token_id: TokenId, reason: FinishReason) -> bytes:
@@ -41,7 +41,7 @@ def encoded(output: RequestOutput) -> bytes:
 
 
 def _framed(body: bytes) -> bytes:
-    return _TAG + _varint(len(body)) + body
+    return _TAG + varint(len(body)) + body
 
 
 def _part(**fields: Any) -> bytes:
@@ -68,8 +68,9 @@ def _reason(reason: FinishReason) -> bytes:
 
 
 @lru_cache(MAX_KNOWN)
-def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; all but the last byte have their highest bit set."""
+def varint(value: int) -> bytes:
+    """As protobuf writes numbers: seven bits a byte, the lowest first; all but the last byte have
+    their highest bit set."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)

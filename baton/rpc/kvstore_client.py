@@ -17,6 +17,7 @@ from baton.core.store import (
     StoreStats,
     WatchPage,
 )
+from baton.core.trust import Trust
 from baton.errors import Unavailable
 from baton.rpc.channel import open_channel, translated
 from baton.rpc.convert import endpoint_from_proto
@@ -42,9 +43,9 @@ class KvStoreClient:
     bounds what a request waits for."""
 
     def __init__(
-        self, address: str, secret: str | None, door: str = "", call_seconds: float = 2.0
+        self, address: str, trust: Trust | str | None, door: str = "", call_seconds: float = 2.0
     ) -> None:
-        self._channel = open_channel(address, secret)
+        self._channel = open_channel(address, trust)
         self._stub = pb_grpc.KvStoreStub(self._channel)
         self._door_path = door
         self._door: Door | None = None
@@ -140,8 +141,8 @@ class KvStoreClient:
         return self._door
 
 
-async def stat_store(address: str, secret: str | None = None) -> StoreStats:
-    client = KvStoreClient(address, secret)
+async def stat_store(address: str, trust: Trust | str | None = None) -> StoreStats:
+    client = KvStoreClient(address, trust)
     try:
         return await client.stat()
     finally:

@@ -5,8 +5,9 @@ from typing import overload
 
 from baton.core.ids import WorkerId
 from baton.core.placement import MAX_ALTERNATIVES, Alternative, Placement
-from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status, mapping_of
+from baton.errors import Unavailable
 from baton.rpc.convert import hint_from_proto, hint_to_proto, ref_from_proto, ref_to_proto
+from baton.rpc.refusal import error_from
 from baton.rpc.v1 import conductor_pb2 as pb
 
 
@@ -41,23 +42,11 @@ def placement_from_proto(message: pb.Placement) -> Placement:
     )
 
 
-def answer_from_proto(message: pb.PlaceAnswer) -> Placement | BatonError:
-    """What was answered, or what it was refused with."""
-    if not message.HasField("refusal"):
-        return placement_from_proto(message.placement)
-    refusal = message.refusal
-    error = error_from_grpc_status(refusal.status, refusal.message)
-    if isinstance(error, Overloaded):
-        error.retry_after_seconds = refusal.retry_after_seconds
-    return error
-
-
-def refusal_to_proto(error: BatonError) -> pb.Refusal:
-    return pb.Refusal(
-        status=mapping_of(error).grpc_status,
-        message=str(error) or type(error).__name__,
-        retry_after_seconds=error.retry_after_seconds if isinstance(error, Overloaded) else 0.0,
-    )
+def answer_from_proto(message: pb.PlaceAnswer) -> Placement:
+    """Raises what it was refused with, Unavailable for an answer without a worker."""
+    if message.HasField("refusal"):
+        raise error_from(message.refusal)
+    return placement_from_proto(message.placement)
 
 
 def _alternatives_to_proto(alternatives: Sequence[Alternative]) -> list[pb.Alternative]:

@@ -4,14 +4,19 @@ A call of its own for each placement costs the router several times as much.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc.aio
 
 from baton.core.placement import Placement
+from baton.core.trust import Trust
 from baton.errors import BatonError, DeadlineExceeded, Unavailable
 from baton.rpc.channel import translated
+from baton.rpc.conductor_line import CONDUCTOR_SERVICE
+from baton.rpc.line import parsed
+from baton.rpc.line_client import ClientLine, open_line
 from baton.rpc.placement_convert import answer_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
@@ -23,32 +28,36 @@ BATCH_BYTES = 4 * 1024 * 1024
 """Of questions in one message, and one more: a question of a million tokens has 1 MB of keys, and a
 message at most 16."""
 
+CONNECT_SECONDS = 2.0
+
 Answer = asyncio.Future[Placement]
 
 
-class PlacementStream:
+class PlacementStream(ABC):
     """:meth:`ask` while :meth:`run` runs; once that has ended, it is dead."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._channel = channel
+    def __init__(self) -> None:
         self._unsent: deque[tuple[pb.PlaceRequest, Answer]] = deque()
         self._sent: deque[list[Answer]] = deque()
         self._num_open = 0  # neither answered nor given up with the stream
-        self._something = asyncio.Event()
         self.alive = True
+
+    @abstractmethod
+    async def converse(self) -> None:
+        """Carries questions and answers until the stream is over. Raises what ends it."""
+
+    @abstractmethod
+    def wake(self) -> None:
+        """There is something to send."""
 
     async def run(self) -> None:
         """Returns when the stream is over, whatever ended it."""
         failure: BatonError = Unavailable("the stream ended")
-        call = pb_grpc.ConductorStub(self._channel).PlaceMany(self._batches())
         try:
-            with translated():
-                async for message in call:
-                    self._settle(message)
+            await self.converse()
         except BatonError as error:
             failure = error
         finally:
-            call.cancel()
             self._end(failure)
 
     async def ask(self, request: pb.PlaceRequest, seconds: float) -> Placement:
@@ -62,28 +71,29 @@ class PlacementStream:
         timer = loop.call_later(seconds, _expire, answer)
         self._num_open += 1
         self._unsent.append((request, answer))
-        self._something.set()
+        self.wake()
         try:
             return await answer
         finally:
             timer.cancel()
 
-    async def _batches(self) -> AsyncIterator[pb.PlaceRequests]:
-        while True:
-            await self._something.wait()
-            batch, size = pb.PlaceRequests(), 0
-            answers: list[Answer] = []
-            while self._unsent and size < BATCH_BYTES:
-                request, answer = self._unsent.popleft()
-                batch.requests.append(request)
-                answers.append(answer)
-                size += request.ByteSize()
-            if not self._unsent:
-                self._something.clear()
-            self._sent.append(answers)
-            yield batch
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
 
-    def _settle(self, message: pb.PlaceAnswers) -> None:
+    def next_batch(self) -> pb.PlaceRequests:
+        """What is to be sent, in one message; only while there is something."""
+        batch, size = pb.PlaceRequests(), 0
+        answers: list[Answer] = []
+        while self._unsent and size < BATCH_BYTES:
+            request, answer = self._unsent.popleft()
+            batch.requests.append(request)
+            answers.append(answer)
+            size += request.ByteSize()
+        self._sent.append(answers)
+        return batch
+
+    def settle(self, message: pb.PlaceAnswers) -> None:
         """Raises Unavailable for answers that nobody asked for."""
         answers = self._sent.popleft() if self._sent else []
         if len(answers) != len(message.answers):
@@ -93,13 +103,9 @@ class PlacementStream:
             if answer.done():
                 continue  # nobody waits any more
             try:
-                known = answer_from_proto(told)
-            except Unavailable as error:
-                known = error
-            if isinstance(known, BatonError):
-                answer.set_exception(known)
-            else:
-                answer.set_result(known)
+                answer.set_result(answer_from_proto(told))
+            except BatonError as error:
+                answer.set_exception(error)
 
     def _end(self, failure: BatonError) -> None:
         self.alive = False
@@ -110,6 +116,68 @@ class PlacementStream:
                 answer.set_exception(type(failure)(str(failure)))
         self._sent.clear()
         self._unsent.clear()
+
+
+class GrpcPlacementStream(PlacementStream):
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        super().__init__()
+        self._channel = channel
+        self._something = asyncio.Event()
+
+    async def converse(self) -> None:
+        call = pb_grpc.ConductorStub(self._channel).PlaceMany(self._batches())
+        try:
+            with translated():
+                async for message in call:
+                    self.settle(message)
+        finally:
+            call.cancel()
+
+    def wake(self) -> None:
+        self._something.set()
+
+    async def _batches(self) -> AsyncIterator[pb.PlaceRequests]:
+        while True:
+            await self._something.wait()
+            batch = self.next_batch()
+            if not self.has_unsent:
+                self._something.clear()
+            yield batch
+
+
+class LinePlacementStream(PlacementStream):
+    """What is asked in one turn of the event loop goes out together."""
+
+    def __init__(self, address: str, trust: Trust) -> None:
+        super().__init__()
+        self._address = address
+        self._trust = trust
+        self._line: ClientLine | None = None
+        self._is_due = False
+
+    async def converse(self) -> None:
+        line = await open_line(
+            self._address, CONDUCTOR_SERVICE, self._trust, self._receive, CONNECT_SECONDS
+        )
+        self._line = line
+        try:
+            self._flush()
+            raise await line.ended()
+        finally:
+            line.close()
+
+    def wake(self) -> None:
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_due = False
+        while self._line is not None and self.has_unsent:
+            self._line.send_message(self.next_batch().SerializeToString())
+
+    def _receive(self, payload: bytes) -> None:
+        self.settle(parsed(pb.PlaceAnswers, payload))
 
 
 def _expire(answer: Answer) -> None:

@@ -1,7 +1,6 @@
 """The router's side of its stream to a worker: messages out, outputs in."""
 
 from collections.abc import AsyncIterator, Callable
-from functools import lru_cache
 
 import grpc.aio
 
@@ -11,6 +10,8 @@ from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.rpc.channel import translated
 from baton.rpc.convert import output_from_proto, ref_to_proto, spec_to_proto
+from baton.rpc.encoded_outputs import varint
+from baton.rpc.line import parsed
 from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
@@ -20,21 +21,32 @@ _TASKS = {Task.PREFILL: pb.TASK_PREFILL, Task.DECODE: pb.TASK_DECODE, Task.WHOLE
 RouterMessage = pb.RouterMessage
 
 
-def submit_message(spec: RequestSpec, task: Task, source: WorkerRef | None) -> RouterMessage:
-    submit = pb.Submit(spec=_spec(spec), task=_TASKS[task])
-    if source is not None:
-        submit.source.CopyFrom(ref_to_proto(source))
-    return RouterMessage(submit=submit)
+class SubmitEncoder:
+    """Submissions as they travel: each a whole ``RouterMessage``. What goes to two workers, one
+    right after the other, is encoded once."""
+
+    def __init__(self) -> None:
+        self._spec: RequestSpec | None = None
+        self._encoded = b""
+
+    def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> bytes:
+        if spec is not self._spec:
+            self._spec, self._encoded = spec, _field(_SPEC, spec_to_proto(spec).SerializeToString())
+        rest = pb.Submit(task=_TASKS[task], source=ref_to_proto(source) if source else None)
+        return _field(_SUBMIT, self._encoded + rest.SerializeToString())
 
 
-@lru_cache(maxsize=2)
-def _spec(spec: RequestSpec) -> common.RequestSpec:
-    """The same one goes to two workers, one right after the other."""
-    return spec_to_proto(spec)
+def cancel_message(request_id: RequestId, epoch: Epoch) -> bytes:
+    return RouterMessage(cancel=pb.Cancel(request_id=request_id, epoch=epoch)).SerializeToString()
 
 
-def cancel_message(request_id: RequestId, epoch: Epoch) -> RouterMessage:
-    return RouterMessage(cancel=pb.Cancel(request_id=request_id, epoch=epoch))
+def _field(tag: bytes, body: bytes) -> bytes:
+    """A field that is a message. Fields behind one another are the message that has them all."""
+    return tag + varint(len(body)) + body
+
+
+_SPEC = pb.Submit(spec=common.RequestSpec()).SerializeToString()[:1]
+_SUBMIT = RouterMessage(submit=pb.Submit()).SerializeToString()[:1]
 
 
 async def converse(
@@ -42,8 +54,8 @@ async def converse(
     messages: AsyncIterator[RouterMessage],
     deliver: Callable[[RequestOutput], None],
 ) -> None:
-    """Sends ``messages`` and delivers outputs until the worker ends the stream. Raises what
-    breaks it."""
+    """Over gRPC: sends ``messages`` and delivers outputs until the worker ends the stream. Raises
+    what breaks it."""
     call = pb_grpc.WorkerStub(channel).Run(messages)
     try:
         with translated():
@@ -52,3 +64,8 @@ async def converse(
                     deliver(output_from_proto(output))
     finally:
         call.cancel()
+
+
+def outputs_of(payload: bytes) -> list[RequestOutput]:
+    """Of a ``WorkerMessage``. Raises Invalid."""
+    return [output_from_proto(each) for each in parsed(pb.WorkerMessage, payload).outputs]

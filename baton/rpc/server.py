@@ -7,8 +7,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, mapping_of
-from baton.rpc.channel import MAX_MESSAGE_BYTES, RETRY_AFTER_KEY, SECRET_KEY
+from baton.rpc.channel import RETRY_AFTER_KEY, SECRET_KEY
+from baton.rpc.frames import MAX_MESSAGE_BYTES
+from baton.rpc.tls import server_credentials
 
 SERVER_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -24,18 +27,26 @@ SERVER_OPTIONS = (
 )
 
 
-def build_server(secret: str | None = None) -> grpc.aio.Server:
-    """A server without services yet. With ``secret``, calls without it get UNAUTHENTICATED."""
+def build_server(trust: Trust | str | None = None) -> grpc.aio.Server:
+    """A server without services yet. With a secret, calls without it get UNAUTHENTICATED."""
+    secret = trust_of(trust).secret
     interceptors = [_SecretGate(secret)] if secret else []
     return grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
 
 
-async def listen(server: grpc.aio.Server, host: str, port: int) -> int:
-    """Binds and starts; returns the port. Raises Unavailable when it can't be bound."""
+async def listen(
+    server: grpc.aio.Server, host: str, port: int, trust: Trust | str | None = None
+) -> int:
+    """Binds and starts; returns the port. Raises Unavailable when it can't be bound, Invalid for
+    certificates that can't be read."""
+    trust, address = trust_of(trust), f"{host}:{port}"
     try:
-        bound = server.add_insecure_port(f"{host}:{port}")
+        if trust.has_tls:
+            bound = server.add_secure_port(address, server_credentials(trust))
+        else:
+            bound = server.add_insecure_port(address)
     except RuntimeError as error:
-        raise Unavailable(f"can't listen on {host}:{port}: is the port in use?") from error
+        raise Unavailable(f"can't listen on {address}: is the port in use?") from error
     await server.start()
     return int(bound)
 

@@ -9,6 +9,7 @@ import grpc.aio
 
 from baton.core.handoff import Inspection, PullEvent, PullOpen
 from baton.core.states import Role
+from baton.core.trust import Trust
 from baton.errors import Unavailable
 from baton.rpc.channel import open_channel, translated
 from baton.rpc.handoff_convert import event_from_proto, inspection_from_proto, open_to_proto
@@ -65,8 +66,8 @@ class GrpcPullReader:
 class GrpcPullPeers:
     """Keeps one channel per peer address."""
 
-    def __init__(self, secret: str | None = None) -> None:
-        self._secret = secret
+    def __init__(self, trust: Trust | str | None = None) -> None:
+        self._trust = trust
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     @asynccontextmanager
@@ -85,7 +86,7 @@ class GrpcPullPeers:
         self._channels.clear()
 
     async def _channel(self, address: str) -> grpc.aio.Channel:
-        channel = self._channels.pop(address, None) or open_channel(address, self._secret)
+        channel = self._channels.pop(address, None) or open_channel(address, self._trust)
         self._channels[address] = channel
         if len(self._channels) > MAX_CHANNELS:
             oldest = next(iter(self._channels))
@@ -94,9 +95,9 @@ class GrpcPullPeers:
 
 
 async def inspect_worker(
-    address: str, secret: str | None = None, timeout_seconds: float = 5.0
+    address: str, trust: Trust | str | None = None, timeout_seconds: float = 5.0
 ) -> Inspection:
-    async with open_channel(address, secret) as channel:
+    async with open_channel(address, trust) as channel:
         with translated():
             stub = pb_grpc.WorkerStub(channel)
             return inspection_from_proto(
@@ -105,17 +106,17 @@ async def inspect_worker(
 
 
 async def drain_worker(
-    address: str, secret: str | None = None, timeout_seconds: float = 5.0
+    address: str, trust: Trust | str | None = None, timeout_seconds: float = 5.0
 ) -> None:
-    async with open_channel(address, secret) as channel:
+    async with open_channel(address, trust) as channel:
         with translated():
             await pb_grpc.WorkerStub(channel).Drain(pb.DrainRequest(), timeout=timeout_seconds)
 
 
 async def convert_worker(
-    address: str, role: Role, secret: str | None = None, timeout_seconds: float = 5.0
+    address: str, role: Role, trust: Trust | str | None = None, timeout_seconds: float = 5.0
 ) -> None:
     request = pb.ConvertRequest(role=_ROLES.get(role, pb.WORKER_ROLE_UNSPECIFIED))
-    async with open_channel(address, secret) as channel:
+    async with open_channel(address, trust) as channel:
         with translated():
             await pb_grpc.WorkerStub(channel).Convert(request, timeout=timeout_seconds)

@@ -129,8 +129,9 @@ def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
     pb_grpc.add_WorkerServicer_to_server(WorkerService(core), server)
 
 
-def _take(stream: RouterStream, message: pb.RouterMessage) -> None:
-    """Hands one message of the router to the core; one that can't be read ends the stream."""
+def take(stream: RouterStream, message: pb.RouterMessage) -> None:
+    """Hands one message of the router to the core. Raises Invalid for one that can't be read, which
+    ends the stream."""
     match message.WhichOneof("message"):
         case "submit":
             submit = message.submit
@@ -144,7 +145,7 @@ def _take(stream: RouterStream, message: pb.RouterMessage) -> None:
 
 async def _take_all(stream: RouterStream, requests: AsyncIterator[pb.RouterMessage]) -> None:
     async for message in requests:
-        _take(stream, message)
+        take(stream, message)
 
 
 async def _opening(requests: AsyncIterator[pb.PullRequest]) -> PullOpen:

@@ -58,7 +58,7 @@ class Supervisor:
             clock,
             settings.drain_seconds,
             settings.hung_seconds,
-            partial(convert_worker, secret=settings.cluster_secret),
+            partial(convert_worker, trust=settings.trust),
         )
         self._children: dict[str, Child] = {}
         self._tasks: asyncio.TaskGroup | None = None
@@ -132,7 +132,7 @@ class Supervisor:
 
     async def _ask_plan(self) -> PoolPlan | None:
         address = self._children[Role.CONDUCTOR].state.address
-        return await ask_pool_plan(address, self._settings.cluster_secret) if address else None
+        return await ask_pool_plan(address, self._settings.trust) if address else None
 
     async def _await_router(self, stop: asyncio.Event) -> None:
         """They serve before they have heard of the workers; ready is when they have."""

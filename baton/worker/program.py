@@ -26,8 +26,10 @@ from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
 from baton.rpc.kvstore_client import KvStoreClient
+from baton.rpc.line_server import LineServer
 from baton.rpc.server import build_server, listen
 from baton.rpc.worker_client import GrpcPullPeers
+from baton.rpc.worker_line import worker_lines
 from baton.rpc.worker_service import add_worker_service
 from baton.runtime.pools.base import POOLS
 from baton.runtime.status import report_progress, report_role
@@ -63,10 +65,11 @@ class WorkerProgram:
         self._registry = RedisRegistry(url, settings.cluster)
         self._membership = Membership(self._registry, self._clock)
         self._index = RedisKvIndex(url, settings.cluster)
-        self._peers = GrpcPullPeers(settings.cluster_secret)
+        self._peers = GrpcPullPeers(settings.trust)
         self._server: grpc.aio.Server | None = None
+        self._lines: LineServer | None = None
         self._crashed: asyncio.Future[None] | None = None
-        self._address = ""
+        self._address, self._line = "", ""
 
     # -- Program ------------------------------------------------------------------------
 
@@ -109,6 +112,8 @@ class WorkerProgram:
             await self._clock.sleep(0.05)
 
     async def stop(self) -> None:
+        if self._lines is not None:
+            await self._lines.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
             await self._thread.stop()
@@ -255,7 +260,7 @@ class WorkerProgram:
     def _store_link(self, node: Member) -> KvStoreClient:
         settings = self._settings
         door = node.door if node.host == host_id() else ""
-        return KvStoreClient(node.address, settings.cluster_secret, door, settings.store_seconds)
+        return KvStoreClient(node.address, settings.trust, door, settings.store_seconds)
 
     def _on_change(self) -> None:
         """Its state, or its role."""
@@ -274,10 +279,14 @@ class WorkerProgram:
 
     async def _listen(self) -> grpc.aio.Server:
         settings = self._settings
-        server = build_server(settings.cluster_secret)
+        server = build_server(settings.trust)
         add_worker_service(server, self._worker)
-        port = await listen(server, settings.grpc_host, settings.grpc_port)
-        self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
+        port = await listen(server, settings.grpc_host, settings.grpc_port, settings.trust)
+        host = settings.advertise_address or settings.grpc_host
+        self._address = f"{host}:{port}"
+        self._lines = LineServer(settings.trust, worker_lines(self._worker))
+        line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
+        self._line = f"{host}:{line_port}"
         return server
 
     def _member(self) -> Member:
@@ -298,5 +307,6 @@ class WorkerProgram:
             device=runner.pool.device,
             max_model_tokens=self._engine_config().max_model_tokens,
             transports=tuple(self._transports),
+            line=self._line,
             load=self._worker.load,
         )

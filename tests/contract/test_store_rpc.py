@@ -42,7 +42,7 @@ from baton.rpc.door import DoorServer, door_path
 from baton.rpc.kvstore_calls import StoreCalls
 from baton.rpc.kvstore_client import KvStoreClient, stat_store
 from baton.rpc.kvstore_service import add_kvstore_service
-from baton.rpc.placement_stream import PlacementStream
+from baton.rpc.placement_stream import GrpcPlacementStream
 from baton.rpc.server import build_server
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
@@ -292,7 +292,7 @@ async def ask(
     asked = question(*excluded, keys=keys)
     if not streams:
         return await ask_placement(channel, **asked)
-    stream = PlacementStream(channel)
+    stream = GrpcPlacementStream(channel)
     running = asyncio.create_task(stream.run())
     try:
         return await ask_placement(channel, **asked, stream=stream)
@@ -317,7 +317,7 @@ async def test_a_stream_of_placements_ends_with_its_conductor() -> None:
         served(lambda server: add_conductor_service(server, core)) as address,
         open_channel(address, SECRET) as channel,
     ):
-        stream = PlacementStream(channel)
+        stream = GrpcPlacementStream(channel)
         running = asyncio.create_task(stream.run())
         with pytest.raises(BatonError, match="internal error"):
             await ask_placement(channel, **question(), stream=stream)
@@ -339,7 +339,7 @@ async def test_a_conductor_that_does_not_answer_in_time() -> None:
         served(lambda server: pb_grpc.add_ConductorServicer_to_server(core, server)) as address,
         open_channel(address, SECRET) as channel,
     ):
-        stream = PlacementStream(channel)
+        stream = GrpcPlacementStream(channel)
         running = asyncio.create_task(stream.run())
         with pytest.raises(DeadlineExceeded):
             await stream.ask(pb.PlaceRequest(), 0.01)

@@ -26,9 +26,10 @@ from baton.worker.stream import OutputStream
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
 from router.inbox import Inbox
-from router.links import GrpcLinks, NotReached
+from router.links import WorkerLinks
 from router.placement import FirstThatAnswers, PlaceQuery
 from router.ring import RingPlacer
+from router.stream_link import NotReached
 
 SPEC = RequestSpec(
     RequestId("r"), Epoch(1), (TokenId(1), TokenId(2)), 2, SamplingParams(max_tokens=4)
@@ -84,8 +85,8 @@ async def worker(secret: str | None = None) -> AsyncIterator[tuple[FakeCore, Wor
 
 
 @asynccontextmanager
-async def open_links(secret: str | None = None) -> AsyncIterator[GrpcLinks]:
-    links = GrpcLinks(secret)
+async def open_links(secret: str | None = None) -> AsyncIterator[WorkerLinks]:
+    links = WorkerLinks(secret)
     running = asyncio.create_task(links.run())
     await asyncio.sleep(0)
     try:
@@ -120,7 +121,8 @@ async def test_one_stream_carries_all_requests() -> None:
         core.streams[0].put(output("r", 7))
         core.streams[0].put(output("q", 8))
         assert await two.take() == [("w", output("q", 8))]
-        assert one.is_empty
+        one.put(WorkerId("w"), Unavailable("the end"))
+        assert [type(item) for _, item in await one.take()] == [Unavailable]
 
 
 async def test_a_broken_link_tells_everybody_and_a_new_one_connects() -> None:
@@ -284,8 +286,8 @@ async def test_several_conductors_share_the_requests() -> None:
     asked: list[str] = []
 
     class Refusing(ConductorPlacer):
-        async def _ask(self, address: str, query: PlaceQuery) -> Placement:
-            asked.append(address)
+        async def _ask(self, conductor: Member, query: PlaceQuery) -> Placement:
+            asked.append(conductor.address)
             raise Unavailable("it is gone")
 
     placer = Refusing(cluster, ManualClock(), None)

@@ -172,14 +172,16 @@ class RequestOutput(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., epoch: _Optional[int] = ..., first_index: _Optional[int] = ..., token_ids: _Optional[_Iterable[int]] = ..., logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., error: _Optional[str] = ..., error_status: _Optional[str] = ..., cached_tokens: _Optional[int] = ..., details: _Optional[_Mapping[str, str]] = ..., prompt_logprobs: _Optional[_Iterable[_Union[TokenLogprob, _Mapping]]] = ...) -> None: ...
 
 class WorkerRef(_message.Message):
-    __slots__ = ("id", "address", "generation")
+    __slots__ = ("id", "address", "generation", "line")
     ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
     id: str
     address: str
     generation: int
-    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ...) -> None: ...
+    line: str
+    def __init__(self, id: _Optional[str] = ..., address: _Optional[str] = ..., generation: _Optional[int] = ..., line: _Optional[str] = ...) -> None: ...
 
 class Endpoint(_message.Message):
     __slots__ = ("transport", "owner", "generation", "host", "region_size_bytes", "metadata")

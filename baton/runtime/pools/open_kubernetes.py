@@ -24,7 +24,7 @@ async def kubernetes_pools(
         raise Invalid("pools in Kubernetes need the extra baton[kubernetes]") from error
     api = open_api(settings.kubernetes_namespace, settings.cluster)
     registry = RedisRegistry(settings.redis_url, settings.cluster) if settings.redis_url else None
-    reach = RegistryReach(registry, settings.cluster_secret) if registry else NoReach()
+    reach = RegistryReach(registry, settings.trust) if registry else NoReach()
     try:
         yield KubernetesPools(api, reach, clock, on_note)
     finally:

@@ -6,6 +6,7 @@ from typing import Protocol
 from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
+from baton.core.trust import Trust
 from baton.errors import NotFound, Unavailable
 from baton.registry.base import Registry
 from baton.rpc.worker_client import drain_worker
@@ -23,9 +24,9 @@ class Reach(Protocol):
 
 
 class RegistryReach:
-    def __init__(self, registry: Registry, secret: str | None = None) -> None:
+    def __init__(self, registry: Registry, trust: Trust | str | None = None) -> None:
         self._registry = registry
-        self._secret = secret
+        self._trust = trust
 
     async def loads(self) -> Mapping[WorkerId, float]:
         return {member.id: load_of(member) for member in await self._registry.members()}
@@ -33,7 +34,7 @@ class RegistryReach:
     async def drain(self, worker_id: WorkerId) -> None:
         for member in await self._registry.members():
             if member.id == worker_id:
-                return await drain_worker(member.address, self._secret)
+                return await drain_worker(member.address, self._trust)
         raise NotFound(f"the registry does not know {worker_id}")
 
 

@@ -19,7 +19,9 @@ from baton.errors import Invalid
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.rpc.encoded_service import add_encoded_worker_service
+from baton.rpc.line_server import LineServer
 from baton.rpc.server import build_server, listen
+from baton.rpc.worker_line import encoded_worker_lines
 from baton.text.tokenizer import Tokenizer
 from baton.transport.select import host_id
 from baton.worker.mock.handovers import Handovers
@@ -46,8 +48,11 @@ class MockProgram:
         self._heartbeats: list[Heartbeat] = []
         self._addresses: dict[WorkerId, str] = {}
         self._servers: list[grpc.aio.Server] = []
-        if settings.grpc_port:
-            raise Invalid("grpc_port: mock workers have a port each, which is any that is free")
+        self._line_servers: list[LineServer] = []
+        self._lines: dict[WorkerId, str] = {}
+        for name in ("grpc_port", "line_port"):
+            if getattr(settings, name):
+                raise Invalid(f"{name}: mock workers have a port each, which is any that is free")
         if not names(settings):
             raise Invalid("mock_prefill and mock_decode are both 0: there is nobody to host")
 
@@ -100,6 +105,7 @@ class MockProgram:
             await self._clock.sleep(0.05)
 
     async def stop(self) -> None:
+        await asyncio.gather(*(server.close() for server in self._line_servers))
         await asyncio.gather(*(server.stop(grace=1.0) for server in self._servers))
         for worker in self._workers:
             worker.close()
@@ -120,12 +126,15 @@ class MockProgram:
 
     async def _listen(self, worker: MockWorker) -> None:
         settings = self._settings
-        server = build_server(settings.cluster_secret)
+        server = build_server(settings.trust)
         add_encoded_worker_service(server, worker)
-        port = await listen(server, settings.grpc_host, 0)
+        port = await listen(server, settings.grpc_host, 0, settings.trust)
         host = settings.advertise_address or settings.grpc_host
         self._servers.append(server)
         self._addresses[worker.id] = f"{host}:{port}"
+        lines = LineServer(settings.trust, encoded_worker_lines(worker))
+        self._line_servers.append(lines)
+        self._lines[worker.id] = f"{host}:{await lines.listen(settings.grpc_host, 0)}"
 
     async def _beat(self, heartbeat: Heartbeat, number: int) -> None:
         """Not all at once: hundreds of reports would hold up everybody's tokens."""
@@ -150,6 +159,7 @@ class MockProgram:
             kv_bytes_per_token=model.kv_elements_per_token * KV_ELEMENT_BYTES,
             device="mock",
             max_model_tokens=_longest(settings, model),
+            line=self._lines[worker.id],
             load=worker.load,
         )
 

@@ -8,7 +8,7 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.request import RequestSpec
 from baton.core.task import Task
 from baton.errors import Overloaded
-from baton.rpc.channel import MAX_MESSAGE_BYTES
+from baton.rpc.frames import MAX_MESSAGE_BYTES
 
 MAX_UNREAD_BYTES = MAX_MESSAGE_BYTES // 4
 """Some 80,000 tokens; a router that has left so much unread is gone or hopelessly behind."""

@@ -9,9 +9,9 @@ from baton.core.request import RequestOutput
 from baton.engine.engine import Engine
 from baton.worker.kv_layout import KvLayout
 from router.attempt import Attempt
+from router.grpc_link import GrpcWorkerLink
 from router.inbox import Inbox
 from router.journey import Journey
-from router.links import GrpcWorkerLink
 from router.merge import Merge
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.transport import Fabric
@@ -59,7 +59,7 @@ def stale_epoch() -> Changes:
 
     return [
         (GrpcWorkerLink, "submit", remember),
-        (GrpcWorkerLink, "_deliver", deliver),
+        (GrpcWorkerLink, "deliver", deliver),
         (Attempt, "_accept", accept_any),
         (Merge, "add", add_any),
     ]

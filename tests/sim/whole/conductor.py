@@ -70,6 +70,7 @@ async def ask_placement(
     excluded: Iterable[str],
     model: str,
     timeout_seconds: float,
+    trace: str = "",
     stream: object = None,
 ) -> Placement:
     """As ``baton.rpc.conductor_client.ask_placement``."""

@@ -10,10 +10,10 @@ from baton.core.request import RequestOutput
 from baton.errors import BatonError, Unavailable
 from baton.rpc.router_stream import RouterMessage
 from baton.rpc.worker_client import PullReader
-from baton.rpc.worker_service import _take
+from baton.rpc.worker_service import take
 from baton.worker.stream import OutputStream
 from baton.worker.worker import Worker
-from router.links import CONNECT_SECONDS
+from router.stream_link import CONNECT_SECONDS
 from tests.sim.whole.network import End
 from tests.sim.whole.process import PROCESS, Process
 
@@ -30,7 +30,7 @@ class WorkerServer:
     def accept(self, kind: str, opening: Any, end: End) -> None:
         if kind == "run":
             stream = self._worker.open_stream()
-            end.on_message = lambda message: _take(stream, message)
+            end.on_message = lambda message: take(stream, message)
             task = self._process.spawn(self._run(end, stream))
         else:
             task = self._process.spawn(self._pull(end, opening))
@@ -109,7 +109,7 @@ class SimPeers:
 
 
 class SimChannel:
-    """Stands for a channel in ``router.links`` and ``router.conductors``."""
+    """Stands for a channel in ``router.grpc_link`` and ``router.conductors``."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -121,7 +121,7 @@ class SimChannel:
 
 
 @asynccontextmanager
-async def open_channel(address: str, secret: str | None = None) -> AsyncIterator[SimChannel]:
+async def open_channel(address: str, trust: object = None) -> AsyncIterator[SimChannel]:
     channel = SimChannel(address)
     try:
         yield channel
@@ -130,7 +130,7 @@ async def open_channel(address: str, secret: str | None = None) -> AsyncIterator
 
 
 async def connected(channel: SimChannel) -> None:
-    """As ``router.links`` waits for it."""
+    """As ``router.grpc_link`` waits for it."""
     process = PROCESS.get()
     channel.end = process.network.open(process, channel.address, "run")
     assert channel.end.connected is not None

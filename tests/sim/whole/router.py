@@ -13,7 +13,7 @@ from router.cluster import WORKER_ROLES, Cluster
 from router.conductors import ConductorPlacer
 from router.journey import Guide, Journey, JourneyConfig
 from router.key_chain import keys_of
-from router.links import GrpcLinks
+from router.links import WorkerLinks
 from router.placement import FirstThatAnswers
 from router.record import JourneyRecord
 from router.ring import RingPlacer
@@ -37,7 +37,7 @@ class RouterLife:
         self.cluster = Cluster(
             RegistryLink(house.registry, self.process), house.clock, max_model_tokens
         )
-        self.links = GrpcLinks()
+        self.links = WorkerLinks()
         conductors = ConductorPlacer(
             self.cluster,
             house.clock,
@@ -70,9 +70,9 @@ class RouterLife:
 def wired() -> Iterator[None]:
     """While it lasts, routers reach workers and conductors over the simulated network."""
     with (
-        patch("router.links.open_channel", peers.open_channel),
-        patch("router.links._connected", peers.connected),
-        patch("router.links.converse", peers.converse),
+        patch("router.grpc_link.open_channel", peers.open_channel),
+        patch("router.grpc_link._connected", peers.connected),
+        patch("router.grpc_link.converse", peers.converse),
         patch("router.conductors.ask_placement", ask_placement),
     ):
         yield

@@ -1,0 +1,46 @@
+"""Errors of ours between programs, where no gRPC status carries them."""
+
+from typing import Protocol, TypedDict
+
+from baton.errors import BatonError, Overloaded, error_from_grpc_status, mapping_of
+from baton.rpc.v1 import conductor_pb2 as pb
+
+MAX_MESSAGE_CHARACTERS = 512
+
+
+class Told(Protocol):
+    """A message of any service that has these fields."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def retry_after_seconds(self) -> float: ...
+
+
+class Fields(TypedDict):
+    status: str
+    message: str
+    retry_after_seconds: float
+
+
+def fields_of(error: BatonError) -> Fields:
+    return {
+        "status": mapping_of(error).grpc_status,
+        "message": (str(error) or type(error).__name__)[:MAX_MESSAGE_CHARACTERS],
+        "retry_after_seconds": error.retry_after_seconds if isinstance(error, Overloaded) else 0.0,
+    }
+
+
+def refusal_to_proto(error: BatonError) -> pb.Refusal:
+    return pb.Refusal(**fields_of(error))
+
+
+def error_from(told: Told) -> BatonError:
+    error = error_from_grpc_status(told.status, told.message)
+    if isinstance(error, Overloaded):
+        error.retry_after_seconds = told.retry_after_seconds
+    return error

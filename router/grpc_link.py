@@ -1,0 +1,51 @@
+"""A link over gRPC: to workers without a line."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+import grpc.aio
+
+from baton.core.handoff import WorkerRef
+from baton.core.trust import Trust
+from baton.errors import BatonError, Unavailable
+from baton.rpc.channel import open_channel
+from baton.rpc.router_stream import RouterMessage, converse
+from router.stream_link import CONNECT_SECONDS, MAX_UNSENT, StreamLink
+
+
+class GrpcWorkerLink(StreamLink):
+    def __init__(self, worker: WorkerRef, trust: Trust) -> None:
+        super().__init__(worker, trust)
+        self._unsent: asyncio.Queue[bytes] = asyncio.Queue(MAX_UNSENT)
+
+    async def serve(self) -> BatonError:
+        async with open_channel(self._worker.address, self._trust) as channel:
+            await _connected(channel)
+            self._reached = True
+            await converse(channel, self._messages(), self.deliver)
+        return Unavailable("the stream ended")
+
+    def send(self, message: bytes) -> None:
+        try:
+            self._unsent.put_nowait(message)
+        except asyncio.QueueFull:
+            self.give_up("it does not read")
+
+    async def _messages(self) -> AsyncIterator[RouterMessage]:
+        while True:
+            yield RouterMessage.FromString(await self._unsent.get())
+
+
+async def _connected(channel: grpc.aio.Channel) -> None:
+    """Raises Unavailable at the first failure, unlike ``channel_ready``, which tries on."""
+    try:
+        async with asyncio.timeout(CONNECT_SECONDS):
+            state = channel.get_state(try_to_connect=True)
+            while state is not grpc.ChannelConnectivity.READY:
+                if state is grpc.ChannelConnectivity.TRANSIENT_FAILURE:
+                    raise Unavailable("it does not accept connections")
+                await channel.wait_for_state_change(state)
+                state = channel.get_state(try_to_connect=True)
+    except TimeoutError as error:
+        raise Unavailable(f"no connection within {CONNECT_SECONDS:g} s") from error

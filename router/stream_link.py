@@ -1,0 +1,101 @@
+"""What links to workers have in common, however their messages travel."""
+
+import asyncio
+from abc import ABC, abstractmethod
+
+import structlog
+
+from baton.core.handoff import WorkerRef
+from baton.core.ids import Epoch, RequestId
+from baton.core.request import RequestOutput, RequestSpec
+from baton.core.task import Task
+from baton.core.trust import Trust
+from baton.errors import BatonError, Unavailable
+from baton.rpc.router_stream import SubmitEncoder, cancel_message
+from router.inbox import Inbox
+
+log = structlog.get_logger(__name__)
+
+CONNECT_SECONDS = 2.0
+
+MAX_UNSENT = 16_384
+"""Messages, before there is a connection, or while the worker does not read: one that reads nothing
+for so long is as good as gone."""
+
+ENCODER = SubmitEncoder()
+
+
+class NotReached(Unavailable):
+    """No connection came about: what was to be sent was not, and harmed nobody."""
+
+
+class StreamLink(ABC):
+    """A :class:`router.links.WorkerLink`. :meth:`run` connects and serves until the stream breaks;
+    then the link is dead."""
+
+    def __init__(self, worker: WorkerRef, trust: Trust) -> None:
+        self._worker = worker
+        self._trust = trust
+        self._inboxes: dict[tuple[str, int], Inbox] = {}
+        self.task: asyncio.Task[None] | None = None
+        self._reached = False
+        self.alive = True
+
+    @abstractmethod
+    async def serve(self) -> BatonError:
+        """Connects, sets ``_reached``, and serves until the stream is over. Why it is, is returned
+        or raised."""
+
+    @abstractmethod
+    def send(self, message: bytes) -> None:
+        """A ``RouterMessage``; sooner or later. While the link is alive."""
+
+    def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None, inbox: Inbox) -> None:
+        if not self.alive:
+            inbox.put(self._worker.id, Unavailable(f"worker {self._worker.id} is gone"))
+            return
+        self._inboxes[spec.request_id, spec.epoch] = inbox
+        self.send(ENCODER.submit(spec, task, source))
+
+    def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
+        self.forget(request_id, epoch)
+        if self.alive:
+            self.send(cancel_message(request_id, epoch))
+
+    @property
+    def idle(self) -> bool:
+        return not self._inboxes
+
+    def forget(self, request_id: RequestId, epoch: Epoch) -> None:
+        self._inboxes.pop((request_id, epoch), None)
+
+    async def run(self) -> None:
+        """Returns when the stream is over, whatever ended it."""
+        failure = "the stream ended"
+        try:
+            failure = str(await self.serve())
+        except BatonError as error:
+            failure = str(error)
+        finally:
+            self.on_break(failure)
+
+    def deliver(self, output: RequestOutput) -> None:
+        inbox = self._inboxes.get((output.request_id, output.epoch))
+        if inbox is not None:
+            inbox.put(self._worker.id, output)
+
+    def give_up(self, failure: str) -> None:
+        """Breaks it now."""
+        self.on_break(failure)
+        if self.task is not None:
+            self.task.cancel()
+
+    def on_break(self, failure: str) -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        log.info("link_broke", worker=self._worker.id, error=failure, requests=len(self._inboxes))
+        kind = Unavailable if self._reached else NotReached
+        inboxes, self._inboxes = self._inboxes, {}
+        for inbox in inboxes.values():
+            inbox.put(self._worker.id, kind(f"lost worker {self._worker.id}: {failure}"))
