@@ -1,0 +1,391 @@
+"""What can be done with objects: create, read, update, patch, delete."""
+
+import base64
+from datetime import UTC, datetime
+from typing import Any
+from uuid import NAMESPACE_OID, uuid5
+
+from baton.clock import Clock
+from tests.kube import managers, patches
+from tests.kube.defaults import set_defaults
+from tests.kube.failures import (
+    Refused,
+    already_exists,
+    bad_request,
+    conflict,
+    invalid,
+    modified,
+    not_found,
+)
+from tests.kube.kinds import (
+    DEFINITION,
+    NAMESPACE,
+    POD,
+    SECRET,
+    SERVICE,
+    SERVICE_ACCOUNT,
+    Kind,
+    Kinds,
+    Object,
+)
+from tests.kube.request import Request
+from tests.kube.schemas import schema_of
+from tests.kube.selectors import fields_match, labels_match
+from tests.kube.store import Store, copied
+from tests.kube.validation import check_change, check_fields, check_object
+
+LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+"""Of which Kubernetes makes the ends of names."""
+
+FOREGROUND = "foregroundDeletion"
+APPLY_TYPES = ("application/apply-patch+yaml", "application/apply-patch+cbor")
+
+
+class Api:
+    """Of one cluster. Raises Refused for what a real one would refuse. Any thread may call."""
+
+    def __init__(self, clock: Clock, service_subnet: str = "10.96.0") -> None:
+        self.store = Store()
+        self.kinds = Kinds()
+        self.clock = clock
+        self._subnet = service_subnet
+        self._numbers = 0
+        self.warnings: list[str] = []
+        """Of the last write, for the client to see."""
+        for name in ("default", "kube-system"):
+            self.create(NAMESPACE, {"metadata": {"name": name}})
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def listed(self, request: Request) -> Object:
+        with self.store.locked():
+            items = self.selected(request)
+            version = self.store.version
+        kind = request.kind
+        return {
+            "kind": f"{kind.kind}List",
+            "apiVersion": kind.api_version,
+            "metadata": {"resourceVersion": str(version)},
+            "items": items,
+        }
+
+    def selected(self, request: Request) -> list[Object]:
+        found = self.store.all(request.kind, request.namespace)
+        return [each for each in found if chosen(request, each)]
+
+    # -- writing ---------------------------------------------------------------------------
+
+    def create(self, kind: Kind, body: Object, request: Request | None = None) -> Object:
+        """As the one who asks; without a request, as a controller."""
+        with self.store.locked():
+            found = self._begun(kind, copied(body), request)
+            if self.store.find(kind, *place_of(found)) is not None:
+                raise already_exists(kind, found["metadata"]["name"])
+            found.pop("status", None) if "status" in kind.subresources else None
+            self._admit(kind, None, found, request)
+            if request is not None:
+                managers.updated(None, found, schema_of(kind), self._writer(request))
+            return self._saved(kind, None, found, request)
+
+    def update(self, kind: Kind, body: Object, request: Request | None = None) -> Object:
+        """All but its status. With a resourceVersion in ``body``, only if it is the last one."""
+        with self.store.locked():
+            before = self.store.get(kind, *place_of(body))
+            return self._changed(kind, before, copied(body), request)
+
+    def set_status(self, kind: Kind, body: Object) -> Object:
+        """Its status alone, whatever has become of the rest. Raises Refused (404) when it, or the
+        one of that uid, is gone."""
+        with self.store.locked():
+            now = self.store.get(kind, *place_of(body))
+            if now["metadata"]["uid"] != body["metadata"]["uid"]:
+                raise not_found(kind, now["metadata"]["name"])
+            return self.store.put(kind, {**now, "status": copied(body.get("status") or {})})
+
+    def patch(self, request: Request) -> tuple[int, Object]:
+        kind = request.kind
+        with self.store.locked():
+            if request.content_type in APPLY_TYPES:
+                return self._apply(request)
+            before = self.store.get(kind, request.namespace, request.name)
+            return 200, self._changed(kind, before, self.patched(before, request), request)
+
+    def patched(self, before: Object, request: Request) -> Object:
+        if request.content_type == "application/json-patch+json":
+            return patches.json_patched(before, request.body)
+        if request.content_type == "application/merge-patch+json":
+            out: Object = patches.merged(before, request.body)
+            return out
+        if request.content_type == "application/strategic-merge-patch+json":
+            changed: Object = patches.strategic(before, request.body, schema_of(request.kind))
+            return changed
+        raise Refused(415, "UnsupportedMediaType", f"not a patch: {request.content_type}")
+
+    def _apply(self, request: Request) -> tuple[int, Object]:
+        kind, body = request.kind, copied(request.body)
+        metadata = body.setdefault("metadata", {})
+        if "fieldManager" not in request.query:
+            raise bad_request("PatchOptions.fieldManager: Required value: for apply patch")
+        if metadata.get("managedFields"):
+            raise bad_request("metadata.managedFields must be nil")
+        if metadata.get("name", request.name) != request.name:
+            raise bad_request("the name of the object does not match the name on the URL")
+        metadata["name"] = request.name
+        if kind.namespaced:
+            metadata["namespace"] = request.namespace
+        before = self.store.find(kind, request.namespace, request.name)
+        if before is None:
+            self._check_place(kind, body, request)
+        else:
+            _check_versions(kind, before, body)
+        self._check_fields(kind, body, request)
+        if kind == SECRET:
+            _encode_secret(body)
+        now = managers.applied(before, body, schema_of(kind), self._writer(request))
+        if before is None:
+            self._birth(kind, now)
+        if request.subresource != "status" and "status" in kind.subresources:
+            _keep(now, before, "status")
+        self._admit(kind, before, now, request, checked=True)
+        return (200 if before else 201), self._saved(kind, before, now, request)
+
+    def _changed(self, kind: Kind, before: Object, now: Object, request: Request | None) -> Object:
+        _check_versions(kind, before, now)
+        for name in ("uid", "creationTimestamp", "generation", "deletionTimestamp"):
+            _keep(now["metadata"], before["metadata"], name)
+        if kind.namespaced:
+            now["metadata"]["namespace"] = before["metadata"]["namespace"]
+        if "status" in kind.subresources:
+            _keep(now, before, "status")
+        self._admit(kind, before, now, request)
+        if request is not None:
+            _keep(now["metadata"], before["metadata"], "managedFields")
+            if not _equal(before, now):
+                managers.updated(before, now, schema_of(kind), self._writer(request))
+        return self._saved(kind, before, now, request)
+
+    # -- deleting --------------------------------------------------------------------------
+
+    def delete(
+        self, kind: Kind, namespace: str, name: str, options: Object | None = None
+    ) -> Object:
+        """``options`` as DeleteOptions. A pod on a node is given its time; its kubelet removes it.
+        Returns what there was, or what is left."""
+        options = options or {}
+        with self.store.locked():
+            found = self.store.get(kind, namespace, name)
+            metadata = found["metadata"]
+            for key, value in (options.get("preconditions") or {}).items():
+                if value is not None and metadata[key] != value:
+                    why = f"Precondition failed: {key}: {value}, in object meta: {metadata[key]}"
+                    raise conflict(kind, name, why)
+            if options.get("propagationPolicy") == "Foreground":
+                metadata["finalizers"] = sorted({*metadata.get("finalizers", []), FOREGROUND})
+            grace = _grace(kind, found, options)
+            if kind == NAMESPACE:
+                metadata["finalizers"] = ["kubernetes"]
+            if not grace and not metadata.get("finalizers"):
+                return self.store.remove(kind, namespace, name)
+            return self.store.put(kind, self._dying(found, grace))
+
+    def _dying(self, found: Object, grace: int) -> Object:
+        """A second deletion may only shorten the time that is left."""
+        metadata = found["metadata"]
+        ends = self.stamp(grace)
+        if metadata.get("deletionTimestamp", "9") > ends:
+            metadata["deletionTimestamp"] = ends
+            metadata["deletionGracePeriodSeconds"] = grace
+        return found
+
+    def released(self, kind: Kind, namespace: str, name: str, finalizer: str) -> None:
+        """Without that finalizer; what was only waiting for it is gone."""
+        with self.store.locked():
+            found = self.store.get(kind, namespace, name)
+            left = [f for f in found["metadata"].get("finalizers", []) if f != finalizer]
+            found["metadata"]["finalizers"] = left
+            if left or "deletionTimestamp" not in found["metadata"]:
+                self.store.put(kind, found)
+            else:
+                self.store.remove(kind, namespace, name)
+
+    # -- what all writes share -------------------------------------------------------------
+
+    def _begun(self, kind: Kind, found: Object, request: Request | None) -> Object:
+        """A new object with a name, a namespace and an identity."""
+        metadata = found.setdefault("metadata", {})
+        if not metadata.get("name"):
+            if not metadata.get("generateName"):
+                raise invalid(kind, "", "metadata.name: Required value: name or generateName")
+            metadata["name"] = metadata["generateName"] + self.suffix()
+        if request is not None and kind.namespaced:
+            metadata.setdefault("namespace", request.namespace)
+        if request is not None and metadata.get("namespace", "") != request.namespace:
+            raise bad_request("the namespace of the object does not match the request's")
+        self._check_place(kind, found, request)
+        self._birth(kind, found)
+        return found
+
+    def _birth(self, kind: Kind, found: Object) -> None:
+        self._numbers += 1
+        found["apiVersion"], found["kind"] = kind.api_version, kind.kind
+        name = f"{kind.plural}/{found['metadata']['name']}/{self._numbers}"
+        found["metadata"] |= {
+            "uid": str(uuid5(NAMESPACE_OID, name)),
+            "creationTimestamp": self.stamp(),
+        }
+
+    def _check_place(self, kind: Kind, found: Object, request: Request | None) -> None:
+        told = (found.get("apiVersion", kind.api_version), found.get("kind", kind.kind))
+        if told != (kind.api_version, kind.kind):
+            raise bad_request(f"{told} in the data is not the expected {kind.kind}")
+        namespace = found["metadata"].get("namespace", "")
+        if kind.namespaced and self.store.find(NAMESPACE, "", namespace) is None:
+            raise not_found(NAMESPACE, namespace)
+
+    def _check_fields(self, kind: Kind, found: Object, request: Request | None) -> None:
+        strict = request is not None and request.query.get("fieldValidation") == "Strict"
+        self.warnings = check_fields(kind, found, schema_of(kind), strict)
+
+    def _admit(
+        self,
+        kind: Kind,
+        before: Object | None,
+        now: Object,
+        request: Request | None,
+        checked: bool = False,
+    ) -> None:
+        if request is not None and not checked:
+            self._check_fields(kind, now, request)
+        if kind == SECRET:
+            _encode_secret(now)
+        if kind == SERVICE:
+            self._address(before, now)
+        set_defaults(kind.kind, now)
+        check_object(kind, now)
+        if before is not None:
+            check_change(kind, before, now)
+        elif kind == POD:
+            self._check_account(now)
+
+    def _check_account(self, pod: Object) -> None:
+        name, namespace = pod["spec"]["serviceAccountName"], pod["metadata"]["namespace"]
+        if self.store.find(SERVICE_ACCOUNT, namespace, name) is None:
+            why = f"error looking up service account {namespace}/{name}: not found"
+            raise Refused(403, "Forbidden", f'pods "{pod["metadata"]["name"]}" is forbidden: {why}')
+
+    def _address(self, before: Object | None, now: Object) -> None:
+        """A cluster address for life, unless it is headless or points elsewhere."""
+        spec = now["spec"]
+        if before is not None and before["spec"].get("clusterIP"):
+            spec.setdefault("clusterIP", before["spec"]["clusterIP"])
+        elif spec.get("type") != "ExternalName" and not spec.get("clusterIP"):
+            taken = {each["spec"].get("clusterIP") for each in self.store.all(SERVICE)}
+            free = (f"{self._subnet}.{number}" for number in range(1, 255))
+            spec["clusterIP"] = next(address for address in free if address not in taken)
+        if spec.get("clusterIP"):
+            spec["clusterIPs"] = [spec["clusterIP"]]
+
+    def _saved(
+        self, kind: Kind, before: Object | None, now: Object, request: Request | None
+    ) -> Object:
+        metadata = now["metadata"]
+        if "spec" in now:
+            changed = before is not None and _content(before) != _content(now)
+            last = (before or {"metadata": {}})["metadata"].get("generation", 0)
+            metadata["generation"] = last + (before is None or changed)
+        if request is not None and request.dry:
+            return now
+        saved = self.store.put(kind, now)
+        if kind == NAMESPACE and before is None:
+            name = metadata["name"]
+            account = {"metadata": {"name": "default", "namespace": name}}
+            self.create(SERVICE_ACCOUNT, account)
+        if kind == DEFINITION:
+            self.kinds.define(saved)
+        dying = "deletionTimestamp" in metadata and not metadata.get("finalizers")
+        if dying and kind != POD:
+            return self.store.remove(kind, *place_of(saved))
+        return saved
+
+    def _writer(self, request: Request) -> managers.Writer:
+        return managers.Writer(
+            request.manager, request.kind.api_version, self.stamp(),
+            request.subresource, request.query.get("force") == "true",
+        )  # fmt: skip
+
+    # -- names and times -------------------------------------------------------------------
+
+    def stamp(self, later_seconds: float = 0.0) -> str:
+        seconds = self.clock.wall_nanoseconds() // 10**9 + later_seconds
+        return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+    def suffix(self) -> str:
+        """Five letters, others each time."""
+        self._numbers += 1
+        number, out = self._numbers * 7_368_787 % 27**5, ""  # a step prime to the modulus
+        for _ in range(5):
+            number, letter = divmod(number, len(LETTERS))
+            out += LETTERS[letter]
+        return out
+
+
+def chosen(request: Request, found: Object) -> bool:
+    """Whether a list or watch is about this one."""
+    metadata = found["metadata"]
+    return (
+        request.namespace in ("", metadata.get("namespace", ""))
+        and request.name in ("", metadata["name"])
+        and labels_match(request.query.get("labelSelector", ""), metadata.get("labels") or {})
+        and fields_match(request.query.get("fieldSelector", ""), found)
+    )
+
+
+def place_of(found: Object) -> tuple[str, str]:
+    return found["metadata"].get("namespace", "") or "", found["metadata"]["name"]
+
+
+def _content(found: Object) -> Object:
+    return {key: value for key, value in found.items() if key not in ("metadata", "status")}
+
+
+def _equal(before: Object, now: Object) -> bool:
+    hidden = ("resourceVersion", "managedFields", "generation")
+
+    def plain(found: Object) -> Any:
+        metadata = {k: v for k, v in found["metadata"].items() if k not in hidden}
+        return {**found, "metadata": metadata}
+
+    return bool(plain(before) == plain(now))
+
+
+def _keep(now: Object, before: Object | None, name: str) -> None:
+    now.pop(name, None)
+    if before is not None and name in before:
+        now[name] = copied(before[name])
+
+
+def _check_versions(kind: Kind, before: Object, now: Object) -> None:
+    """What a writer says of identity and version must be so."""
+    old, new = before["metadata"], now["metadata"]
+    if new.get("uid") not in (None, old["uid"]):
+        why = f"Precondition failed: UID in precondition: {new['uid']}, UID in object meta"
+        raise conflict(kind, old["name"], f"{why}: {old['uid']}")
+    if new.get("resourceVersion") not in (None, "", old["resourceVersion"]):
+        raise modified(kind, old["name"])
+
+
+def _grace(kind: Kind, found: Object, options: Object) -> int:
+    if kind != POD or not found["spec"].get("nodeName"):
+        return 0
+    if (found.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+        return 0
+    asked = options.get("gracePeriodSeconds")
+    return int(found["spec"]["terminationGracePeriodSeconds"] if asked is None else asked)
+
+
+def _encode_secret(found: Object) -> None:
+    plain = found.pop("stringData", None) or {}
+    if plain:
+        encoded = {name: base64.b64encode(text.encode()).decode() for name, text in plain.items()}
+        found["data"] = (found.get("data") or {}) | encoded
+    found.setdefault("type", "Opaque")

@@ -1,0 +1,247 @@
+"""The API over HTTPS: one thread per connection."""
+
+import json
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import yaml
+
+from tests.kube import discovery
+from tests.kube.accounts import Accounts, Call
+from tests.kube.api import Api
+from tests.kube.failures import Refused
+from tests.kube.kinds import Object
+from tests.kube.request import Request, parsed
+from tests.kube.subresources import subresource
+from tests.kube.watching import watch
+
+IDLE_SECONDS = 300.0
+"""That a connection may wait for its next request."""
+
+LONGEST_BODY = 16 * 2**20
+"""Bytes: Helm keeps a whole release in one Secret of up to a megabyte."""
+
+PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+
+Log = Callable[[str, str, str], str]
+"""Namespace, pod, container → what it wrote. Raises Refused."""
+
+
+class KubeServer:
+    """Serves ``api``. ``before`` sees each request first, and may raise Refused: for tests that
+    want something to go wrong."""
+
+    def __init__(self, api: Api, log: Log | None = None) -> None:
+        self.api = api
+        self.accounts = Accounts(api.store)
+        self.before: Callable[[Request], None] = lambda request: None
+        self.paths: list[tuple[str, str]] = []
+        """Method and path of each request; for whoever wonders what a client does."""
+        self.log = log
+        self.closed = threading.Event()
+        self.url = ""
+
+    @property
+    def port(self) -> int:
+        return urlsplit(self.url).port or 0
+
+    @contextmanager
+    def running(self, folder: Path, address: str = "127.0.0.1") -> Iterator["KubeServer"]:
+        """``folder`` gets ``kubeconfig`` and ``ca.crt``. Pods reach it at ``address`` as
+        ``kubernetes.default.svc``, whose certificate it has."""
+        handler = type("Handler", (_Handler,), {"kube": self})
+        server = _Server((address, 0), handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificates = Path(__file__).parent / "certificates"
+        context.load_cert_chain(certificates / "server.crt", certificates / "server.key")
+        server.context = context
+        self.url = f"https://{address}:{server.server_port}"
+        write_kubeconfig(folder, self.url)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            yield self
+        finally:
+            self.closed.set()
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+    def answer(self, request: Request, user: str) -> tuple[int, Object]:
+        """Of all but watches and logs. Raises Refused."""
+        kind, name = request.kind, request.name
+        if request.subresource:
+            return subresource(self.api, request)
+        if request.verb == "list":
+            return 200, self.api.listed(request)
+        if request.verb == "get":
+            return 200, self.api.store.get(kind, request.namespace, name)
+        if request.verb == "create":
+            return 201, self.api.create(kind, request.body, request)
+        if request.verb == "update":
+            return 200, self.api.update(kind, request.body, request)
+        if request.verb == "patch":
+            return self.api.patch(request)
+        if request.verb == "deletecollection":
+            for each in self.api.selected(request):
+                self.api.delete(kind, each["metadata"].get("namespace", ""),
+                                each["metadata"]["name"], request.body)  # fmt: skip
+            return 200, {"kind": "Status", "apiVersion": "v1", "status": "Success"}
+        options = dict(request.body or {})
+        if "gracePeriodSeconds" in request.query:
+            options["gracePeriodSeconds"] = int(request.query["gracePeriodSeconds"])
+        if request.dry:
+            return 200, self.api.store.get(kind, request.namespace, name)
+        return 200, self.api.delete(kind, request.namespace, name, options)
+
+    def authorize(self, request: Request, authorization: str) -> str:
+        """The user's name."""
+        user = self.accounts.user(authorization)
+        self.accounts.check(
+            Call(
+                user, request.verb, request.kind.group, request.resource,
+                request.namespace, request.single,
+            )
+        )  # fmt: skip
+        return user
+
+
+def write_kubeconfig(folder: Path, url: str) -> None:
+    authority = Path(__file__).parent / "certificates" / "ca.crt"
+    (folder / "ca.crt").write_bytes(authority.read_bytes())
+    cluster = {
+        "server": url,
+        "certificate-authority": str(folder / "ca.crt"),
+        "tls-server-name": "localhost",
+    }
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "contexts": [
+            {"name": "test",
+             "context": {"cluster": "test", "user": "admin", "namespace": "default"}}
+        ],
+        "clusters": [{"name": "test", "cluster": cluster}],
+        "users": [{"name": "admin", "user": {"token": "admin"}}],
+    }  # fmt: skip
+    (folder / "kubeconfig").write_text(yaml.safe_dump(config), encoding="utf-8")
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+    context: ssl.SSLContext
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that left is none of ours."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer is one packet
+    timeout = IDLE_SECONDS
+    disable_nagle_algorithm = True
+    kube: KubeServer
+
+    def setup(self) -> None:
+        server = self.server
+        assert isinstance(server, _Server)
+        self.request.settimeout(IDLE_SECONDS)
+        self.request = server.context.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Quiet."""
+
+    def _handle(self) -> None:
+        body = self._body()
+        try:
+            self._answer(body)
+        except Refused as refused:
+            self._send(refused.code, json.dumps(refused.as_status()).encode())
+
+    def _body(self) -> bytes:
+        length = int(self.headers.get("Content-Length") or 0)
+        if length > LONGEST_BODY:
+            self.close_connection = True
+            return b""
+        return self.rfile.read(length) if length else b""
+
+    def _answer(self, body: bytes) -> None:
+        parts = urlsplit(self.path)
+        path = unquote(parts.path)
+        self.kube.paths.append((self.command, self.path))
+        if path in ("/healthz", "/livez", "/readyz"):
+            self._send(200, b"ok", "text/plain")
+            return
+        if self.command == "GET" and self._discovery(path):
+            return
+        query = dict(parse_qsl(parts.query, keep_blank_values=True))
+        request = parsed(
+            self.command, path, query, self.kube.api.kinds, _loaded(body),
+            (self.headers.get("Content-Type") or "").partition(";")[0],
+            self.headers.get("User-Agent") or "",
+        )  # fmt: skip
+        user = self.kube.authorize(request, self.headers.get("Authorization") or "")
+        self.kube.before(request)
+        if request.verb == "watch":
+            self._watch(request)
+        elif request.subresource == "log":
+            self._log(request)
+        else:
+            code, told = self.kube.answer(request, user)
+            self._send(code, json.dumps(told).encode())
+
+    def _discovery(self, path: str) -> bool:
+        if path == "/openapi/v2" and PROTOBUF in (self.headers.get("Accept") or ""):
+            self._send(200, b"", PROTOBUF)  # an empty document: nothing is checked by the client
+            return True
+        told = discovery.answer(path, self.kube.api.kinds)
+        if told is not None:
+            self._send(200, json.dumps(told).encode())
+        return told is not None
+
+    def _watch(self, request: Request) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        self.wfile.flush()
+        for event in watch(self.kube.api, request, self.kube.closed.is_set):
+            line = json.dumps(event).encode() + b"\n"
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
+            self.wfile.flush()
+        self.wfile.write(b"0\r\n\r\n")
+        self.close_connection = True
+
+    def _log(self, request: Request) -> None:
+        self.kube.api.store.get(request.kind, request.namespace, request.name)
+        assert self.kube.log is not None, "this cluster has no kubelet"
+        told = self.kube.log(request.namespace, request.name, request.query.get("container", ""))
+        self._send(200, told.encode(), "text/plain")
+
+    def _send(self, code: int, text: bytes, content_type: str = "application/json") -> None:
+        self.send_response(code)
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+        self.wfile.flush()
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = _handle
+
+
+def _loaded(body: bytes) -> Any:
+    if not body:
+        return None
+    try:
+        return json.loads(body)
+    except ValueError:
+        return yaml.safe_load(body)

@@ -1,0 +1,139 @@
+"""Objects, their versions, and what changed: what etcd is to a real API server."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tests.kube.failures import expired, not_found
+from tests.kube.kinds import Kind, Object
+
+HISTORY = 4096
+"""Changes that a watch may start from; who asks for older ones is told to list again (410)."""
+
+Key = tuple[Kind, str, str]
+"""Kind, namespace (empty for what has none), name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """``kind_of`` is ADDED, MODIFIED or DELETED; ``before`` is None for what was added."""
+
+    version: int
+    kind_of: str
+    kind: Kind
+    now: Object
+    before: Object | None
+
+
+def copied(value: Any) -> Any:
+    """Of JSON."""
+    if isinstance(value, dict):
+        return {key: copied(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [copied(inner) for inner in value]
+    return value
+
+
+def key_of(kind: Kind, found: Object) -> Key:
+    return kind, found["metadata"].get("namespace", "") or "", found["metadata"]["name"]
+
+
+class Store:
+    """Everything goes in and out as a copy. All calls may come from any thread; ``locked`` makes
+    several of them one. ``version`` is that of the last change."""
+
+    def __init__(self) -> None:
+        self.version = 1
+        self._objects: dict[Key, Object] = {}
+        self._changes: deque[Change] = deque(maxlen=HISTORY)
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._listeners: list[Callable[[], None]] = []
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        with self._lock:
+            yield
+
+    def listen(self, listener: Callable[[], None]) -> None:
+        """Called after each change, in the thread that made it; must not wait."""
+        self._listeners.append(listener)
+
+    def get(self, kind: Kind, namespace: str, name: str) -> Object:
+        """Raises Refused (404)."""
+        found = self.find(kind, namespace, name)
+        if found is None:
+            raise not_found(kind, name)
+        return found
+
+    def find(self, kind: Kind, namespace: str, name: str) -> Object | None:
+        with self._lock:
+            found = self._objects.get((kind, namespace, name))
+            return copied(found) if found is not None else None
+
+    def all(self, kind: Kind, namespace: str = "") -> list[Object]:
+        """In the order of their names; of all namespaces when none is named."""
+        with self._lock:
+            keys = [key for key in self._objects if key[0] == kind and namespace in ("", key[1])]
+            return [copied(self._objects[key]) for key in sorted(keys, key=lambda key: key[1:])]
+
+    def put(self, kind: Kind, found: Object) -> Object:
+        """Written as a new version, which is returned. Nothing happens if nothing has changed."""
+        with self._lock:
+            key = key_of(kind, found)
+            before = self._objects.get(key)
+            if before is not None and _same(before, found):
+                return copied(before)
+            now = copied(found)
+            self.version += 1
+            now["metadata"]["resourceVersion"] = str(self.version)
+            self._objects[key] = now
+            self._note(Change(self.version, "MODIFIED" if before else "ADDED", kind, now, before))
+            return copied(now)
+
+    def remove(self, kind: Kind, namespace: str, name: str) -> Object:
+        """Returns what there was. Raises Refused (404)."""
+        with self._lock:
+            self.get(kind, namespace, name)
+            gone = copied(self._objects.pop((kind, namespace, name)))
+            self.version += 1
+            gone["metadata"]["resourceVersion"] = str(self.version)
+            self._note(Change(self.version, "DELETED", kind, gone, gone))
+            return copied(gone)
+
+    def _note(self, change: Change) -> None:
+        self._changes.append(change)
+        self._changed.notify_all()
+        for listener in self._listeners:
+            listener()
+
+    def changes(self, after: int, seconds: float) -> list[Change]:
+        """All since that version, waiting so long for the first one. Raises Refused (410) when
+        older ones are missing."""
+        with self._changed:
+            if self.version <= after:
+                self._changed.wait(seconds)
+            oldest = self._changes[0].version if self._changes else self.version + 1
+            if after + 1 < oldest and len(self._changes) == HISTORY:
+                raise expired(after)
+            found = []
+            for change in reversed(self._changes):
+                if change.version <= after:
+                    break
+                found.append(change)
+            return found[::-1]
+
+
+def _same(before: Object, now: Object) -> bool:
+    """But for the version, which the store itself gives."""
+    if {k: v for k, v in before.items() if k != "metadata"} != {
+        k: v for k, v in now.items() if k != "metadata"
+    }:
+        return False
+    hidden = "resourceVersion"
+    return {k: v for k, v in before["metadata"].items() if k != hidden} == {
+        k: v for k, v in now["metadata"].items() if k != hidden
+    }
