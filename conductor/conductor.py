@@ -67,8 +67,9 @@ class Conductor:
         max_new_tokens: int,
         keys: tuple[BlockKey, ...],
         excluded: frozenset[str],
+        trace: str = "",
     ) -> Placement:
-        """Raises Unavailable, Overloaded, Invalid."""
+        """Raises Unavailable, Overloaded, Invalid. Whoever traces sees to ``trace``."""
         snapshot = self.snapshot()
         query = Query(
             request_id,

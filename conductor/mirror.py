@@ -39,7 +39,7 @@ class Mirror:
 
     def __init__(self) -> None:
         self._views: dict[WorkerId, _View] = {}
-        """In the order of their names."""
+        """In the order of their names; replaced as a whole, since metrics are read by a thread."""
         self.num_changes = 0
 
     def position(self, node: WorkerId) -> tuple[Generation, int]:
@@ -69,7 +69,7 @@ class Mirror:
 
     def drop(self, node: WorkerId) -> None:
         """It is gone, or can't be followed: nobody is sent there."""
-        self._views.pop(node, None)
+        self._views = {name: view for name, view in self._views.items() if name != node}
         self.num_changes += 1
 
     def best(self, keys: Sequence[BlockKey]) -> StoreHint | None:
@@ -91,6 +91,10 @@ class Mirror:
     @property
     def num_blocks(self) -> int:
         return sum(len(view.table) for view in self._views.values())
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._views)
 
     def describe(self) -> str:
         """One line per node."""

@@ -14,6 +14,7 @@ from baton.core.member import Member
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.core.store import WatchPage
+from baton.obs.traces import OpenSpans, close_spans, open_spans
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
@@ -26,10 +27,12 @@ from baton.runtime import autoscaler
 from baton.runtime.pools.open_kubernetes import kubernetes_pools
 from baton.runtime.serve import Program
 from conductor.conductor import Conductor, ConductorConfig
+from conductor.metrics import ConductorMetrics, KnownGauges
 from conductor.mirror import Mirror, Watchers
 from conductor.planner import PLAN_SECONDS, PlannerConfig
 from conductor.policy.policies import policy_named
 from conductor.policy.sizing import SizingConfig
+from conductor.witness import Witness
 
 
 class ConductorProgram:
@@ -42,6 +45,7 @@ class ConductorProgram:
         self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
         self._membership = Membership(self._registry, self._clock)
         self._server: grpc.aio.Server | None = None
+        self._spans: OpenSpans | None = None
         self._lines: LineServer | None = None
         self._line = ""
         self._state = WorkerState.READY
@@ -59,13 +63,14 @@ class ConductorProgram:
         await self._membership.refresh()
         mirror = Mirror()
         self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
+        witness = self._witness(mirror)
         self._watchers = Watchers(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.trust)
-        add_conductor_service(self._server, self._conductor)
+        add_conductor_service(self._server, witness)
         port = await listen(self._server, settings.grpc_host, settings.grpc_port, settings.trust)
         host = settings.advertise_address or settings.grpc_host
         self._address = f"{host}:{port}"
-        self._lines = LineServer(settings.trust, conductor_lines(self._conductor))
+        self._lines = LineServer(settings.trust, conductor_lines(witness))
         line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
         self._line = f"{host}:{line_port}"
         self._heartbeat = Heartbeat(
@@ -91,7 +96,24 @@ class ConductorProgram:
             await self._lines.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
+        await close_spans(self._spans)
         await self._registry.close()
+
+    def _witness(self, mirror: Mirror) -> Witness:
+        settings, clock = self._settings, self._clock
+        self.metrics.register(
+            KnownGauges(self._membership, mirror, self._conductor.pool_plan, clock)
+        )
+        self._spans = open_spans(
+            settings.trace_endpoint,
+            clock,
+            self.metrics,
+            role=Role.CONDUCTOR.value,
+            process=self._id,
+            cluster=settings.cluster,
+        )
+        metrics = ConductorMetrics(self.metrics)
+        return Witness(self._conductor, metrics, clock, self._id, self._spans)
 
     async def _plan(self) -> None:
         while True:

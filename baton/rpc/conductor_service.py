@@ -34,8 +34,9 @@ class ConductorCore(Protocol):
         max_new_tokens: int,
         keys: tuple[BlockKey, ...],
         excluded: frozenset[str],
+        trace: str = "",
     ) -> Placement:
-        """Raises Unavailable, Overloaded, Invalid."""
+        """``trace`` names the span of the question. Raises Unavailable, Overloaded, Invalid."""
         ...
 
     def describe(self) -> tuple[Sequence[str], str]:
@@ -92,6 +93,7 @@ def _place(core: ConductorCore, request: pb.PlaceRequest) -> pb.Placement:
         max_new_tokens=request.max_new_tokens,
         keys=_keys(request.block_keys),
         excluded=frozenset(request.excluded_worker_ids),
+        trace=request.trace,
     )
     return placement_to_proto(placement)
 

@@ -1,0 +1,159 @@
+"""What is told of a conductor's decisions: counted, timed, traced, with few labels."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from baton.clock import ManualClock
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.placement import Alternative, Placement
+from baton.core.pool_plan import PoolPlan
+from baton.core.states import Role, WorkerState
+from baton.core.trace import TraceContext
+from baton.errors import BatonError, Invalid, Overloaded, Unavailable
+from baton.obs.span import MemorySpans
+from conductor.metrics import ConductorMetrics, KnownGauges
+from conductor.witness import Witness
+from tests.unit.test_conductor import House, member, reader, writer
+
+QUESTION = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+
+
+def ref(name: str) -> WorkerRef:
+    return WorkerRef(WorkerId(name), f"{name}:1", Generation(1))
+
+
+def scored(*names: str) -> tuple[Alternative, ...]:
+    return tuple(Alternative(WorkerId(name), 0.0) for name in names)
+
+
+PAIR = Placement(
+    ref("p0"), ref("d0"), "best of 2", policy="baton", ttft_seconds=0.25,
+    prefill_alternatives=scored("p0", "p1"), decode_alternatives=scored("d0"),
+)  # fmt: skip
+ALONE = Placement(
+    None, ref("d0"), "cheaper", policy="baton",
+    prefill_alternatives=scored("p0"), decode_alternatives=scored("d0"),
+)  # fmt: skip
+ONE_POOL = Placement(None, ref("d0"), "no prefill worker is ready", policy="baton")
+
+
+class Core:
+    """Answers what it is told to, after a quarter of a millisecond."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(50.0)
+        self.answers: list[Placement | Exception] = []
+
+    def place(self, **asked: object) -> Placement:
+        assert "trace" not in asked
+        self.clock.advance(0.00025)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def describe(self) -> tuple[Sequence[str], str]:
+        return ["{}"], "ring"
+
+    def pool_plan(self) -> PoolPlan | None:
+        return None
+
+
+class Scene:
+    def __init__(self, *answers: Placement | Exception) -> None:
+        self.core, self.registry, self.spans = Core(), CollectorRegistry(), MemorySpans()
+        self.core.answers = list(answers)
+        metrics = ConductorMetrics(self.registry)
+        self.witness = Witness(self.core, metrics, self.core.clock, "c0", self.spans)
+
+    def place(self, epoch: int = 1, trace: str = "") -> Placement:
+        return self.witness.place(
+            request_id="r", epoch=epoch, num_tokens=5, max_new_tokens=5, keys=(),
+            excluded=frozenset(), trace=trace,
+        )  # fmt: skip
+
+    def value(self, name: str, **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"baton_conductor_{name}", labels)
+
+
+def test_decisions_are_counted_by_policy_and_kind() -> None:
+    scene = Scene(PAIR, PAIR, ALONE, ONE_POOL)
+    assert [scene.place(epoch) for epoch in (1, 2, 1, 1)] == [PAIR, PAIR, ALONE, ONE_POOL]
+    kinds = {kind: scene.value("decisions_total", policy="baton", kind=kind)
+             for kind in ("pair", "alone", "one_pool")}  # fmt: skip
+    assert kinds == {"pair": 2, "alone": 1, "one_pool": 1}
+    assert scene.value("replacements_total") == 1
+    assert scene.value("decision_seconds_count") == 4
+    assert scene.value("decision_seconds_sum") == pytest.approx(0.001)
+    assert scene.spans.spans == []
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (Overloaded("full"), "overloaded"),
+        (Invalid("too long"), "impossible"),
+        (Unavailable("nobody"), "nobody"),
+        (BatonError("odd"), "bug"),
+        (KeyError("a bug"), "bug"),
+    ],
+)
+def test_refusals_are_counted_by_reason_and_passed_on(error: Exception, reason: str) -> None:
+    scene = Scene(error)
+    with pytest.raises(type(error)):
+        scene.place()
+    assert scene.value("refusals_total", reason=reason) == 1
+    assert scene.value("decision_seconds_count") == 1
+
+
+def test_a_question_with_a_span_gets_one_below_it_each_time_it_is_asked() -> None:
+    scene = Scene(PAIR, Overloaded("full"), PAIR)
+    scene.place(trace=QUESTION.traceparent)
+    with pytest.raises(Overloaded):
+        scene.place(2, trace=QUESTION.traceparent)
+    scene.place(trace="what is no span")
+    first, second = scene.spans.spans
+    assert (first.name, first.parent_id, first.error) == ("decide", QUESTION.span_id, "")
+    assert first.attributes == {
+        "baton.epoch": 1,
+        "baton.policy": "baton",
+        "baton.kind": "pair",
+        "baton.reason": "best of 2",
+        "baton.candidates": 2,
+        "baton.predicted_first_token_seconds": 0.25,
+    }
+    assert first.end_seconds - first.begin_seconds == pytest.approx(0.00025)
+    assert (second.parent_id, second.error) == (QUESTION.span_id, "full")
+    assert first.context.span_id != second.context.span_id
+
+
+async def test_what_is_known_of_the_cluster_is_looked_up_when_asked() -> None:
+    house = House()
+    gone = replace(reader("p1"), state=WorkerState.DRAINING)
+    await house.announce(reader("p0"), gone, writer("d0"), member("s", Role.KVSTORE))
+    house.hold("s", *(BlockKey(bytes([number]) * 16) for number in range(3)))
+    plans: list[PoolPlan | None] = [None]
+    registry = CollectorRegistry()
+    registry.register(KnownGauges(house.membership, house.mirror, lambda: plans[0], house.clock))
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(f"baton_conductor_{name}", labels)
+
+    house.clock.advance(4.0)
+    assert value("members", role="prefill", state="ready") == 1
+    assert value("members", role="prefill", state="draining") == 1
+    assert value("members", role="decode", state="ready") == 1
+    assert value("members", role="kvstore", state="ready") == 1
+    assert value("registry_age_seconds") == 4.0
+    assert (value("mirror_blocks"), value("mirror_nodes")) == (3, 1)
+    assert value("wished_workers", pool="decode") is None  # nobody has asked for anything yet
+    plans[0] = PoolPlan(3, 5, "why", 1, 1, 12.5, 100.0, 10.0, 0.5)
+    assert value("wished_workers", pool="prefill") == 3
+    assert value("wished_workers", pool="decode") == 5
+    assert value("forecast_requests_per_second") == 12.5
+    house.mirror.drop(WorkerId("s"))
+    assert (value("mirror_blocks"), value("mirror_nodes")) == (0, 0)
