@@ -1,2 +1,241 @@
+{{/*
+What is wrong with the values beyond what values.schema.json can tell. All of it at once, each with what to set: a
+template of problems writes one line for each.
+*/}}
 {{- define "baton.checks" -}}
+{{- $problems := list -}}
+{{- range list "baton.poolProblems" "baton.ownerProblems" "baton.memoryProblems" "baton.redisProblems"
+      "baton.authProblems" "baton.networkProblems" "baton.accountProblems" "baton.missingProblems" -}}
+{{- range include . $ | splitList "\n" -}}
+{{- with trim . -}}{{- $problems = append $problems . -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if $problems -}}
+{{- fail (printf "\n\nThese values can't work:\n  - %s\n" (join "\n  - " $problems)) -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.poolProblems" -}}
+{{- $roles := dict -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- if not (has $pool.role (list "prefill" "decode")) }}
+pools.{{ $key }} has no role: set pools.{{ $key }}.role to prefill or decode
+{{- end -}}
+{{- $_ := set $roles $pool.role $key -}}
+{{- if and (gt (int $pool.gpu.count) 0) (eq $pool.image "cpu") }}
+pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs with an image that can't use them: set pools.{{ $key }}.image to cuda or auto
+{{- end -}}
+{{- include "baton.modelProblems" (dict "model" $pool.model "where" (printf "pools.%s.model" $key) "or" "model") -}}
+{{- end -}}
+{{- range list "prefill" "decode" -}}
+{{- if not (hasKey $roles .) }}
+no pool has the role {{ . }}: set pools.{{ . }}.enabled=true and pools.{{ . }}.role={{ . }}
+{{- end -}}
+{{- end -}}
+{{- if not .Values.ray.enabled -}}
+{{- include "baton.modelProblems" (dict "model" .Values.model "where" "the router's model" "or" "model") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A source without what it needs. */}}
+{{- define "baton.modelProblems" -}}
+{{- $model := .model -}}
+{{- $needs := dict "hub" (list "hub" "id") "pvc" (list "pvc" "claimName") "image" (list "image" "reference") "hostPath" (list "hostPath" "path") -}}
+{{- with get $needs $model.source -}}
+{{- if not (get (get $model (first .)) (last .)) }}
+{{ $.where }} has no model: its source is {{ $model.source }}, so set {{ $.or }}.{{ join "." . }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Who may say how many. */}}
+{{- define "baton.ownerProblems" -}}
+{{- $on := eq (include "baton.autoscaleMode" .) "on" -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- $owners := list -}}
+{{- if $on -}}{{- $owners = append $owners "conductor.autoscale.mode=on" -}}{{- end -}}
+{{- if $pool.hpa.enabled -}}{{- $owners = append $owners (printf "pools.%s.hpa.enabled" $key) -}}{{- end -}}
+{{- if $pool.keda.enabled -}}{{- $owners = append $owners (printf "pools.%s.keda.enabled" $key) -}}{{- end -}}
+{{- if gt (len $owners) 1 }}
+the replicas of pools.{{ $key }} have two owners: {{ join " and " $owners }}; keep one
+{{- else if and $owners (ne $pool.replicasManagedBy "external") }}
+the replicas of pools.{{ $key }} have two owners: {{ first $owners }} and this chart, which writes them at every upgrade; set replicasManagedBy=external
+{{- end -}}
+{{- if and $owners $.Values.ray.enabled }}
+{{ first $owners }}: with ray.enabled there are no Deployments to resize; use ray.settings.autoscale
+{{- end -}}
+{{- include "baton.boundProblems" (dict "hpa" $pool.hpa "where" (printf "pools.%s.hpa" $key)) -}}
+{{- include "baton.boundProblems" (dict "hpa" $pool.keda "where" (printf "pools.%s.keda" $key)) -}}
+{{- if and $pool.keda.enabled (not $pool.keda.triggers) }}
+pools.{{ $key }}.keda has no triggers: it would do nothing; set pools.{{ $key }}.keda.triggers
+{{- end -}}
+{{- end -}}
+{{- if and .Values.router.hpa.enabled (ne .Values.router.replicasManagedBy "external") }}
+the replicas of the router have two owners: router.hpa.enabled and this chart; set router.replicasManagedBy=external
+{{- end -}}
+{{- include "baton.boundProblems" (dict "hpa" .Values.router.hpa "where" "router.hpa") -}}
+{{- $autoscale := .Values.conductor.autoscale -}}
+{{- range list "prefill" "decode" -}}
+{{- $bounds := get $autoscale . -}}
+{{- if gt (int $bounds.min) (int $bounds.max) }}
+conductor.autoscale.{{ . }}.min ({{ $bounds.min }}) is above its max ({{ $bounds.max }})
+{{- end -}}
+{{- end -}}
+{{- if gt (add (int $autoscale.prefill.min) (int $autoscale.decode.min)) (int $autoscale.maxWorkers) }}
+conductor.autoscale.maxWorkers ({{ $autoscale.maxWorkers }}) is less than the least of both pools together
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.boundProblems" -}}
+{{- if and .hpa.enabled (gt (int .hpa.minReplicas) (int .hpa.maxReplicas)) }}
+{{ .where }}.minReplicas ({{ .hpa.minReplicas }}) is above maxReplicas ({{ .hpa.maxReplicas }})
+{{- end -}}
+{{- end -}}
+
+{{/* What lies in memory counts against the limit. */}}
+{{- define "baton.memoryProblems" -}}
+{{- if .Values.ray.enabled -}}
+{{- include "baton.sharedProblems" (dict "shared" .Values.ray.sharedMemory "resources" .Values.ray.head.resources "where" "ray" "limit" "ray.head.resources.limits.memory") -}}
+{{- include "baton.sharedProblems" (dict "shared" .Values.ray.sharedMemory "resources" .Values.ray.workers.resources "where" "ray" "limit" "ray.workers.resources.limits.memory") -}}
+{{- else -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- $where := printf "pools.%s" $key -}}
+{{- include "baton.sharedProblems" (dict "shared" $pool.sharedMemory "resources" $pool.resources "where" $where "limit" (printf "%s.resources.limits.memory" $where)) -}}
+{{- end -}}
+{{- $store := .Values.kvstore -}}
+{{- $limit := dig "limits" "memory" "" $store.resources -}}
+{{- if and $store.enabled $limit -}}
+{{- $needed := add (int64 (include "baton.bytes" $store.memory)) (int64 (include "baton.bytes" ($store.sharedMemory | default "0"))) 268435456 -}}
+{{- if gt $needed (int64 (include "baton.bytes" $limit)) }}
+kvstore.resources.limits.memory ({{ $limit }}) must hold kvstore.memory ({{ $store.memory }}), kvstore.sharedMemory ({{ $store.sharedMemory }}) and 256Mi for the program
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.sharedProblems" -}}
+{{- $limit := dig "limits" "memory" "" .resources -}}
+{{- if and .shared $limit -}}
+{{- if ge (int64 (include "baton.bytes" .shared)) (int64 (include "baton.bytes" $limit)) }}
+{{ .where }}.sharedMemory ({{ .shared }}) counts against {{ .limit }} ({{ $limit }}), which must be larger
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.redisProblems" -}}
+{{- $redis := .Values.redis -}}
+{{- $external := or $redis.external.url $redis.external.existingSecret -}}
+{{- if and $redis.enabled $external }}
+there are two Redises: set redis.enabled=false, or empty redis.external
+{{- else if and (not $redis.enabled) (not $external) }}
+there is no Redis: set redis.external.existingSecret to a Secret with its URL, or redis.enabled=true
+{{- end -}}
+{{- if and $redis.external.url $redis.external.existingSecret }}
+redis.external.url and redis.external.existingSecret are both set: keep one
+{{- end -}}
+{{- if regexMatch "^[a-z]+://[^/]*:[^/]*@" $redis.external.url }}
+redis.external.url holds a password, which everybody could read: put the URL into a Secret, and name it in redis.external.existingSecret
+{{- end -}}
+{{- if and $external (not .Values.cluster) }}
+with an external Redis, set cluster: two clusters of one name there would be mixed
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.authProblems" -}}
+{{- $auth := .Values.auth -}}
+{{- $keyed := include "baton.hasTenants" . -}}
+{{- if and $auth.tenants $auth.existingSecret }}
+auth.tenants and auth.existingSecret are both set: keep one
+{{- end -}}
+{{- if and (not $keyed) (not $auth.allowOpen) }}
+nobody may come in: set auth.tenants or auth.existingSecret (or auth.allowOpen=true, for everybody who reaches the router)
+{{- end -}}
+{{- $router := .Values.router -}}
+{{- $outside := or $router.ingress.enabled $router.httpRoute.enabled (ne $router.service.type "ClusterIP") -}}
+{{- if and $outside (not $keyed) (not $auth.allowOpenToTheWorld) }}
+the router would be open to everybody outside the cluster: set auth.tenants or auth.existingSecret (or auth.allowOpenToTheWorld=true)
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.networkProblems" -}}
+{{- $seen := dict -}}
+{{- range $name, $port := .Values.ports -}}
+{{- $number := int $port | toString -}}
+{{- if hasKey $seen $number }}
+ports.{{ $name }} and ports.{{ get $seen $number }} are both {{ $number }}: programs listen on all of them
+{{- end -}}
+{{- $_ := set $seen $number $name -}}
+{{- end -}}
+{{- if and .Values.tls.router.enabled (not .Values.tls.router.existingSecret) (not .Values.tls.router.certManager.issuerRef) }}
+tls.router has no certificate: set tls.router.existingSecret, or tls.router.certManager.issuerRef
+{{- end -}}
+{{- if and .Values.router.ingress.enabled (not .Values.router.ingress.hosts) }}
+router.ingress has no hosts: set router.ingress.hosts
+{{- end -}}
+{{- if and .Values.router.httpRoute.enabled (not .Values.router.httpRoute.parentRefs) }}
+router.httpRoute belongs to no gateway: set router.httpRoute.parentRefs
+{{- end -}}
+{{- if and .Values.router.batches.claimName (or (gt (int .Values.router.replicas) 1) .Values.router.hpa.enabled) }}
+router.batches.claimName is for one router: set router.replicas=1, or do without the claim
+{{- end -}}
+{{- end -}}
+
+{{- define "baton.accountProblems" -}}
+{{- if and (not .Values.serviceAccount.create) (not .Values.serviceAccount.name) }}
+serviceAccount.create is false: set serviceAccount.name to one that exists
+{{- end -}}
+{{- if and (not .Values.conductor.serviceAccount.create) (not .Values.conductor.serviceAccount.name) }}
+conductor.serviceAccount.create is false: set conductor.serviceAccount.name to one that exists
+{{- end -}}
+{{- end -}}
+
+{{/*
+What is named and does not exist. Only with a cluster at hand: every namespace has kube-root-ca.crt, so where it can't
+be seen nothing can.
+*/}}
+{{- define "baton.missingProblems" -}}
+{{- if and .Values.checks.existing (lookup "v1" "ConfigMap" .Release.Namespace "kube-root-ca.crt") -}}
+{{- $values := .Values -}}
+{{- $secrets := dict
+      "secrets.existingSecret" $values.secrets.existingSecret
+      "auth.existingSecret" $values.auth.existingSecret
+      "redis.external.existingSecret" $values.redis.external.existingSecret
+      "model.hub.existingSecret" (ternary $values.model.hub.existingSecret "" (eq $values.model.source "hub"))
+      "tls.router.existingSecret" (ternary $values.tls.router.existingSecret "" $values.tls.router.enabled)
+      "tls.rpc.existingSecret" (ternary $values.tls.rpc.existingSecret "" $values.tls.rpc.enabled)
+      "test.existingSecret" $values.test.existingSecret -}}
+{{- range $key, $name := $secrets -}}
+{{- if and $name (not (lookup "v1" "Secret" $.Release.Namespace $name)) }}
+{{ $key }}: there is no Secret {{ $name }} in the namespace {{ $.Release.Namespace }}
+{{- end -}}
+{{- end -}}
+{{- include "baton.missingKeys" . -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- $claim := $pool.model.pvc.claimName -}}
+{{- if and (eq $pool.model.source "pvc") $claim (not (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace $claim)) }}
+pools.{{ $key }}.model.pvc.claimName: there is no PersistentVolumeClaim {{ $claim }} in the namespace {{ $.Release.Namespace }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A Secret that exists without a key that is asked of it. */}}
+{{- define "baton.missingKeys" -}}
+{{- $values := .Values -}}
+{{- $asked := dict
+      "secrets.existingSecret" (concat (list "cluster-secret" "tenant-secret" "admin-key") (ternary (list "redis-password") list $values.redis.enabled))
+      "auth.existingSecret" (list $values.auth.secretKey)
+      "redis.external.existingSecret" (list $values.redis.external.urlKey) -}}
+{{- range $path, $keys := $asked -}}
+{{- $name := $values -}}
+{{- range splitList "." $path -}}{{- $name = get $name . -}}{{- end -}}
+{{- with $name -}}
+{{- $live := lookup "v1" "Secret" $.Release.Namespace . -}}
+{{- range $key := $keys -}}
+{{- if and $live (not (hasKey (dig "data" dict $live) $key)) }}
+{{ $path }}: the Secret {{ $name }} has no key {{ $key }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}

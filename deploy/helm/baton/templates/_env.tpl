@@ -64,7 +64,7 @@ come first.
 {{- end -}}
 {{- end -}}
 
-{{/* Where the model is, for roles that need it. Takes root and model. */}}
+{{/* Where the model is, for roles that need it. Takes model. */}}
 {{- define "baton.modelEnv" -}}
 {{- if eq .model.source "hub" }}
 - name: BATON_MODEL
@@ -91,8 +91,8 @@ come first.
 {{ include "baton.redisEnv" .root }}
 - name: BATON_DRAIN_SECONDS
   value: {{ .v.drainSeconds | quote }}
-{{- with .model }}
-{{- include "baton.modelEnv" (dict "root" $.root "model" .) }}
+{{- if .model }}
+{{- include "baton.modelEnv" . }}
 {{- end }}
 {{- with .settings }}
 {{- include "baton.settingsEnv" . }}

@@ -1,18 +1,17 @@
 {{/*
 Names. The longest thing that is derived from the full name is a pool's (20 characters at most) with its
 hyphen, so 42 are left of the 63 that a Service may have; a StatefulSet's revision label needs 11 more than its
-name, which fits.
+name, which fits. A release may have dots in its name, a Service may not.
 */}}
 {{- define "baton.fullname" -}}
+{{- $name := .Values.nameOverride | default .Chart.Name -}}
+{{- $release := .Release.Name | replace "." "-" -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride | trunc 42 | trimSuffix "-" -}}
+{{- else if contains $name $release -}}
+{{- $release | trunc 42 | trimSuffix "-" -}}
 {{- else -}}
-{{- $name := .Values.nameOverride | default .Chart.Name -}}
-{{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 42 | trimSuffix "-" -}}
-{{- else -}}
-{{- printf "%s-%s" (.Release.Name | trunc (int (sub 41 (len $name))) | trimSuffix "-") $name | trunc 42 | trimSuffix "-" -}}
-{{- end -}}
+{{- printf "%s-%s" ($release | trunc (int (sub 41 (len $name))) | trimSuffix "-") $name | trunc 42 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 

@@ -1,0 +1,40 @@
+"""One completion, asked as a client asks it. Arguments: the router's URL, seconds, an API key or
+nothing. Ends with code 1, and why, unless an answer comes."""
+
+import json
+import ssl
+import sys
+import urllib.error
+import urllib.request
+
+url, seconds, key = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+
+# A certificate of the router is for its names outside, so here only the answer counts.
+unverified = ssl.create_default_context()
+unverified.check_hostname = False
+unverified.verify_mode = ssl.CERT_NONE
+
+
+def ask(path: str, body: dict[str, object] | None = None) -> dict:
+    headers = {"content-type": "application/json"}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(url + path, data, headers)
+    context = unverified if url.startswith("https:") else None
+    try:
+        with urllib.request.urlopen(request, timeout=seconds, context=context) as answer:
+            return json.load(answer)
+    except urllib.error.HTTPError as error:
+        sys.exit(f"{path}: {error.code}: {error.read(2000).decode(errors='replace')}")
+    except OSError as error:
+        sys.exit(f"{url}{path} can't be reached: {error}")
+
+
+model = ask("/v1/models")["data"][0]["id"]
+asked = {"model": model, "prompt": "Once upon a time", "max_tokens": 16, "temperature": 0}
+answer = ask("/v1/completions", asked)
+choice, usage = answer["choices"][0], answer["usage"]
+if not choice["text"] or not 0 < usage["completion_tokens"] <= 16:
+    sys.exit(f"no answer: {json.dumps(answer)}")
+print(f"{model}: {choice['text']!r} ({usage['completion_tokens']} tokens)")
