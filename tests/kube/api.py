@@ -31,7 +31,7 @@ from tests.kube.kinds import (
 from tests.kube.request import Request
 from tests.kube.schemas import schema_of
 from tests.kube.selectors import fields_match, labels_match
-from tests.kube.store import Store, copied
+from tests.kube.store import Store, copied, pruned
 from tests.kube.validation import check_change, check_fields, check_object
 
 LETTERS = "bcdfghjklmnpqrstvwxz2456789"
@@ -78,7 +78,7 @@ class Api:
     def create(self, kind: Kind, body: Object, request: Request | None = None) -> Object:
         """As the one who asks; without a request, as a controller."""
         with self.store.locked():
-            found = self._begun(kind, copied(body), request)
+            found = self._begun(kind, pruned(body), request)
             if self.store.find(kind, *place_of(found)) is not None:
                 raise already_exists(kind, found["metadata"]["name"])
             found.pop("status", None) if "status" in kind.subresources else None
@@ -90,8 +90,10 @@ class Api:
     def update(self, kind: Kind, body: Object, request: Request | None = None) -> Object:
         """All but its status. With a resourceVersion in ``body``, only if it is the last one."""
         with self.store.locked():
+            if request is not None:
+                body = {**body, "metadata": _placed(body, request)}
             before = self.store.get(kind, *place_of(body))
-            return self._changed(kind, before, copied(body), request)
+            return self._changed(kind, before, pruned(body), request)
 
     def set_status(self, kind: Kind, body: Object) -> Object:
         """Its status alone, whatever has become of the rest. Raises Refused (404) when it, or the
@@ -108,7 +110,7 @@ class Api:
             if request.content_type in APPLY_TYPES:
                 return self._apply(request)
             before = self.store.get(kind, request.namespace, request.name)
-            return 200, self._changed(kind, before, self.patched(before, request), request)
+            return 200, self._changed(kind, before, pruned(self.patched(before, request)), request)
 
     def patched(self, before: Object, request: Request) -> Object:
         if request.content_type == "application/json-patch+json":
@@ -122,7 +124,7 @@ class Api:
         raise Refused(415, "UnsupportedMediaType", f"not a patch: {request.content_type}")
 
     def _apply(self, request: Request) -> tuple[int, Object]:
-        kind, body = request.kind, copied(request.body)
+        kind, body = request.kind, pruned(request.body)
         metadata = body.setdefault("metadata", {})
         if "fieldManager" not in request.query:
             raise bad_request("PatchOptions.fieldManager: Required value: for apply patch")
@@ -151,7 +153,13 @@ class Api:
 
     def _changed(self, kind: Kind, before: Object, now: Object, request: Request | None) -> Object:
         _check_versions(kind, before, now)
-        for name in ("uid", "creationTimestamp", "generation", "deletionTimestamp"):
+        for name in (
+            "uid",
+            "creationTimestamp",
+            "generation",
+            "deletionTimestamp",
+            "deletionGracePeriodSeconds",
+        ):
             _keep(now["metadata"], before["metadata"], name)
         if kind.namespaced:
             now["metadata"]["namespace"] = before["metadata"]["namespace"]
@@ -342,6 +350,16 @@ def chosen(request: Request, found: Object) -> bool:
 
 def place_of(found: Object) -> tuple[str, str]:
     return found["metadata"].get("namespace", "") or "", found["metadata"]["name"]
+
+
+def _placed(body: Object, request: Request) -> Object:
+    """Its metadata, with what only the path says. Raises Refused (400) where they differ."""
+    metadata: Object = body.get("metadata") or {}
+    said = {"name": request.name} | ({"namespace": request.namespace} if request.namespace else {})
+    for key, value in said.items():
+        if (metadata.get(key) or value) != value:
+            raise bad_request(f"the {key} of the object does not match the {key} on the URL")
+    return {**metadata, **said}
 
 
 def _content(found: Object) -> Object:

@@ -10,6 +10,12 @@ SUB_VERBS = {
     "eviction": ["create"],
     "log": ["get"],
 }
+IN_ALL = {
+    "Pod", "Service", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob",
+    "HorizontalPodAutoscaler",
+}  # fmt: skip
+"""What ``kubectl get all`` shows."""
+
 SUB_KINDS = {"scale": ("autoscaling", "v1", "Scale"), "eviction": ("policy", "v1", "Eviction")}
 
 
@@ -91,6 +97,7 @@ def _resource(kind: Kind) -> Object:
         "kind": kind.kind,
         "verbs": ALL_VERBS,
         "shortNames": list(kind.short),
+        "categories": ["all"] if kind.kind in IN_ALL else [],
     }
 
 

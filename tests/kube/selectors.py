@@ -60,8 +60,9 @@ def selects(selector: Object | None, labels: Mapping[str, str]) -> bool:
 def _expression(expression: Object, labels: Mapping[str, str]) -> bool:
     key, operator = expression["key"], expression["operator"]
     if operator in ("In", "NotIn"):
-        return (labels.get(key) in expression["values"]) == (operator == "In")
-    return (key in labels) == (operator == "Exists")
+        found = labels.get(key) in expression["values"]
+        return bool(found == (operator == "In"))
+    return bool((key in labels) == (operator == "Exists"))
 
 
 def selector_text(selector: Object) -> str:

@@ -3,6 +3,7 @@
 import json
 import ssl
 import threading
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
 
-from tests.kube import discovery
+from tests.kube import discovery, protobuf
 from tests.kube.accounts import Accounts, Call
 from tests.kube.api import Api
 from tests.kube.failures import Refused
@@ -43,6 +44,7 @@ class KubeServer:
         self.before: Callable[[Request], None] = lambda request: None
         self.paths: list[tuple[str, str]] = []
         """Method and path of each request; for whoever wonders what a client does."""
+        self.failures: list[str] = []
         self.log = log
         self.closed = threading.Event()
         self.url = ""
@@ -72,6 +74,7 @@ class KubeServer:
             server.shutdown()
             server.server_close()
             thread.join()
+        assert not self.failures, self.failures[0]
 
     def answer(self, request: Request, user: str) -> tuple[int, Object]:
         """Of all but watches and logs. Raises Refused."""
@@ -131,7 +134,9 @@ def write_kubeconfig(folder: Path, url: str) -> None:
         "clusters": [{"name": "test", "cluster": cluster}],
         "users": [{"name": "admin", "user": {"token": "admin"}}],
     }  # fmt: skip
-    (folder / "kubeconfig").write_text(yaml.safe_dump(config), encoding="utf-8")
+    path = folder / "kubeconfig"
+    path.touch(mode=0o600)
+    path.write_text(yaml.safe_dump(config), encoding="utf-8")
 
 
 class _Server(ThreadingHTTPServer):
@@ -166,6 +171,12 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(body)
         except Refused as refused:
             self._send(refused.code, json.dumps(refused.as_status()).encode())
+        except OSError:
+            self.close_connection = True  # the client left
+        except Exception:  # a bug of ours: told to the client, and when the server ends
+            self.kube.failures.append(f"{self.command} {self.path}\n{traceback.format_exc()}")
+            internal = Refused(500, "InternalError", self.kube.failures[-1])
+            self._send(500, json.dumps(internal.as_status()).encode())
 
     def _body(self) -> bytes:
         length = int(self.headers.get("Content-Length") or 0)
@@ -201,7 +212,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _discovery(self, path: str) -> bool:
         if path == "/openapi/v2" and PROTOBUF in (self.headers.get("Accept") or ""):
-            self._send(200, b"", PROTOBUF)  # an empty document: nothing is checked by the client
+            self._send(
+                200, b"", PROTOBUF.replace("@", ".")
+            )  # an empty document: nothing is checked by the client
             return True
         told = discovery.answer(path, self.kube.api.kinds)
         if told is not None:
@@ -239,8 +252,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _loaded(body: bytes) -> Any:
+    """Raises Refused (415) for a protobuf that is not known."""
     if not body:
         return None
+    if body.startswith(protobuf.MAGIC):
+        return protobuf.loaded(body)
     try:
         return json.loads(body)
     except ValueError:

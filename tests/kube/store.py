@@ -5,13 +5,15 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.kube.failures import expired, not_found
 from tests.kube.kinds import Kind, Object
 
 HISTORY = 4096
 """Changes that a watch may start from; who asks for older ones is told to list again (410)."""
+
+T = TypeVar("T")
 
 Key = tuple[Kind, str, str]
 """Kind, namespace (empty for what has none), name."""
@@ -28,12 +30,25 @@ class Change:
     before: Object | None
 
 
-def copied(value: Any) -> Any:
+def copied(value: T) -> T:
     """Of JSON."""
+    return _copied(value)  # type: ignore[no-any-return]
+
+
+def pruned(value: Any) -> Any:
+    """Without nulls, which say nothing."""
     if isinstance(value, dict):
-        return {key: copied(inner) for key, inner in value.items()}
+        return {key: pruned(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
-        return [copied(inner) for inner in value]
+        return [pruned(inner) for inner in value]
+    return value
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_copied(inner) for inner in value]
     return value
 
 

@@ -1,0 +1,65 @@
+"""PodDisruptionBudgets: how many pods may be evicted now."""
+
+from tests.kube.api import Api
+from tests.kube.controllers.deployment import number
+from tests.kube.kinds import BUDGET, DEPLOYMENT, POD, REPLICA_SET, STATEFUL_SET, Object
+from tests.kube.pods import is_leaving, owner_of, phase
+from tests.kube.selectors import selects
+from tests.kube.subresources import is_ready
+
+FINISHED = ("Succeeded", "Failed")
+KINDS = {each.kind: each for each in (REPLICA_SET, STATEFUL_SET, DEPLOYMENT)}
+
+
+def reconcile(api: Api) -> None:
+    for budget in api.store.all(BUDGET):
+        _reconcile(api, budget)
+
+
+def _reconcile(api: Api, budget: Object) -> None:
+    pods = [
+        pod
+        for pod in api.store.all(POD, budget["metadata"]["namespace"])
+        if selects(budget["spec"].get("selector"), pod["metadata"].get("labels") or {})
+        and phase(pod) not in FINISHED
+    ]
+    expected = _expected(api, pods)
+    healthy = sum(is_ready(pod) and not is_leaving(pod) for pod in pods)
+    desired = _desired(budget["spec"], expected)
+    budget["status"] = {
+        "observedGeneration": budget["metadata"]["generation"],
+        "expectedPods": expected,
+        "currentHealthy": healthy,
+        "desiredHealthy": desired,
+        "disruptionsAllowed": max(healthy - desired, 0) if expected else 0,
+    }
+    api.set_status(BUDGET, budget)
+
+
+def _desired(spec: Object, expected: int) -> int:
+    if "minAvailable" in spec:
+        return number(spec["minAvailable"], expected, up=True)
+    return max(expected - number(spec.get("maxUnavailable", 0), expected, up=True), 0)
+
+
+def _expected(api: Api, pods: list[Object]) -> int:
+    """What the pods' controllers want, each counted once; a pod without one counts itself."""
+    controllers: dict[str, int] = {}
+    alone = 0
+    for pod in pods:
+        top = _top(api, pod)
+        if top is None:
+            alone += 1
+        else:
+            controllers[top["metadata"]["uid"]] = top["spec"]["replicas"]
+    return alone + sum(controllers.values())
+
+
+def _top(api: Api, found: Object) -> Object | None:
+    """Its controller's controller, as far up as it goes."""
+    reference = owner_of(found)
+    if reference is None or reference["kind"] not in KINDS:
+        return None
+    namespace = found["metadata"]["namespace"]
+    owner = api.store.find(KINDS[reference["kind"]], namespace, reference["name"])
+    return (_top(api, owner) or owner) if owner else None

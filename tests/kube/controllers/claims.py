@@ -1,0 +1,16 @@
+"""PersistentVolumeClaims are bound at once: every node of this cluster has a disk for them."""
+
+from tests.kube.api import Api
+from tests.kube.kinds import CLAIM
+from tests.kube.pods import phase
+
+
+def reconcile(api: Api) -> None:
+    for claim in api.store.all(CLAIM):
+        if phase(claim) != "Bound":
+            claim["status"] = {
+                "phase": "Bound",
+                "capacity": dict(claim["spec"]["resources"]["requests"]),
+                "accessModes": claim["spec"]["accessModes"],
+            }
+            api.set_status(CLAIM, claim)

@@ -1,0 +1,144 @@
+"""Services: which pods are behind them, as Endpoints and as EndpointSlices."""
+
+from tests.kube.api import Api
+from tests.kube.failures import Refused
+from tests.kube.kinds import ENDPOINTS, POD, SERVICE, SLICE, Kind, Object
+from tests.kube.pods import is_leaving, phase
+from tests.kube.selectors import selects
+from tests.kube.subresources import is_ready
+
+SERVICE_NAME = "kubernetes.io/service-name"
+FINISHED = ("Succeeded", "Failed")
+
+
+def reconcile(api: Api) -> None:
+    for service in api.store.all(SERVICE):
+        if service["spec"].get("selector") and not is_leaving(service):
+            _write(api, ENDPOINTS, endpoints(service, backends(api, service)))
+            _write(api, SLICE, endpoint_slice(service, backends(api, service)))
+
+
+def backends(api: Api, service: Object) -> list[Object]:
+    """Pods that have an address and are not over, those that leave, too."""
+    selector = {"matchLabels": service["spec"]["selector"]}
+    return [
+        pod
+        for pod in api.store.all(POD, service["metadata"]["namespace"])
+        if selects(selector, pod["metadata"].get("labels") or {})
+        and (pod.get("status") or {}).get("podIP")
+        and phase(pod) not in FINISHED
+    ]
+
+
+def is_open(service: Object, pod: Object) -> bool:
+    """Whether traffic goes there: ready, and not on its way out; with ``publishNotReadyAddresses``
+    as long as it exists."""
+    if service["spec"].get("publishNotReadyAddresses"):
+        return True
+    return is_ready(pod) and not is_leaving(pod)
+
+
+def port_at(pod: Object, port: Object) -> int:
+    """The number that a service's port means at that pod; 0 if it has no port of that name."""
+    target = port.get("targetPort", port["port"])
+    if isinstance(target, int):
+        return target
+    for container in pod["spec"]["containers"]:
+        for each in container.get("ports") or []:
+            if each.get("name") == target:
+                return int(each["containerPort"])
+    return 0
+
+
+def _metadata(service: Object, name: str) -> Object:
+    owner = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "name": service["metadata"]["name"],
+        "uid": service["metadata"]["uid"],
+    }
+    labels = {
+        **(service["metadata"].get("labels") or {}),
+        SERVICE_NAME: service["metadata"]["name"],
+    }
+    return {
+        "name": name,
+        "namespace": service["metadata"]["namespace"],
+        "labels": labels,
+        "ownerReferences": [owner],
+    }
+
+
+def _named(port: Object) -> Object:
+    return {"name": port["name"]} if port.get("name") else {}
+
+
+def endpoints(service: Object, pods: list[Object]) -> Object:
+    """One subset for each way in which the ports' names are resolved."""
+    subsets: dict[str, Object] = {}
+    for pod in pods:
+        open_here = is_open(service, pod)
+        if is_leaving(pod) and not open_here:
+            continue
+        ports = [
+            {**_named(port), "port": port_at(pod, port), "protocol": port["protocol"]}
+            for port in service["spec"].get("ports") or []
+        ]
+        subset = subsets.setdefault(str(ports), {"ports": ports})
+        where = "addresses" if open_here else "notReadyAddresses"
+        subset.setdefault(where, []).append(_address(pod))
+    metadata = _metadata(service, service["metadata"]["name"])
+    return {"metadata": metadata, "subsets": list(subsets.values())}
+
+
+def _address(pod: Object) -> Object:
+    return {
+        "ip": pod["status"]["podIP"],
+        "nodeName": pod["spec"]["nodeName"],
+        "targetRef": {
+            "kind": "Pod",
+            "name": pod["metadata"]["name"],
+            "namespace": pod["metadata"]["namespace"],
+            "uid": pod["metadata"]["uid"],
+        },
+    }
+
+
+def endpoint_slice(service: Object, pods: list[Object]) -> Object:
+    entries = []
+    for pod in pods:
+        leaving, ready = is_leaving(pod), is_ready(pod)
+        always = bool(service["spec"].get("publishNotReadyAddresses"))
+        conditions = {
+            "ready": always or (ready and not leaving),
+            "serving": ready,
+            "terminating": leaving,
+        }
+        address = _address(pod)
+        entries.append(
+            {
+                "addresses": [address["ip"]],
+                "conditions": conditions,
+                "nodeName": address["nodeName"],
+                "targetRef": address["targetRef"],
+            }
+        )
+    first = pods[0] if pods else {"spec": {"containers": []}}
+    ports = [
+        {**_named(port), "port": port_at(first, port), "protocol": port["protocol"]}
+        for port in service["spec"].get("ports") or []
+    ]
+    metadata = _metadata(service, f"{service['metadata']['name']}-1")
+    return {"metadata": metadata, "addressType": "IPv4", "endpoints": entries, "ports": ports}
+
+
+def _write(api: Api, kind: Kind, wanted: Object) -> None:
+    metadata = wanted["metadata"]
+    found = api.store.find(kind, metadata["namespace"], metadata["name"])
+    if found is None:
+        try:
+            api.create(kind, wanted)
+        except Refused:
+            return  # its namespace is on its way out
+    else:
+        api.store.put(kind, {**found, **wanted, "metadata": found["metadata"]})

@@ -1,0 +1,66 @@
+"""What goes with something else: with its owner, or with its namespace."""
+
+from tests.kube.api import FOREGROUND, Api
+from tests.kube.kinds import NAMESPACE, POD, Kind, Object
+from tests.kube.pods import delete_pod, is_leaving, phase
+
+FINISHED = ("Succeeded", "Failed")
+
+
+def reconcile(api: Api) -> None:
+    everything = [
+        (kind, found) for kind in api.kinds.all if kind != NAMESPACE
+        for found in api.store.all(kind)
+    ]  # fmt: skip
+    alive = {found["metadata"]["uid"] for _, found in everything}
+    for kind, found in everything:
+        references = found["metadata"].get("ownerReferences") or []
+        if references and not any(each["uid"] in alive for each in references):
+            _delete(api, kind, found)
+    for kind, found in everything:
+        if FOREGROUND in (found["metadata"].get("finalizers") or []):
+            _in_foreground(api, kind, found, everything)
+    _namespaces(api, everything)
+    _unplaced(api)
+
+
+def _delete(api: Api, kind: Kind, found: Object) -> None:
+    metadata = found["metadata"]
+    there = api.store.find(kind, metadata.get("namespace", ""), metadata["name"])
+    same = there is not None and there["metadata"]["uid"] == metadata["uid"]
+    if there is not None and same and not is_leaving(there):
+        api.delete(kind, metadata.get("namespace", ""), metadata["name"])
+
+
+def _in_foreground(
+    api: Api, kind: Kind, owner: Object, everything: list[tuple[Kind, Object]]
+) -> None:
+    uid, left = owner["metadata"]["uid"], 0
+    for each_kind, each in everything:
+        references = each["metadata"].get("ownerReferences") or []
+        if any(reference["uid"] == uid for reference in references):
+            left += 1
+            _delete(api, each_kind, each)
+    if not left:
+        metadata = owner["metadata"]
+        api.released(kind, metadata.get("namespace", ""), metadata["name"], FOREGROUND)
+
+
+def _namespaces(api: Api, everything: list[tuple[Kind, Object]]) -> None:
+    for namespace in api.store.all(NAMESPACE):
+        if not is_leaving(namespace):
+            continue
+        name = namespace["metadata"]["name"]
+        inside = [pair for pair in everything if pair[1]["metadata"].get("namespace") == name]
+        for kind, found in inside:
+            _delete(api, kind, found)
+        if not inside:
+            api.released(NAMESPACE, "", name, "kubernetes")
+
+
+def _unplaced(api: Api) -> None:
+    """Pods of a node that there isn't have no kubelet to remove them; those that are to go and
+    were never on one go at once, when they are deleted."""
+    for pod in api.store.all(POD):
+        if is_leaving(pod) and (phase(pod) in FINISHED or not pod["spec"].get("nodeName")):
+            delete_pod(api, pod)
