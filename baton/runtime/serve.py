@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 from enum import StrEnum
-from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -206,10 +205,10 @@ async def _first(
 ) -> None:
     """Returns when one of them has happened, or time is up. What is under way goes on."""
     events = [asyncio.ensure_future(w.wait()) for w in waits if isinstance(w, asyncio.Event)]
-    futures = [wait for wait in waits if not isinstance(wait, asyncio.Event)]
+    all_waits: list[asyncio.Future[Any]] = [*events]
+    all_waits += [wait for wait in waits if not isinstance(wait, asyncio.Event)]
     try:
-        both = [*futures, *events]
-        await asyncio.wait(both, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(all_waits, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
     finally:
         await _end(*events)
 
@@ -248,7 +247,11 @@ def serve(program: Program, drain_seconds: float, ops: OpsServer, ops_address: s
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, lifecycle.ask_to_stop)
-        ops.watch(program.metrics, partial(loop.call_soon_threadsafe, lifecycle.ask_to_drain))
+
+        def drain() -> None:
+            loop.call_soon_threadsafe(lifecycle.ask_to_drain)
+
+        ops.watch(program.metrics, drain)
         try:
             await lifecycle.run()
         except Stalled as error:
