@@ -1,0 +1,436 @@
+"""Lines over loopback: opening, messages, back-pressure, silence, and peers that cheat."""
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from baton.core.trust import Trust
+from baton.errors import BatonError, Invalid, Overloaded, Unauthorized, Unavailable
+from baton.rpc import frames, line_client, line_server
+from baton.rpc.frames import HEAD, MAX_MESSAGE_BYTES
+from baton.rpc.line import HANDSHAKE_BYTES, VERSION, Kind, Line
+from baton.rpc.line_client import ClientLine, open_line
+from baton.rpc.line_server import LineServer
+from baton.rpc.v1 import conductor_pb2, line_pb2
+
+TRUST = Trust("a secret of the cluster")
+NONCE = bytes(32)
+
+
+class Echo:
+    """Says everything again, but for what it is told to do otherwise."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self.heard: list[bytes] = []
+        self.lost = asyncio.Event()
+
+    def on_message(self, payload: bytes) -> None:
+        self.heard.append(payload)
+        if payload == b"refuse":
+            raise Overloaded("too much", retry_after_seconds=2.5)
+        if payload != b"hush":
+            self.line.send_message(payload)
+
+    def on_lost(self) -> None:
+        assert not self.lost.is_set(), "a line is lost once"
+        self.lost.set()
+
+
+class House:
+    def __init__(self, server: LineServer, address: str, echoes: list[Echo]) -> None:
+        self.server = server
+        self.address = address
+        self.echoes = echoes
+
+    async def open(
+        self, deliver: Callable[[bytes], None] = lambda payload: None, trust: Trust = TRUST
+    ) -> ClientLine:
+        return await open_line(self.address, "echo", trust, deliver, 5.0)
+
+
+@asynccontextmanager
+async def house(trust: Trust = TRUST) -> AsyncIterator[House]:
+    echoes: list[Echo] = []
+
+    def serve(line: Line) -> Echo:
+        echoes.append(Echo(line))
+        return echoes[-1]
+
+    server = LineServer(trust, {"echo": serve})
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    try:
+        async with asyncio.timeout(20):
+            yield House(server, address, echoes)
+    finally:
+        await server.close()
+
+
+def frame(kind: int, payload: bytes = b"") -> bytes:
+    return HEAD.pack(len(payload), 0, kind) + payload
+
+
+def hello(service: str = "echo", version: int = VERSION, nonce: bytes = NONCE) -> bytes:
+    message = line_pb2.Hello(version=version, service=service, nonce=nonce)
+    return frame(Kind.HELLO, message.SerializeToString())
+
+
+async def say(address: str, *parts: bytes) -> list[tuple[int, bytes]]:
+    """Sends ``parts`` and returns what is answered until the other side ends the connection."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    answers = []
+    try:
+        for part in parts:
+            writer.write(part)
+            await writer.drain()
+        while True:
+            size, _, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
+            answers.append((kind, await reader.readexactly(size)))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return answers
+    finally:
+        writer.close()
+
+
+def refusal(answers: Sequence[tuple[int, bytes]]) -> str:
+    kind, payload = answers[-1]
+    assert kind == Kind.REFUSAL
+    return conductor_pb2.Refusal.FromString(payload).message
+
+
+# -- between friends ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("trust", [Trust(), TRUST])
+async def test_messages_both_ways_in_order(trust: Trust) -> None:
+    heard: list[bytes] = []
+    done = asyncio.Event()
+
+    def deliver(payload: bytes) -> None:
+        heard.append(payload)
+        if payload == b"last":
+            done.set()
+
+    sent = [b"", b"x", os.urandom(300_000), b"y" * 5_000, b"last"]
+    async with house(trust) as there:
+        line = await there.open(deliver, trust)
+        for payload in sent:
+            line.send_message(payload)
+        await done.wait()
+        peer = line.transport.get_extra_info("socket")  # type: ignore[union-attr]
+        assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        line.close()
+        await there.echoes[0].lost.wait()
+    assert heard == sent == there.echoes[0].heard
+
+
+async def test_a_refusal_says_why_and_ends_both_sides() -> None:
+    async with house() as there:
+        line = await there.open()
+        line.send_message(b"refuse")
+        why = await line.ended()
+        await there.echoes[0].lost.wait()
+    assert isinstance(why, Overloaded) and str(why) == "too much"
+    assert why.retry_after_seconds == 2.5
+
+
+async def test_a_message_that_makes_no_sense_ends_the_line() -> None:
+    def puzzled(payload: bytes) -> None:
+        raise Invalid("what?")
+
+    async with house() as there:
+        line = await there.open(puzzled)
+        line.send_message(b"anything")
+        assert str(await line.ended()) == "what?"
+        await there.echoes[0].lost.wait()
+
+
+async def test_a_server_that_closes_takes_its_lines_with_it() -> None:
+    async with house() as there:
+        line = await there.open()
+        await there.server.close()
+        why = await line.ended()
+        assert isinstance(why, Unavailable) and "stopped" in str(why)
+        assert there.echoes[0].lost.is_set()
+        with pytest.raises(Unavailable, match="does not accept connections"):
+            await there.open()
+
+
+async def test_a_port_in_use() -> None:
+    async with house() as there:
+        port = int(there.address.rpartition(":")[2])
+        with pytest.raises(Unavailable, match=f"can't listen on 127.0.0.1:{port}"):
+            await LineServer(TRUST, {}).listen("127.0.0.1", port)
+
+
+# -- who may come in ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", [None, "another", ""])
+async def test_without_the_secret_nobody_comes_in(secret: str | None) -> None:
+    async with house() as there:
+        with pytest.raises(Unauthorized, match="the cluster secret is missing or wrong"):
+            await there.open(trust=Trust(secret))
+        assert there.echoes == []
+        assert not there.server.lines
+
+
+async def test_whoever_has_a_secret_does_not_speak_with_those_that_lack_it() -> None:
+    async with house(Trust()) as there:
+        with pytest.raises(Unauthorized, match="does not know the cluster secret"):
+            await there.open()
+        await there.echoes[0].lost.wait()
+
+
+async def test_a_proof_that_was_heard_is_worth_nothing() -> None:
+    """The server's half of what is signed is new each time."""
+    heard: list[bytes] = []
+
+    class Listening(ClientLine):
+        def send(self, number: int, kind: int, payload: bytes) -> None:
+            heard.append(frame(kind, payload))
+            super().send(number, kind, payload)
+
+    async with house() as there:
+        host, _, port = there.address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        _, line = await loop.create_connection(
+            lambda: Listening("echo", TRUST.secret, lambda payload: None), host, int(port)
+        )
+        await line.opened()
+        line.close()
+        answers = await say(there.address, *heard)
+        assert [kind for kind, _ in answers] == [Kind.CHALLENGE, Kind.REFUSAL]
+        assert "cluster secret" in refusal(answers)
+        assert TRUST.secret is not None
+        assert all(TRUST.secret.encode() not in each for each in heard)
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (hello("nobody"), "there is no service 'nobody' here"),
+        (hello(version=7), "version 7 of lines: here is 1"),
+        (hello(nonce=b"short"), "a nonce has 32 bytes"),
+        (frame(Kind.HELLO, b"\xff\xff"), "malformed Hello"),
+        (frame(Kind.PROOF), "a frame of kind 7 is no part of"),
+        (frame(Kind.MESSAGE, b"let me in"), "a frame of kind 1 is no part of"),
+        (frame(99), "a frame of kind 99 is no part of"),
+        (hello() + hello(), "a frame of kind 5 is no part of"),
+        (HEAD.pack(HANDSHAKE_BYTES + 1, 0, Kind.HELLO), "a frame of 4097 bytes: 4096 are allowed"),
+        (b"GET / HTTP/1.1\r\nhost: here\r\n\r\n", "a frame of 542393671 bytes"),
+    ],
+)
+async def test_strangers_are_told_why_and_shown_out(said: bytes, why: str) -> None:
+    async with house() as there:
+        assert why in refusal(await say(there.address, said))
+        assert there.echoes == [] and not there.server.lines
+
+
+async def test_whoever_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_server, "HELLO_SECONDS", 0.02)
+    async with house() as there:
+        assert await say(there.address) == []
+        assert await say(there.address, hello()[:-1]) == []
+        assert [kind for kind, _ in await say(there.address, hello())] == [Kind.CHALLENGE]
+        assert not there.server.lines
+
+
+async def test_strangers_don_t_keep_others_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_server, "MAX_STRANGERS", 1)
+    async with house() as there:
+        host, _, port = there.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        while not there.server.lines:
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await there.open()
+        writer.close()
+        while there.server.lines:
+            await asyncio.sleep(0)
+        (await there.open()).close()
+
+
+# -- peers that cheat -----------------------------------------------------------------------
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def test_frames_in_pieces_of_any_size() -> None:
+    heard: list[tuple[int, int, bytes]] = []
+
+    class Collecting(frames.Frames):
+        is_closing = False  # type: ignore[assignment]
+
+        def on_frame(self, number: int, kind: int, payload: bytes) -> None:
+            heard.append((number, kind, payload))
+
+    told = [(1, 2, b""), (3, 4, b"abc"), (5, 6, bytes(100)), (7, 8, b"")]
+    data = b"".join(HEAD.pack(len(payload), n, kind) + payload for n, kind, payload in told)
+    for size in (1, 2, 5, 9, 10, 64, len(data)):
+        end = Collecting()
+        for begin in range(0, len(data), size):
+            end.data_received(data[begin : begin + size])
+        assert heard == told
+        heard.clear()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        (HEAD.pack(MAX_MESSAGE_BYTES + 1, 0, Kind.MESSAGE), "a frame of 16777217 bytes"),
+        (frame(99), "no frames of kind 99 once it is open"),
+        (frame(Kind.WELCOME), "no frames of kind 8 once it is open"),
+        (frame(Kind.REFUSAL, b"\xff\xff"), "malformed Refusal"),
+    ],
+)
+async def test_an_open_line_refuses_nonsense(said: bytes, why: str) -> None:
+    async with house() as there:
+        line = await there.open()
+        assert line.transport is not None
+        line.transport.write(said)
+        assert why in str(await line.ended())
+        await there.echoes[0].lost.wait()
+
+
+async def test_half_a_message_is_no_message() -> None:
+    async with house() as there:
+        line = await there.open()
+        assert line.transport is not None
+        line.transport.write(frame(Kind.MESSAGE, b"whole") + frame(Kind.MESSAGE, b"half")[:-1])
+        await until(lambda: there.echoes and there.echoes[0].heard)
+        line.transport.close()
+        await there.echoes[0].lost.wait()
+        assert there.echoes[0].heard == [b"whole"]
+
+
+async def test_a_writer_waits_for_a_slow_reader() -> None:
+    async with house() as there:
+        line = await there.open()
+        assert line.transport is not None
+        line.transport.pause_reading()
+        await until(lambda: there.echoes)
+        end = there.echoes[0].line
+        while True:  # until the kernel takes no more of it
+            end.send_message(bytes(64 * 1024))
+            waiting = asyncio.create_task(end.drained())
+            await asyncio.sleep(0)
+            if not waiting.done():
+                break
+        line.transport.resume_reading()
+        await waiting
+        line.close()
+
+
+async def test_whoever_reads_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MAX_UNSENT_BYTES", 100_000)
+    async with house() as there:
+        line = await there.open()
+        await until(lambda: there.echoes)
+        server_side = there.echoes[0].line.transport
+        assert server_side is not None
+        server_side.pause_reading()
+        while not line.is_closing:
+            line.send_message(bytes(64 * 1024))
+        assert str(await line.ended()) == "it does not read"
+        server_side.resume_reading()
+        await there.echoes[0].lost.wait()
+
+
+# -- silence --------------------------------------------------------------------------------
+
+
+async def test_a_silent_line_is_pinged_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_client, "TICK_SECONDS", 0.002)
+    pongs = 0
+
+    class Counting(ClientLine):
+        def _on_control(self, kind: int, payload: bytes) -> None:
+            nonlocal pongs
+            pongs += kind == Kind.PONG
+            super()._on_control(kind, payload)
+
+    monkeypatch.setattr(line_client, "ClientLine", Counting)
+    async with house() as there:
+        line = await there.open()
+        await until(lambda: pongs >= 20)
+        assert not line.is_closing
+        line.close()
+
+
+async def test_a_frozen_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opens a line, and then answers nothing; its kernel goes on acknowledging."""
+    monkeypatch.setattr(line_client, "TICK_SECONDS", 0.002)
+    gone = asyncio.Event()
+
+    async def freeze(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(len(hello()))
+        challenge = line_pb2.Challenge(nonce=NONCE).SerializeToString()
+        writer.write(frame(Kind.CHALLENGE, challenge) + frame(Kind.WELCOME))
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(freeze, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with asyncio.timeout(20):
+        line = await open_line(f"127.0.0.1:{port}", "echo", Trust(), lambda payload: None, 5.0)
+        why = await line.ended()
+        await gone.wait()
+    assert isinstance(why, Unavailable) and "silent" in str(why)
+    server.close()
+
+
+async def test_a_router_that_stands_still_gives_back_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(line_server, "TICK_SECONDS", 0.002)
+    async with house(Trust()) as there:
+        host, _, port = there.address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(hello() + frame(Kind.PROOF))
+        await until(lambda: there.echoes)
+        await there.echoes[0].lost.wait()
+        writer.close()
+
+
+async def test_whoever_stood_still_itself_takes_nobody_for_dead() -> None:
+    """A loop that was held up for any time has read what there was before it counts again."""
+    pings: list[int] = []
+    failures: list[BatonError] = []
+
+    class Held(Line):
+        def on_lost(self, failure: BatonError) -> None:
+            failures.append(failure)
+
+        def send(self, number: int, kind: int, payload: bytes) -> None:
+            pings.append(kind)
+
+        def close(self) -> None: ...
+
+        def data(self) -> None:
+            self.data_received(b"")
+
+    end = Held(1000.0, 3)
+    end.open()
+    for _ in range(5):  # each after an age, as if a timer was late
+        end._tick()
+        end.data()
+    assert failures == []
+    for _ in range(4):
+        end._tick()
+    assert failures == [] and pings == [Kind.PING] * 3
+    end._tick()
+    assert "silent for 4000.0 s" in str(failures[0])
+    end._disarm()
