@@ -92,7 +92,8 @@ PullEvent = PullScheduled | PullChunk | PullDone
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """A worker's own account of its blocks and requests; ``violation`` is empty when sound."""
+    """A worker's own account of its blocks and requests; ``violation`` is empty when sound.
+    ``drained``: it takes nothing new, and nothing is left that anybody could want of it."""
 
     worker_id: str
     state: str
@@ -107,3 +108,4 @@ class Inspection:
     held_requests: int
     violation: str
     description: str
+    drained: bool = False

@@ -65,7 +65,7 @@ class WorkerCore(Protocol):
 
     async def inspect(self) -> Inspection: ...
 
-    def start_drain(self) -> None: ...
+    def start_drain(self, for_good: bool = True) -> None: ...
 
     def convert(self, role: Role) -> None:
         """Raises Unavailable when it leaves."""
@@ -112,7 +112,7 @@ class WorkerService(pb_grpc.WorkerServicer):
         return inspection_to_proto(await answer(context, self._core.inspect))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
-        self._core.start_drain()
+        self._core.start_drain(for_good=False)
         return pb.DrainResponse()
 
     async def Convert(self, request: pb.ConvertRequest, context: Context) -> pb.ConvertResponse:

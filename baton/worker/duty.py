@@ -8,8 +8,9 @@ from baton.runtime.pools.base import POOLS
 
 
 class Duty:
-    """A worker's state, and the role that it announces. It drains for good, or to take another
-    role once nothing is left. ``on_change`` is called when others should hear of either."""
+    """A worker's state, and the role that it announces. It drains to leave, for good or until it is
+    told to stay, or to take another role once nothing is left. ``on_change`` is called when others
+    should hear of either."""
 
     def __init__(self, role: Role, on_change: Callable[[], None]) -> None:
         self.role = role
@@ -24,14 +25,20 @@ class Duty:
         if self.state is WorkerState.JOINING:
             self._move(WorkerState.READY)
 
-    def leave(self, now_seconds: float) -> None:
-        """For good. Idempotent."""
-        self._leaves = True
+    @property
+    def leaves(self) -> bool:
+        """It drains, and not for another role."""
+        return self.state is WorkerState.DRAINING and self._next_role is self.role
+
+    def leave(self, now_seconds: float, for_good: bool = True) -> None:
+        """Idempotent. Unless it is for good, :meth:`convert` to the role that it has ends it."""
+        self._leaves = self._leaves or for_good
+        self._next_role = self.role
         self._drain(now_seconds)
 
     def convert(self, role: Role, now_seconds: float) -> None:
         """Idempotent; back to the role that it has ends the drain. Raises Invalid for a role
-        that no worker has, Unavailable for a worker that leaves."""
+        that no worker has, Unavailable for a worker that leaves for good."""
         if role not in POOLS:
             raise Invalid(f"a worker can't become a {role.value}", param="role")
         if self._leaves:

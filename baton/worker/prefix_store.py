@@ -22,6 +22,11 @@ class PrefixStore(Protocol):
         """Learns from what the step took, and offers what it sealed to the store."""
         ...
 
+    async def hand_over(self) -> None:
+        """Of what this worker still holds, what the store does not is offered to it once more: this
+        worker leaves. Never raises for what the store does."""
+        ...
+
     @property
     def bytes_per_second(self) -> float | None:
         """Of what came from other hosts lately; None before anything did."""

@@ -105,10 +105,10 @@ class WorkerProgram:
             await self._crashed
 
     async def drain(self) -> None:
-        """Takes nothing new, and returns when nothing is left."""
+        """Takes nothing new, and returns when nothing is left, neither to do nor to hand over."""
         self._worker.start_drain()
         self._heartbeat.hurry()
-        while not self._worker.idle:
+        while not self._worker.drained:
             await self._clock.sleep(0.05)
 
     async def stop(self) -> None:

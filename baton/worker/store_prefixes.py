@@ -110,6 +110,9 @@ class StorePrefixes:
         for run in result.sealed:
             self._publisher.offer(run)
 
+    async def hand_over(self) -> None:
+        await self._publisher.hand_over()
+
     @property
     def bytes_per_second(self) -> float | None:
         return self._links.bytes_per_second(ALL_FAR)

@@ -111,6 +111,7 @@ class Worker:
         self._strays = Strays()
         self._arrived = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
+        self._handover: asyncio.Task[None] | None = None
         self._load = Load()
         self._answers = AnswerMeter()
         self._links = LinkMeter()
@@ -131,12 +132,14 @@ class Worker:
                     await self._part(since)
                 if self.idle:
                     self._duty.settle()
+                    self._hand_over(tasks)
                 await self._clock.sleep(SWEEP_SECONDS)
 
-    def start_drain(self) -> None:
+    def start_drain(self, for_good: bool = True) -> None:
         """Takes nothing new. While there are others, what has not begun is turned away, and answers
-        that take longer go on elsewhere. Idempotent."""
-        self._duty.leave(self._clock.monotonic())
+        that take longer go on elsewhere. Then what only this worker holds is offered to the store.
+        Idempotent. Unless it is ``for_good``, :meth:`convert` to its role ends it."""
+        self._duty.leave(self._clock.monotonic(), for_good)
 
     def convert(self, role: Role) -> None:
         """Drains, and is ready again in that role once nothing is left: :meth:`Duty.convert`."""
@@ -153,6 +156,12 @@ class Worker:
     @property
     def idle(self) -> bool:
         return not self._jobs
+
+    @property
+    def drained(self) -> bool:
+        """It leaves, and nothing is left that anybody could want of it."""
+        handed_over = self._handover is not None and self._handover.done()
+        return self._duty.leaves and self.idle and handed_over
 
     @property
     def load(self) -> Load:
@@ -178,6 +187,7 @@ class Worker:
             held_requests=len(self._jobs),
             violation=violation,
             description=description,
+            drained=self.drained,
         )
 
     # -- requests -------------------------------------------------------------------------
@@ -339,6 +349,13 @@ class Worker:
         self._intake.notice_room()
 
     # -- draining ---------------------------------------------------------------------------
+
+    def _hand_over(self, tasks: asyncio.TaskGroup) -> None:
+        """Once, when it leaves; again, if it was told to stay meanwhile."""
+        if not self._duty.leaves:
+            self._handover = None
+        elif self._handover is None:
+            self._handover = tasks.create_task(self._store.hand_over())
 
     async def _part(self, since: float) -> None:
         """From what can go now. What is on its way in is seen to once it is here."""

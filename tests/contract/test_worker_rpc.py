@@ -1,14 +1,12 @@
-"""Workers over real gRPC on loopback: streams, pulls, errors, the cluster secret. What does not
-need a model holds of mock workers, too."""
+"""Workers on loopback: streams over gRPC and over lines, pulls, errors, the cluster secret. What
+does not need a model holds of mock workers, too."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import grpc
-import grpc.aio
 import pytest
 
 from baton.clock import SystemClock
@@ -17,12 +15,15 @@ from baton.core.handoff import WorkerRef
 from baton.core.ids import Generation, TokenId, WorkerId
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
+from baton.core.trust import Trust
 from baton.engine.fake_runner import reference_answer
 from baton.errors import Invalid, Unauthorized, Unavailable
-from baton.rpc.channel import open_channel
+from baton.rpc.channel import open_channel, translated
 from baton.rpc.convert import output_from_proto, ref_to_proto, spec_to_proto
 from baton.rpc.encoded_service import add_encoded_worker_service
-from baton.rpc.server import build_server
+from baton.rpc.line_client import ClientLine, open_line
+from baton.rpc.line_server import LineServer, OpenService
+from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 from baton.rpc.worker_client import (
@@ -31,6 +32,7 @@ from baton.rpc.worker_client import (
     drain_worker,
     inspect_worker,
 )
+from baton.rpc.worker_line import WORKER_SERVICE, encoded_worker_lines, worker_lines
 from baton.rpc.worker_service import add_worker_service
 from baton.worker.mock.handovers import Handovers
 from baton.worker.mock.lexicon import Lexicon
@@ -62,7 +64,7 @@ async def real_workers(
         running.decode.worker._intake._peers = peers
         nodes = Served(running.prefill, running.decode, lambda spec: reference_answer(spec)[0])
         try:
-            async with listening(nodes, add_worker_service, secret) as refs:
+            async with listening(nodes, add_worker_service, worker_lines, secret) as refs:
                 yield nodes, *refs
         finally:
             await peers.close()
@@ -97,7 +99,7 @@ async def mock_workers(
         MockNode("decode-0", Role.DECODE, house),
         lexicon.answer,
     )
-    async with listening(nodes, add_encoded_worker_service, secret) as refs:
+    async with listening(nodes, add_encoded_worker_service, encoded_worker_lines, secret) as refs:
         yield nodes, *refs
     nodes.prefill.worker.close()
     nodes.decode.worker.close()
@@ -105,25 +107,95 @@ async def mock_workers(
 
 @asynccontextmanager
 async def listening(
-    nodes: Served, add_service: Callable[..., None], secret: str | None
+    nodes: Served,
+    add_service: Callable[..., None],
+    lines: Callable[[Any], dict[str, OpenService]],
+    secret: str | None,
 ) -> AsyncIterator[list[WorkerRef]]:
-    refs, servers = [], []
-    for node in (nodes.prefill, nodes.decode):
-        server = build_server(secret)
-        add_service(server, node.worker)
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        servers.append(server)
-        refs.append(replace(node.ref, address=f"127.0.0.1:{port}"))
-    try:
+    refs: list[WorkerRef] = []
+    async with AsyncExitStack() as servers:
+        for node in (nodes.prefill, nodes.decode):
+            server = build_server(secret)
+            add_service(server, node.worker)
+            port = await listen(server, "127.0.0.1", 0)
+            servers.push_async_callback(server.stop, grace=None)
+            line = LineServer(Trust(secret), lines(node.worker))
+            line_port = await line.listen("127.0.0.1", 0)
+            servers.push_async_callback(line.close)
+            address, line_address = f"127.0.0.1:{port}", f"127.0.0.1:{line_port}"
+            refs.append(replace(node.ref, address=address, line=line_address))
         yield refs
-    finally:
-        for server in servers:
-            await server.stop(grace=None)
 
 
 @pytest.fixture(params=[real_workers, mock_workers], ids=["real", "mock"])
 def served(request: pytest.FixtureRequest) -> Open:
+    return request.param  # type: ignore[no-any-return]
+
+
+class GrpcRun:
+    """A router's stream, over gRPC."""
+
+    def __init__(self, ref: WorkerRef, secret: str | None) -> None:
+        self._channel = open_channel(ref.address, secret)
+        self._call = pb_grpc.WorkerStub(self._channel).Run()
+
+    async def write(self, message: pb.RouterMessage) -> None:
+        with translated():
+            await self._call.write(message)
+
+    async def read(self) -> pb.WorkerMessage:
+        with translated():
+            message = await self._call.read()
+        if not isinstance(message, pb.WorkerMessage):
+            raise Unavailable("the stream ended")
+        return message
+
+    async def leave(self) -> None:
+        self._call.cancel()
+        await self._channel.close()
+
+
+class LineRun:
+    """The same over a line."""
+
+    def __init__(self, ref: WorkerRef, secret: str | None) -> None:
+        self._ref = ref
+        self._trust = Trust(secret)
+        self._line: ClientLine | None = None
+        self._messages: asyncio.Queue[pb.WorkerMessage] = asyncio.Queue()
+
+    async def write(self, message: pb.RouterMessage) -> None:
+        if self._line is None:
+            self._line = await open_line(
+                self._ref.line, WORKER_SERVICE, self._trust, self._deliver, 5.0
+            )
+        self._line.send_message(message.SerializeToString())
+
+    def _deliver(self, payload: bytes) -> None:
+        self._messages.put_nowait(pb.WorkerMessage.FromString(payload))
+
+    async def read(self) -> pb.WorkerMessage:
+        assert self._line is not None, "the router speaks first"
+        reading, ending = map(asyncio.ensure_future, (self._messages.get(), self._line.ended()))
+        try:
+            await asyncio.wait([reading, ending], return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                raise ending.result()
+            return reading.result()
+        finally:
+            reading.cancel()
+            ending.cancel()
+
+    async def leave(self) -> None:
+        if self._line is not None:
+            self._line.close()
+
+
+Run = type[GrpcRun] | type[LineRun]
+
+
+@pytest.fixture(params=[GrpcRun, LineRun], ids=["grpc", "line"])
+def run(request: pytest.FixtureRequest) -> Run:
     return request.param  # type: ignore[no-any-return]
 
 
@@ -134,59 +206,92 @@ def submit(spec: RequestSpec, task: int, source: WorkerRef | None = None) -> pb.
     return pb.RouterMessage(submit=message)
 
 
-async def read_all(call: object) -> list[RequestOutput]:
+async def read_all(stream: GrpcRun | LineRun) -> list[RequestOutput]:
     outputs: list[RequestOutput] = []
     while not any(output.finish_reason for output in outputs):
-        message = await call.read()  # type: ignore[attr-defined]
+        message = await stream.read()
         outputs.extend(output_from_proto(output) for output in message.outputs)
     return outputs
 
 
-async def test_a_request_over_two_streams_and_a_pull(served: Open) -> None:
+async def test_a_request_over_two_streams_and_a_pull(served: Open, run: Run) -> None:
     spec = request("r", list(range(50)), 12, logprobs=2)
-    async with (
-        served(SECRET) as (running, prefill, decode),
-        open_channel(prefill.address, SECRET) as one,
-        open_channel(decode.address, SECRET) as other,
-    ):
-        first, rest = pb_grpc.WorkerStub(one).Run(), pb_grpc.WorkerStub(other).Run()
+    async with served(SECRET) as (running, prefill, decode):
+        first, rest = run(prefill, SECRET), run(decode, SECRET)
         await rest.write(submit(spec, pb.TASK_DECODE, prefill))
         await first.write(submit(spec, pb.TASK_PREFILL))
         message = await first.read()
         outputs = [output_from_proto(output) for output in message.outputs]
         outputs += await read_all(rest)
         await running.prefill.wait_until_free()
-        first.cancel()
-        rest.cancel()
+        await first.leave()
+        await rest.leave()
     assert tokens_of(outputs) == tuple(running.answer(spec))
     assert all(len(output.logprobs) == 1 for output in outputs)
     if served is real_workers:
         assert outputs[1].details["transport"] == "memory"
 
 
-async def test_a_stream_that_breaks_frees_what_came_over_it(served: Open) -> None:
+async def test_a_stream_that_breaks_frees_what_came_over_it(served: Open, run: Run) -> None:
     async with served() as (running, prefill, decode):
-        async with open_channel(prefill.address) as one, open_channel(decode.address) as other:
-            first, rest = pb_grpc.WorkerStub(one).Run(), pb_grpc.WorkerStub(other).Run()
-            for number in range(4):
-                spec = request(f"r{number}", list(range(60)), 190)
-                await first.write(submit(spec, pb.TASK_PREFILL))
-                await rest.write(submit(spec, pb.TASK_DECODE, prefill))
-            await rest.read()
-            first.cancel()
-            rest.cancel()
-            await running.prefill.wait_until_free()
-            await running.decode.wait_until_free()
-
-
-async def test_a_dead_source_ends_the_request_with_an_error() -> None:
-    async with real_workers() as (running, _, decode), open_channel(decode.address) as channel:
-        call = pb_grpc.WorkerStub(channel).Run()
-        nobody = WorkerRef("nobody", "127.0.0.1:1", 1)  # type: ignore[arg-type]
-        await call.write(submit(request("r", [1, 2], 4), pb.TASK_DECODE, nobody))
-        outputs = await read_all(call)
+        first, rest = run(prefill, None), run(decode, None)
+        for number in range(4):
+            spec = request(f"r{number}", list(range(60)), 190)
+            await first.write(submit(spec, pb.TASK_PREFILL))
+            await rest.write(submit(spec, pb.TASK_DECODE, prefill))
+        await rest.read()
+        await first.leave()
+        await rest.leave()
+        await running.prefill.wait_until_free()
         await running.decode.wait_until_free()
-        call.cancel()
+
+
+async def test_a_cancelled_request_is_freed_and_others_go_on(served: Open, run: Run) -> None:
+    async with served() as (running, _, decode):
+        stream = run(decode, None)
+        for name in ("goes", "stays"):
+            spec = request(name, list(range(20)), 60 if name == "stays" else 190)
+            await stream.write(submit(spec, pb.TASK_WHOLE))
+        await stream.read()
+        cancel = pb.Cancel(request_id="goes", epoch=1)
+        await stream.write(pb.RouterMessage(cancel=cancel))
+        ended: list[str] = []
+        while not ended:
+            outputs = (await stream.read()).outputs
+            ended += [output.request_id for output in outputs if output.finish_reason]
+        await running.decode.wait_until_free()
+        await stream.leave()
+    assert ended == ["stays"]
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (submit(request("r", [1], 2), 77), "unknown task 77"),
+        (pb.RouterMessage(submit=pb.Submit(task=pb.TASK_WHOLE)), "request_id must have"),
+    ],
+)
+async def test_what_can_t_be_read_ends_the_stream(
+    served: Open, run: Run, message: pb.RouterMessage, why: str
+) -> None:
+    async with served() as (running, _, decode):
+        stream = run(decode, None)
+        await stream.write(submit(request("before", list(range(20)), 190), pb.TASK_WHOLE))
+        await stream.write(message)
+        with pytest.raises(Invalid, match=why):
+            await read_all(stream)
+        await running.decode.wait_until_free()
+        await stream.leave()
+
+
+async def test_a_dead_source_ends_the_request_with_an_error(run: Run) -> None:
+    async with real_workers() as (running, _, decode):
+        stream = run(decode, None)
+        nobody = WorkerRef("nobody", "127.0.0.1:1", 1)  # type: ignore[arg-type]
+        await stream.write(submit(request("r", [1, 2], 4), pb.TASK_DECODE, nobody))
+        outputs = await read_all(stream)
+        await running.decode.wait_until_free()
+        await stream.leave()
     assert outputs[0].details["error_status"] == "UNAVAILABLE"
 
 
@@ -196,6 +301,20 @@ async def test_inspect_and_drain(served: Open) -> None:
         assert (seen.violation, seen.free_blocks, seen.state) == ("", 128, "ready")
         await drain_worker(prefill.address, SECRET)
         assert (await inspect_worker(prefill.address, SECRET)).state == "draining"
+        while not (await inspect_worker(prefill.address, SECRET)).drained:
+            await asyncio.sleep(0.01)
+
+
+async def test_who_was_told_to_drain_may_be_told_to_stay(served: Open) -> None:
+    """Unless its process ends, too."""
+    async with served(SECRET) as (running, prefill, _decode):
+        await drain_worker(prefill.address, SECRET)
+        await convert_worker(prefill.address, Role.PREFILL, SECRET)
+        seen = await inspect_worker(prefill.address, SECRET)
+        assert (seen.state, seen.drained) == ("ready", False)
+        running.prefill.worker.start_drain()
+        with pytest.raises(Unavailable, match="the worker leaves"):
+            await convert_worker(prefill.address, Role.PREFILL, SECRET)
 
 
 async def test_convert(served: Open) -> None:
@@ -206,23 +325,20 @@ async def test_convert(served: Open) -> None:
         assert running.prefill.worker.role is Role.DECODE
         with pytest.raises(Invalid, match="unknown role 0"):
             await convert_worker(prefill.address, Role.ROUTER, SECRET)
-        await drain_worker(prefill.address, SECRET)
-        with pytest.raises(Unavailable, match="the worker leaves"):
-            await convert_worker(prefill.address, Role.PREFILL, SECRET)
 
 
 @pytest.mark.parametrize("secret", [None, "another"])
-async def test_without_the_secret_nothing_is_answered(served: Open, secret: str | None) -> None:
+async def test_without_the_secret_nothing_is_answered(
+    served: Open, run: Run, secret: str | None
+) -> None:
     async with served(SECRET) as (_, prefill, _decode):
         with pytest.raises(Unauthorized, match="cluster secret"):
             await inspect_worker(prefill.address, secret)
-        async with open_channel(prefill.address, secret) as channel:
-            call = pb_grpc.WorkerStub(channel).Run()
-            with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)) as raised:
-                await call.write(submit(request("r", [1], 2), pb.TASK_WHOLE))
-                await call.read()
-            if isinstance(raised.value, grpc.aio.AioRpcError):
-                assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        stream = run(prefill, secret)
+        with pytest.raises((Unauthorized, asyncio.CancelledError)):
+            await stream.write(submit(request("r", [1], 2), pb.TASK_WHOLE))
+            await stream.read()
+        await stream.leave()
 
 
 async def test_nobody_listens() -> None:

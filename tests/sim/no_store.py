@@ -17,6 +17,9 @@ class NoStore:
     def note_step(self, result: StepResult) -> None:
         pass
 
+    async def hand_over(self) -> None:
+        pass
+
     bytes_per_second: float | None = None
 
     async def run(self) -> None:

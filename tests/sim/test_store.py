@@ -49,6 +49,67 @@ def test_a_prompt_and_its_answer_are_found_by_another_worker() -> None:
     simulate(main())
 
 
+def test_who_leaves_hands_over_what_only_it_holds() -> None:
+    """There was no store when it was computed, and what the store had it lost with its life."""
+
+    async def main() -> None:
+        async with store_cluster() as cluster:
+            one = cluster.add_worker("one")
+            early, late = request("a", tokens(1, 40), 4), request("b", tokens(60, 40), 4)
+            await ask(one, early)
+            await cluster.settle()
+            await cluster.start_store("s")
+            await ask(one, late)
+            await cluster.settle()
+            cluster.kill_store("s")
+            store = await cluster.start_store("s")
+            assert store.node.stats().num_blocks == 0
+            one.worker.start_drain(for_good=False)
+            assert not one.worker.drained
+            await cluster.settle(11.0)  # a store that failed is left alone for a while
+            assert one.worker.drained
+            assert store.node.stats().num_blocks == 20
+            two = cluster.add_worker("two")
+            assert await ask(two, early) == {"dram": 36}
+            assert await ask(two, late) == {"dram": 36}
+            cluster.check()
+
+    simulate(main())
+
+
+def test_who_leaves_and_finds_no_store_leaves_all_the_same() -> None:
+    async def main() -> None:
+        async with store_cluster() as cluster:
+            one = cluster.add_worker("one")
+            await ask(one, request("a", tokens(1, 40), 4))
+            one.worker.start_drain()
+            await cluster.settle()
+            assert one.worker.drained
+
+    simulate(main())
+
+
+def test_who_stays_after_all_hands_over_once_more_when_it_leaves() -> None:
+    async def main() -> None:
+        async with store_cluster() as cluster:
+            one = cluster.add_worker("one")
+            await cluster.settle()
+            one.worker.start_drain(for_good=False)
+            await cluster.settle()
+            one.worker.convert(one.worker.role)
+            assert not one.worker.drained
+            store = await cluster.start_store("s", room=1)  # too small to keep what it is offered
+            await ask(one, request("a", tokens(1, 40), 4))
+            await cluster.settle()
+            cluster.kill_store("s")
+            store = await cluster.start_store("s")
+            one.worker.start_drain()
+            await cluster.settle(11.0)
+            assert one.worker.drained and store.node.stats().num_blocks == 10
+
+    simulate(main())
+
+
 def test_a_worker_reborn_starts_warm_and_a_store_from_its_disk(tmp_path: Path) -> None:
     async def main() -> None:
         async with store_cluster() as cluster:

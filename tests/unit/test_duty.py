@@ -63,6 +63,26 @@ def test_who_leaves_does_not_come_back() -> None:
     assert (house.duty.role, house.duty.state, house.duty.drains_since) == (PREFILL, DRAINING, 5.0)
 
 
+def test_who_leaves_until_it_is_told_to_stay() -> None:
+    house = House()
+    house.duty.convert(DECODE, 5.0)
+    assert not house.duty.leaves  # it comes back, in another role
+    house.duty.leave(6.0, for_good=False)
+    house.duty.settle()
+    assert house.duty.leaves and (house.duty.role, house.duty.state) == (PREFILL, DRAINING)
+    house.duty.convert(PREFILL, 7.0)
+    assert not house.duty.leaves
+    assert (house.duty.role, house.duty.state, house.duty.drains_since) == (PREFILL, READY, None)
+
+
+def test_for_good_stays_for_good() -> None:
+    house = House()
+    house.duty.leave(5.0)
+    house.duty.leave(6.0, for_good=False)
+    with pytest.raises(Unavailable, match="the worker leaves"):
+        house.duty.convert(PREFILL, 7.0)
+
+
 def test_who_was_told_to_leave_before_it_was_ready() -> None:
     duty = Duty(PREFILL, lambda: None)
     duty.leave(5.0)

@@ -94,7 +94,8 @@ class WorkerServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Stops taking requests; returns at once. Idempotent.
+        """Stops taking requests; returns at once. Idempotent. Inspect tells when nothing is left; a
+        Convert to the role that it has lets it serve again, unless its process is to end, too.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

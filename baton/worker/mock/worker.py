@@ -89,8 +89,8 @@ class MockWorker:
     def begin(self) -> None:
         self._duty.begin()
 
-    def start_drain(self) -> None:
-        self._duty.leave(self._now())
+    def start_drain(self, for_good: bool = True) -> None:
+        self._duty.leave(self._now(), for_good)
 
     def convert(self, role: Role) -> None:
         self._duty.convert(role, self._now())
@@ -135,6 +135,7 @@ class MockWorker:
             held_requests=len(self._jobs),
             violation="",
             description=f"mock: {len(self._prefixes)} cached blocks, {late} steps left out",
+            drained=self._duty.leaves and self.idle,
         )
 
     def sweep(self) -> None:
