@@ -1,0 +1,75 @@
+"""Does what a page of the documentation says, word by word.
+
+    python -m tools.follow [docs/operations.md]
+
+Runs the page's blocks that are marked ``sh local``, in their order, each in a shell of its own
+that stops at the first command that fails. ``baton`` is the one beside this Python, ``$URL`` the
+cluster's address; it lives in a home of its own, and is stopped at the end. Exit code 1 when a
+block fails.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from baton.runtime.preflight import free_port
+
+PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
+BLOCK = re.compile(r"^```sh local\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BLOCK_SECONDS = 300
+
+
+def blocks(page: Path) -> list[str]:
+    """What the page wants run on one machine."""
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+@contextmanager
+def surroundings() -> Iterator[dict[str, str]]:
+    """The environment of a reader who has nothing yet."""
+    with tempfile.TemporaryDirectory(prefix="baton-") as folder:
+        port = str(free_port())
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("BATON_")},
+            "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}",
+            "BATON_HOME": folder,
+            "BATON_PORT": port,
+            "URL": f"http://127.0.0.1:{port}",
+        }
+        try:
+            yield environment
+        finally:
+            down = [sys.executable, "-m", "baton", "down"]
+            subprocess.run(down, env=environment, capture_output=True, check=False)
+
+
+def follow(page: Path) -> str:
+    """Returns the block that failed; empty when none did."""
+    with surroundings() as environment:
+        for block in blocks(page):
+            print(f"$ {block}", flush=True)
+            shell = ["bash", "-euo", "pipefail", "-c", block]
+            done = subprocess.run(shell, env=environment, timeout=BLOCK_SECONDS, check=False)
+            print(flush=True)
+            if done.returncode != 0:
+                return block
+    return ""
+
+
+def main(arguments: list[str]) -> int:
+    page = Path(arguments[0]) if arguments else PAGE
+    failed = follow(page)
+    if failed:
+        print(f"{page}: this failed:\n{failed}", file=sys.stderr)
+        return 1
+    print(f"{page}: {len(blocks(page))} blocks ran")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
