@@ -23,6 +23,7 @@ from baton.engine.plan import Plan, Row, Runner, SampledToken, StepOutput
 from baton.engine.prefill_speed import PrefillSpeed
 from baton.engine.prefix import ChainMemo
 from baton.engine.result import (
+    Admitted,
     EngineStats,
     PassedOn,
     PrefillProgress,
@@ -247,13 +248,19 @@ class Engine:
         plan = self._scheduler.schedule(began)
         if not plan.rows:
             return StepResult()
+        admitted = tuple(
+            Admitted(each.request_id, began, began - each.arrival_seconds)
+            for each in self._scheduler.admitted
+        )
         output = self._runner.run(plan)
         work = _work(plan, self._clock.monotonic() - began)
         self._speed.record(work)
         self._decode_speed.record(work)
-        return self._apply(plan, output, work)
+        return self._apply(plan, output, work, admitted)
 
-    def _apply(self, plan: Plan, output: StepOutput, work: StepWork) -> StepResult:
+    def _apply(
+        self, plan: Plan, output: StepOutput, work: StepWork, admitted: tuple[Admitted, ...]
+    ) -> StepResult:
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
         sealed: list[SealedRun] = []
@@ -274,7 +281,7 @@ class Engine:
             elif row.sample:
                 outputs.append(self._end_astray(sequence))
             sealed += _sealed_run(sequence, num_sealed)
-        return StepResult(tuple(outputs), tuple(progress), tuple(sealed), work)
+        return StepResult(tuple(outputs), tuple(progress), tuple(sealed), work, admitted)
 
     def _progress(self, sequence: Sequence, row: Row) -> PrefillProgress:
         first_start = sequence.first_start
@@ -461,4 +468,7 @@ def _work(plan: Plan, seconds: float) -> StepWork:
         for count, row in zip(num_tokens, plan.rows, strict=True)
     )
     is_prefill, is_decode = min(num_tokens) > 1, max(num_tokens) == 1
-    return StepWork(sum(num_tokens), attended, seconds, is_prefill, is_decode)
+    num_rows, num_decodes = len(num_tokens), num_tokens.count(1)
+    return StepWork(
+        sum(num_tokens), attended, seconds, is_prefill, is_decode, num_rows, num_decodes
+    )

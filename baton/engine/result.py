@@ -45,25 +45,40 @@ class PassedOn:
 
 
 @dataclass(frozen=True, slots=True)
+class Admitted:
+    """A prompt of which a step computes the first chunk, at the step's beginning; it had waited for
+    ``waited_seconds`` by then."""
+
+    request_id: RequestId
+    at_seconds: float
+    waited_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class StepWork:
     """What a step computed: ``num_tokens`` that attend to ``num_attended`` in all, in
-    ``seconds``. ``is_prefill`` when none of its rows was a decode, ``is_decode`` when all were."""
+    ``seconds``. ``is_prefill`` when none of its rows was a decode, ``is_decode`` when all were:
+    ``num_decodes`` of ``num_rows``."""
 
     num_tokens: int
     num_attended: int
     seconds: float
     is_prefill: bool
     is_decode: bool = False
+    num_rows: int = 1
+    num_decodes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """Outputs of WHOLE, DECODE and PREFILL requests in batch order; progress of PREFILL."""
+    """Outputs of WHOLE, DECODE and PREFILL requests in batch order; progress of PREFILL.
+    ``admitted`` are prompts that were begun; one that was preempted is not begun again."""
 
     outputs: tuple[RequestOutput, ...] = ()
     progress: tuple[PrefillProgress, ...] = ()
     sealed: tuple[SealedRun, ...] = ()
     work: StepWork | None = None
+    admitted: tuple[Admitted, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

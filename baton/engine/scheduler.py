@@ -38,6 +38,8 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_pauses = 0
         self.num_steps = 0
+        self.admitted: list[Sequence] = []
+        """For the first time, by the last step's plan."""
         self._pool = pool
         self._config = config
         self._turns = Turns(pool, config, prefill_seconds)
@@ -129,6 +131,7 @@ class Scheduler:
 
     def schedule(self, now_seconds: float) -> Plan:
         """The next step's plan; empty when nothing fits. The runner must run it."""
+        self.admitted.clear()
         preempted = self._make_room()
         rows = self._decode_rows()
         rows += self._chunk_rows(self._config.max_step_tokens - len(rows), preempted, now_seconds)
@@ -285,6 +288,7 @@ class Scheduler:
         self._copy_tail(sequence)
         if sequence.first_start is None:
             sequence.first_start = sequence.num_computed
+            self.admitted.append(sequence)
         self.transfer(sequence, Phase.RUNNING)
         self._reserved_last = False
         return True

@@ -8,7 +8,8 @@ from baton.core.member import Member
 
 @dataclass(slots=True)
 class Extension:
-    """Grows while blocks come in. ``split`` says which are still to come, while the prompt is
+    """Grows while blocks come in. The request waited for ``seconds`` from ``began_at`` on, if the
+    store was asked at all. ``split`` says which are still to come, while the prompt is
     computed: blocks [first, end) of ``keys`` from ``node``."""
 
     request_id: RequestId
@@ -16,23 +17,24 @@ class Extension:
     reason: str = ""
     dram_tokens: int = 0
     disk_tokens: int = 0
+    began_at: float = 0.0
     seconds: float = 0.0
     error: str = ""
     node: Member | None = None
     keys: list[BlockKey] = field(default_factory=list)
     split: tuple[int, int] | None = None
 
+    def tiers(self, cached_tokens: int) -> dict[str, int]:
+        """Of the ``cached_tokens`` of the request, what each tier gave; they add up."""
+        disk = min(self.disk_tokens, cached_tokens)
+        dram = min(self.dram_tokens, cached_tokens - disk)
+        return {"device": cached_tokens - dram - disk, "dram": dram, "disk": disk}
+
     def details(self, cached_tokens: int) -> dict[str, str]:
         """For ``baton explain``: of the ``cached_tokens`` of the request, where each tier's came
         from; they add up."""
-        disk = min(self.disk_tokens, cached_tokens)
-        dram = min(self.dram_tokens, cached_tokens - disk)
-        told = {
-            "cached_device": str(cached_tokens - dram - disk),
-            "cached_dram": str(dram),
-            "cached_disk": str(disk),
-            "store_seconds": f"{self.seconds:.6f}",
-        }
+        told = {f"cached_{tier}": str(tokens) for tier, tokens in self.tiers(cached_tokens).items()}
+        told["store_seconds"] = f"{self.seconds:.6f}"
         optional = {
             "store_way": self.way,
             "store_reason": self.reason,

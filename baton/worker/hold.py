@@ -110,3 +110,12 @@ class Hold:
                 raise Unavailable("the prefill worker gave up the request")
             self._changed.clear()
             await self._changed.wait()
+
+
+class PullLeaseOfHold:
+    """What a reader's stream holds on to."""
+
+    def __init__(self, hold: Hold) -> None:
+        self.events = hold.events
+        self.acknowledge = hold.acknowledge
+        self.close = hold.close

@@ -37,7 +37,8 @@ READ_ATTEMPTS = 2
 class Shipment:
     """What the hand-off of one request took. Seconds; ``exposed`` counts from the arrival of
     the last chunk, announced when the prompt was computed, to the start of decoding: what
-    shipping adds to the wait for the second token."""
+    shipping adds to the wait for the second token. The prompt was nearly computed, there was room,
+    and all had landed at ``scheduled_at``, ``reserved_at`` and ``landed_at``."""
 
     transport: str = ""
     size_bytes: int = 0
@@ -45,6 +46,9 @@ class Shipment:
     exposed_seconds: float = 0.0
     last_chunk_at: float = 0.0
     num_cached_blocks: int = 0
+    scheduled_at: float | None = None
+    reserved_at: float | None = None
+    landed_at: float | None = None
 
     def details(self) -> dict[str, str]:
         return {
@@ -131,7 +135,8 @@ class Intake:
                     raise Invalid(f"unexpected {event} in a hand-off")
                 await self._take_chunk(reader, event, landing)
             shipment = landing.shipment
-            shipment.exposed_seconds = self._clock.monotonic() - shipment.last_chunk_at
+            shipment.landed_at = self._clock.monotonic()
+            shipment.exposed_seconds = shipment.landed_at - shipment.last_chunk_at
             return None if event.finished else event.token_id
 
     def _opening(self, spec: RequestSpec, source: WorkerRef) -> PullOpen:
@@ -160,8 +165,10 @@ class Intake:
             raise Invalid(f"source chose {scheduled.endpoint.transport!r}, which was not offered")
         landing.transport = transport
         landing.shipment.transport = transport.name
+        landing.shipment.scheduled_at = self._clock.monotonic()
         landing.peer = await in_thread(lambda: transport.connect(scheduled.endpoint))
         landing.reservation = await self._reserve(spec)
+        landing.shipment.reserved_at = self._clock.monotonic()
         landing.num_read = landing.reservation.num_cached_blocks
         landing.shipment.num_cached_blocks = landing.num_read
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from enum import StrEnum
 
 from baton.core.ids import RequestId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
@@ -9,7 +10,18 @@ from baton.core.task import Task
 from baton.errors import BatonError, Overloaded, mapping_of
 from baton.worker.extension import Extension
 from baton.worker.hold import Hold
+from baton.worker.job_times import JobTimes
 from baton.worker.stream import OutputStream
+
+
+class Outcome(StrEnum):
+    """DONE: answered, or handed over. DROPPED: its router cancelled it, or left."""
+
+    DONE = "done"
+    MOVED = "moved"
+    TURNED_AWAY = "turned_away"
+    FAILED = "failed"
+    DROPPED = "dropped"
 
 
 @dataclass(slots=True, eq=False)
@@ -18,7 +30,7 @@ class Job:
 
     ``spec`` carries an id of its own, made of the request's id and its epoch: a placement that
     is on its way out and its successor never meet under one name, neither in the engine nor
-    between workers.
+    between workers. ``error`` is why it failed; ``times`` are kept where it is traced.
     """
 
     request_id: RequestId
@@ -30,6 +42,8 @@ class Job:
     prefilled_at: float | None = None
     extension: Extension | None = None
     details: dict[str, str] = field(default_factory=dict)
+    error: str = ""
+    times: JobTimes | None = None
 
 
 def placement_id(spec: RequestSpec) -> RequestId:

@@ -22,6 +22,7 @@ from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
 from baton.kv.redis_index import RedisKvIndex
 from baton.kv.store_client import StoreClient
+from baton.obs.traces import OpenSpans, close_spans, open_spans
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
@@ -42,6 +43,7 @@ from baton.worker.kv_layout import KvLayout
 from baton.worker.reload import Way
 from baton.worker.store_prefixes import StorePrefixes
 from baton.worker.store_publisher import StorePublisher
+from baton.worker.witness import Witness
 from baton.worker.worker import Worker, WorkerConfig
 
 log = structlog.get_logger(__name__)
@@ -67,6 +69,7 @@ class WorkerProgram:
         self._index = RedisKvIndex(url, settings.cluster)
         self._peers = GrpcPullPeers(settings.trust)
         self._server: grpc.aio.Server | None = None
+        self._spans: OpenSpans | None = None
         self._lines: LineServer | None = None
         self._crashed: asyncio.Future[None] | None = None
         self._address, self._line = "", ""
@@ -120,6 +123,7 @@ class WorkerProgram:
             for transport in self._transports.values():
                 await asyncio.to_thread(transport.close)
             await self._client.close()
+        await close_spans(self._spans)
         await self._peers.close()
         await self._index.close()
         await self._registry.close()
@@ -191,6 +195,7 @@ class WorkerProgram:
 
     def _build_worker(self) -> Worker:
         runner, host = self._runner, host_id()
+        self._witness = self._build_witness()
         layout = KvLayout(
             name=runner.kv_layout,
             block_bytes=runner.pool.block_bytes,
@@ -227,7 +232,33 @@ class WorkerProgram:
             self._role,
             self._on_change,
             self._grammars,
+            self._witness,
         )
+
+    def _build_witness(self) -> Witness:
+        settings = self._settings
+        self._spans = open_spans(
+            settings.trace_endpoint,
+            self._clock,
+            self.metrics,
+            role=self._role.value,
+            process=self._id,
+            cluster=settings.cluster,
+        )
+        witness = Witness(self._id, self.metrics, self._clock, self._spans)
+        witness.gauges.block_bytes = self._runner.pool.block_bytes
+        witness.gauges.labels = self._labels(self._role)
+        return witness
+
+    def _labels(self, role: Role) -> dict[str, str]:
+        runner = self._runner
+        return {
+            "role": role.value,
+            "model": self._settings.model_name,
+            "device": str(runner.pool.device),
+            "kv_dtype": runner.kv_dtype,
+            "transports": ",".join(self._transports),
+        }
 
     def _has_heirs(self) -> bool:
         """Whether another worker could go on with what this one has."""
@@ -265,6 +296,7 @@ class WorkerProgram:
     def _on_change(self) -> None:
         """Its state, or its role."""
         self._heartbeat.hurry()
+        self._witness.gauges.labels = self._labels(self._worker.role)
         if self._worker.state is not WorkerState.DRAINING:
             report_role(self._worker.role.value, self._address)
 

@@ -87,7 +87,7 @@ class StorePrefixes:
         cached, keys = await self._engine.call(lambda engine: self._look_up(engine, spec))
         if len(keys) <= cached:
             return extension
-        began = self._clock.monotonic()
+        began = extension.began_at = self._clock.monotonic()
         try:
             async with asyncio.timeout(FETCH_SECONDS):
                 extension.node = await self._client.find(keys, spec.store_hint)
@@ -96,7 +96,7 @@ class StorePrefixes:
                     await self._extend(extension, extension.node, cached)
         except (BatonError, TimeoutError) as error:
             extension.error = str(error) or "timeout"
-            log.warning("store_fetch_failed", error=extension.error)
+            log.warning("store_fetch_failed", placement=spec.request_id, error=extension.error)
         extension.seconds = self._clock.monotonic() - began
         return extension
 
@@ -180,7 +180,8 @@ class StorePrefixes:
                 await self._fetch_back(extension)
             except BatonError as error:
                 extension.error = str(error)
-                log.warning("store_fetch_failed", error=extension.error)
+                placement = extension.request_id
+                log.warning("store_fetch_failed", placement=placement, error=extension.error)
 
     async def _fetch_back(self, extension: Extension) -> None:
         """From the end of the stored prefix towards what is computed, until they meet: the

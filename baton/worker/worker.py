@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+from prometheus_client import CollectorRegistry
+
 from baton.clock import Clock
 from baton.core.handoff import Inspection, PullOpen, WorkerRef
 from baton.core.ids import Epoch, Generation, RequestId, WorkerId
@@ -27,13 +29,14 @@ from baton.transport.strays import Strays
 from baton.worker.answers import AnswerMeter
 from baton.worker.duty import Duty
 from baton.worker.engine_thread import EngineDoor
-from baton.worker.hold import Hold
+from baton.worker.hold import Hold, PullLeaseOfHold
 from baton.worker.intake import Intake, Landing, Shipment
-from baton.worker.job import Job, failure_of, moved, placement_id, turned_away
+from baton.worker.job import Job, Outcome, failure_of, moved, placement_id, turned_away
 from baton.worker.kv_layout import KvLayout
 from baton.worker.load_report import Coming, measure
 from baton.worker.prefix_store import PrefixStore
 from baton.worker.stream import OutputStream
+from baton.worker.witness import Witness
 
 SWEEP_SECONDS = 0.25
 """Also how old the load is at most, but for a step, that a heartbeat tells."""
@@ -59,15 +62,6 @@ class WorkerConfig:
     late_tokens: int = 1024
 
 
-class PullLeaseOfHold:
-    """What a reader's stream holds on to."""
-
-    def __init__(self, hold: Hold) -> None:
-        self.events = hold.events
-        self.acknowledge = hold.acknowledge
-        self.close = hold.close
-
-
 class Worker:
     """Everything but the sockets. All methods run in the event loop."""
 
@@ -89,6 +83,7 @@ class Worker:
         role: Role = Role.PREFILL,
         on_change: Callable[[], None] = lambda: None,
         constraints: Constraints | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self._id = worker_id
         self._generation = generation
@@ -104,6 +99,7 @@ class Worker:
         self._clock = clock
         self._has_heirs = has_heirs
         self._constraints = constraints
+        self._witness = witness or Witness(worker_id, CollectorRegistry(), clock)
         self._compiling = asyncio.Semaphore(MAX_COMPILING)
         self._duty = Duty(role, on_change)
         self._jobs: dict[RequestId, Job] = {}  # by placement
@@ -205,10 +201,12 @@ class Worker:
         except BatonError as error:
             draining = self.state is WorkerState.DRAINING
             stream.put(turned_away(spec) if draining else failure_of(spec, error))
+            self._witness.refused(spec.request_id, error)
             return
         job = Job(spec.request_id, replace(spec, request_id=placement_id(spec)), task, stream)
         self._jobs[job.spec.request_id] = job
         self._current[job.request_id] = job
+        self._witness.began(job)
         spec = job.spec
         if task is Task.PREFILL:
             job.hold = self._new_hold(job, len(spec.token_ids))
@@ -280,15 +278,17 @@ class Worker:
     async def _receive(self, job: Job, source: WorkerRef) -> None:
         constraint = await self._open_constraint(job.spec)
         landing = Landing()
+        self._witness.pulls(job, landing.shipment)
         try:
             token_id = await self._intake.bring_in(job.spec, source, landing)
         finally:
             if landing.strays:
                 self._quarantine(job, landing)
         self._note_pull(landing.shipment)
+        self._witness.pulled(landing.shipment)
         job.details.update(landing.shipment.details())
         if token_id is None:
-            self._end(job)
+            self._end(job, Outcome.DONE)
             return
         request_id = job.spec.request_id
         await self._engine.call(lambda engine: engine.start(request_id, token_id, constraint))
@@ -323,14 +323,15 @@ class Worker:
     def _fail(self, job: Job, error: BatonError) -> None:
         if job.spec.request_id in self._jobs:
             job.stream.put(failure_of(replace(job.spec, request_id=job.request_id), error))
-            self._end(job)
+            self._witness.failed(job, error)
+            self._end(job, Outcome.FAILED)
 
-    def _end(self, job: Job) -> None:
+    def _end(self, job: Job, outcome: Outcome = Outcome.DROPPED) -> None:
         """Forgets the job and frees what it holds. While its way in is still running, that
         frees it, after the transfers that write to its blocks have ended."""
         if job.spec.request_id not in self._jobs:
             return
-        self._forget(job)
+        self._forget(job, outcome)
         if job.hold is not None:
             job.hold.close()
         if job.runner is not None and job.runner is not asyncio.current_task():
@@ -338,10 +339,11 @@ class Worker:
         else:
             self._abort_in_engine(job)
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: Job, outcome: Outcome) -> None:
         del self._jobs[job.spec.request_id]
         if self._current.get(job.request_id) is job:
             del self._current[job.request_id]
+        self._witness.ended(job, outcome)
 
     def _abort_in_engine(self, job: Job) -> None:
         request_id = job.spec.request_id
@@ -372,7 +374,7 @@ class Worker:
     def _turn_away(self, job: Job) -> None:
         if job.spec.request_id in self._jobs:
             job.stream.put(turned_away(replace(job.spec, request_id=job.request_id)))
-            self._end(job)
+            self._end(job, Outcome.TURNED_AWAY)
 
     async def _move(self, job: Job) -> None:
         """An answer becomes a hold for its next epoch, as if it had been a prompt."""
@@ -386,12 +388,13 @@ class Worker:
         if ours not in self._jobs:  # cancelled meanwhile
             self._engine.send(lambda engine: engine.abort(theirs))
             return
-        self._forget(job)
+        self._forget(job, Outcome.MOVED)
         held = Job(job.request_id, heir, Task.PREFILL, job.stream)
         num_tokens = passed.progress.num_computed_tokens
         held.hold = self._new_hold(held, num_tokens)
         held.prefilled_at = self._clock.monotonic()
         self._jobs[theirs] = self._current[job.request_id] = held
+        self._witness.began(held)
         held.hold.advance(passed.progress)
         held.hold.finish(passed.token_id, finished=False)
         self._store.note_step(StepResult(sealed=passed.sealed))
@@ -403,6 +406,7 @@ class Worker:
     def on_step(self, result: StepResult) -> None:
         """Called with each step's result, in order."""
         self._store.note_step(result)
+        self._witness.stepped(result, self._jobs)
         for progress in result.progress:
             job = self._jobs.get(progress.request_id)
             if job is not None and job.hold is not None:
@@ -417,6 +421,7 @@ class Worker:
             return
         if job.extension is not None:
             job.details.update(job.extension.details(output.cached_tokens))
+            self._witness.answered(job, output, job.extension)
             job.extension = None  # told once, with the first output
         if output.finish_reason is not None:
             self._answers.record(output.first_index + len(output.token_ids))
@@ -425,14 +430,16 @@ class Worker:
         job.details = {}
         job.stream.put(output)
         if output.finish_reason is FinishReason.ERROR:
-            self._end(job)
+            self._witness.failed(job, Invalid(output.error))
+            self._end(job, Outcome.FAILED)
         elif job.hold is not None:
             job.prefilled_at = self._clock.monotonic()
             job.hold.finish(output.token_ids[-1], output.finish_reason is not None)
             if output.finish_reason is not None:
-                self._end(job)
+                self._end(job, Outcome.DONE)
         elif output.finish_reason is not None:
-            self._forget(job)
+            self._witness.finished(job, output)
+            self._forget(job, Outcome.DONE)
 
     # -- hand-off, source side -----------------------------------------------------------
 
@@ -469,7 +476,7 @@ class Worker:
         if job.spec.request_id not in self._jobs:
             return
         if complete:
-            self._end(job)
+            self._end(job, Outcome.DONE)
         else:
             self._fail(job, Unavailable("the decode worker left the hand-off"))
 
@@ -485,7 +492,9 @@ class Worker:
         coming = [Coming(job.spec, job.task) for job in self._jobs.values() if job.runner]
         answers, clock = self._answers, self._clock
         mean = answers.mean
-        load = await self._engine.call(lambda engine: measure(engine, coming, clock, mean))
+        load, self._witness.gauges.stats = await self._engine.call(
+            lambda engine: (measure(engine, coming, clock, mean), engine.stats())
+        )
         rate = self._store.bytes_per_second or self._links.bytes_per_second(PULLS)
         self._load = replace(
             load,

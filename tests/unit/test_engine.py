@@ -15,7 +15,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, EngineStats, PrefillProgress, Reservation, StepResult
 from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.plan import Plan, StepOutput
-from baton.engine.result import StepWork
+from baton.engine.result import Admitted, StepWork
 from baton.errors import Invalid, NotFound, Overloaded
 
 CONFIG = EngineConfig(
@@ -49,13 +49,14 @@ class Bench:
         eos: frozenset[TokenId] = frozenset(),
     ) -> None:
         self.runner = FakeRunner(num_blocks, config.block_tokens)
+        self.clock = ManualClock()
         self.engine = Engine(
             self.runner,
             config,
             model_digest=b"model",
             kv_dtype="float32",
             eos_token_ids=eos,
-            clock=ManualClock(),
+            clock=self.clock,
         )
 
     def run(self) -> list[RequestOutput]:
@@ -104,6 +105,40 @@ def test_a_whole_request() -> None:
     assert [each.finish_reason for each in outputs] == [None] * 4 + [FinishReason.LENGTH]
     # 14 tokens computed: three full blocks stay cached, the partial one is free.
     assert bench.pool() == PoolCounts(16, free=13, filling=0, idle=3, referenced=0, quarantined=0)
+
+
+def test_a_step_says_whose_prompt_it_begins_and_how_long_that_waited() -> None:
+    bench = Bench(config=replace(CONFIG, max_step_tokens=12, chunk_tokens=12))
+    others = tuple(TokenId(token) for token in range(30, 40))
+    bench.engine.add(spec("a"), Task.WHOLE)
+    bench.clock.advance(2.0)
+    bench.engine.add(replace(spec("b"), token_ids=others), Task.WHOLE)
+    bench.clock.advance(1.0)
+    first = bench.engine.step()  # all of a, and the beginning of b
+    assert first.admitted == (
+        Admitted(RequestId("a"), 3.0, 3.0),
+        Admitted(RequestId("b"), 3.0, 1.0),
+    )
+    assert first.work is not None
+    assert (first.work.num_rows, first.work.num_decodes, first.work.num_tokens) == (2, 0, 12)
+    second = bench.engine.step()  # a token of a, and the rest of b
+    assert second.admitted == ()
+    assert second.work is not None
+    assert (second.work.num_rows, second.work.num_decodes, second.work.num_tokens) == (2, 1, 9)
+
+
+def test_who_was_preempted_is_not_begun_again() -> None:
+    bench = Bench(num_blocks=6, config=replace(CONFIG, forecast=False))
+    for name, first in (("a", 100), ("b", 200)):
+        tokens = tuple(TokenId(first + number) for number in range(9))
+        request = replace(spec(name), token_ids=tokens, num_prompt_tokens=9)
+        sampling = replace(request.sampling, max_tokens=8)
+        bench.engine.add(replace(request, sampling=sampling), Task.WHOLE)
+    begun = []
+    while bench.engine.has_work():
+        begun += [each.request_id for each in bench.engine.step().admitted]
+    assert bench.engine.stats().num_preemptions > 0
+    assert sorted(begun) == ["a", "b"]
 
 
 def test_eos_stops_and_is_part_of_the_answer() -> None:
@@ -237,7 +272,9 @@ def test_prefill_progress_then_held_until_released() -> None:
     assert first == StepResult(
         progress=(PrefillProgress(request.request_id, 6, table, keys[:1], 0),),
         work=StepWork(6, 21, 0.0, is_prefill=True),
+        admitted=(Admitted(request.request_id, 0.0, 0.0),),
     )
+    assert last.admitted == ()
     assert last.progress == (PrefillProgress(request.request_id, 10, table, keys, 0),)
     (output,) = last.outputs
     assert output.token_ids == reference_answer(request)[0][:1]
