@@ -21,6 +21,9 @@ template of problems writes one line for each.
 {{- if not (has $pool.role (list "prefill" "decode")) }}
 pools.{{ $key }} has no role: set pools.{{ $key }}.role to prefill or decode
 {{- end -}}
+{{- if has $key (list "router" "router-ops" "conductor" "kvstore" "redis" "ray" "config" "secrets" "tenants" "test") }}
+pools.{{ $key }}: {{ $key }} is the name of something else of this chart; give the pool another one
+{{- end -}}
 {{- $_ := set $roles $pool.role $key -}}
 {{- if and (gt (int $pool.gpu.count) 0) (eq $pool.image "cpu") }}
 pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs with an image that can't use them: set pools.{{ $key }}.image to cuda or auto
@@ -62,7 +65,7 @@ the replicas of pools.{{ $key }} have two owners: {{ join " and " $owners }}; ke
 the replicas of pools.{{ $key }} have two owners: {{ first $owners }} and this chart, which writes them at every upgrade; set replicasManagedBy=external
 {{- end -}}
 {{- if and $owners $.Values.ray.enabled }}
-{{ first $owners }}: with ray.enabled there are no Deployments to resize; use ray.settings.autoscale
+{{ first $owners }}: with ray.enabled there are no Deployments to resize
 {{- end -}}
 {{- include "baton.boundProblems" (dict "hpa" $pool.hpa "where" (printf "pools.%s.hpa" $key)) -}}
 {{- include "baton.boundProblems" (dict "hpa" $pool.keda "where" (printf "pools.%s.keda" $key)) -}}

@@ -1,0 +1,146 @@
+"""The chart, rendered by Helm 4, as objects to ask questions of."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from helm_python import Chart
+
+CHART = Path(__file__).parents[2] / "deploy/helm/baton"
+OWN_VALUES = Path(__file__).with_name("values")
+RELEASE, NAMESPACE = "demo", "models"
+
+SCENARIOS: dict[str, Path | None] = {
+    "demo": None,
+    "gpu": CHART / "values-gpu.yaml",
+    "ray": CHART / "values-ray.yaml",
+    "autoscaled": OWN_VALUES / "autoscaled.yaml",
+    "everything": OWN_VALUES / "everything.yaml",
+}
+"""Values files by name; the first one is the chart's own values."""
+
+Object = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What some object makes pods from."""
+
+    owner: Object
+    labels: Mapping[str, str]
+    spec: Object
+
+    @property
+    def name(self) -> str:
+        return str(self.owner["metadata"]["name"])
+
+    @property
+    def role(self) -> str:
+        return self.labels["baton.dev/role"]
+
+    @property
+    def containers(self) -> list[Object]:
+        return [*self.spec.get("initContainers", []), *self.spec["containers"]]
+
+    @property
+    def main(self) -> Object:
+        """Ours, in a pod of one role."""
+        return next(each for each in self.spec["containers"] if each["name"] == "baton")
+
+
+@dataclass(frozen=True)
+class Release:
+    objects: tuple[Object, ...]
+    notes: str
+
+    def all(self, kind: str) -> list[Object]:
+        return [each for each in self.objects if each["kind"] == kind]
+
+    def one(self, kind: str, name: str) -> Object:
+        found = [each for each in self.all(kind) if each["metadata"]["name"] == name]
+        assert len(found) == 1, f"{kind} {name}: {len(found)} of {self.names(kind)}"
+        return found[0]
+
+    def names(self, kind: str) -> set[str]:
+        return {each["metadata"]["name"] for each in self.all(kind)}
+
+    def pods(self) -> list[Pod]:
+        return [pod for each in self.objects for pod in _pods_of(each)]
+
+    def serving(self) -> list[Pod]:
+        """Pods of a single program of ours each, which is asked to drain."""
+        return [
+            pod
+            for pod in self.pods()
+            if any(each.get("command", [])[:2] == ["baton", "serve"] for each in pod.containers)
+        ]
+
+
+def _pods_of(owner: Object) -> Iterator[Pod]:
+    kind, spec = owner["kind"], owner.get("spec", {})
+    if kind == "Pod":
+        yield Pod(owner, owner["metadata"]["labels"], spec)
+    elif kind == "RayCluster":
+        for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"]):
+            yield _from_template(owner, group["template"])
+    elif "template" in spec:
+        yield _from_template(owner, spec["template"])
+
+
+def _from_template(owner: Object, template: Object) -> Pod:
+    return Pod(owner, template["metadata"]["labels"], template["spec"])
+
+
+@cache
+def _chart() -> Chart:
+    return Chart.load(CHART)
+
+
+def values_of(scenario: str) -> Object:
+    path = SCENARIOS[scenario]
+    values: Object = yaml.safe_load(path.read_text()) if path else {}
+    return values
+
+
+@cache
+def released(scenario: str) -> Release:
+    """A scenario's objects; rendered once."""
+    return render(values_of(scenario))
+
+
+def render(values: Object, *, release: str = RELEASE) -> Release:
+    """Raises HelmRenderError, HelmValuesError."""
+    chart = _chart()
+    chart.validate_schema(values)
+    files = chart.render(values, name=release, namespace=NAMESPACE, is_install=True)
+    notes = "".join(text for path, text in files.items() if path.endswith("NOTES.txt"))
+    texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
+    objects = [each for text in texts for each in yaml.safe_load_all(text) if each]
+    return Release(tuple(sorted(objects, key=_place)), notes)
+
+
+def _place(each: Object) -> tuple[str, str]:
+    return each["kind"], each["metadata"]["name"]
+
+
+def overlaid(below: Object, path: str, value: Any) -> Object:
+    """A copy of values with one of them as ``--set PATH=VALUE`` would have it."""
+    copy: Object = json.loads(json.dumps(below))
+    at = copy
+    *folders, last = path.split(".")
+    for folder in folders:
+        at = at.setdefault(folder, {})
+    at[last] = value
+    return copy
+
+
+def setting(**values: Any) -> Object:
+    """Values from dotted paths, with __ for a dot."""
+    told: Object = {}
+    for path, value in values.items():
+        told = overlaid(told, path.replace("__", "."), value)
+    return told

@@ -1,0 +1,241 @@
+"""What must hold for every pod of every values file, whatever else changes."""
+
+import re
+
+import pytest
+
+from tests.helm.chart import SCENARIOS, Pod, Release, released, render, setting
+from tests.helm.pod_security import violations
+from tests.helm.quantities import size
+
+EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
+PRIVILEGED = {
+    "baton-rdma": ["hostNetwork", "runAsNonRoot", "runAsUser 0", "capability IPC_LOCK (baseline)"],
+    "baton-local": ["volume hostPath"],
+}
+"""What pools are told to be that `restricted` forbids, in the scenario `everything`."""
+
+
+def grace_of(pod: Pod) -> int:
+    return int(pod.spec["terminationGracePeriodSeconds"])
+
+
+def env_of(pod: Pod) -> dict[str, str]:
+    return {each["name"]: each.get("value", "") for each in pod.main["env"]}
+
+
+# -- safety --------------------------------------------------------------------------------
+
+
+@EVERY
+def test_pods_pass_restricted_but_for_what_was_asked(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        assert violations(pod.spec) == PRIVILEGED.get(pod.name, []), pod.name
+
+
+@EVERY
+def test_the_root_file_system_is_read_only(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        for container in pod.containers:
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+@EVERY
+def test_nobody_shares_processes_or_memory_with_the_node(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        assert not pod.spec.get("hostPID")
+        assert not pod.spec.get("hostIPC")
+        assert pod.spec["enableServiceLinks"] is False
+
+
+@EVERY
+def test_only_conductors_have_a_token(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        wanted = pod.role == "conductor"
+        assert pod.spec["automountServiceAccountToken"] is wanted, pod.name
+
+
+@EVERY
+def test_images_are_pinned(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        for container in pod.containers:
+            image = container["image"]
+            assert re.search(r"(:[^:/@]+|@sha256:[0-9a-f]{64})$", image), image
+            assert not image.endswith(":latest")
+
+
+@EVERY
+def test_secrets_come_from_secrets(scenario: str) -> None:
+    for pod in released(scenario).serving():
+        for name in ("CLUSTER_SECRET", "TENANT_SECRET", "ADMIN_KEY", "REDIS_URL"):
+            told = [each for each in pod.main["env"] if each["name"] == f"BATON_{name}"]
+            assert len(told) == (name in ("CLUSTER_SECRET", "REDIS_URL") or pod.role == "router")
+            for each in told:
+                assert "valueFrom" in each or "$(REDIS_PASSWORD)" in each["value"]
+
+
+@EVERY
+def test_rights_are_of_named_things(scenario: str) -> None:
+    """But for pods, which have names of their own, and for a list and a creation, for which
+    Kubernetes knows no names."""
+    for role in released(scenario).all("Role"):
+        for rule in role["rules"]:
+            assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
+            unnamed = rule["resources"] == ["pods"] or rule["verbs"] in (["list"], ["create"])
+            assert bool(rule.get("resourceNames")) is not unnamed, rule
+    assert not released(scenario).all("ClusterRole")
+
+
+def verbs(release: Release, resource: str) -> set[str]:
+    (role,) = release.all("Role")
+    rules = [rule for rule in role["rules"] if resource in rule["resources"]]
+    return {verb for rule in rules for verb in rule["verbs"]}
+
+
+def test_who_does_not_resize_may_not() -> None:
+    modes = {"off": released("demo"), "on": released("autoscaled")}
+    modes["dry_run"] = render(setting(conductor__autoscale__mode="dry_run"))
+    assert {mode: verbs(each, "deployments/scale") for mode, each in modes.items()} == {
+        "off": set(),
+        "dry_run": {"get"},
+        "on": {"get", "update"},
+    }
+    watching = {"get", "list", "watch"}
+    assert {mode: verbs(each, "pods") for mode, each in modes.items()} == {
+        "off": watching,
+        "dry_run": watching,
+        "on": watching | {"patch", "delete"},
+    }
+
+
+def test_only_pools_of_this_release_may_be_resized() -> None:
+    (role,) = released("autoscaled").all("Role")
+    (rule,) = [each for each in role["rules"] if each["resources"] == ["deployments/scale"]]
+    assert rule["resourceNames"] == ["demo-baton-decode", "demo-baton-prefill"]
+
+
+# -- life ----------------------------------------------------------------------------------
+
+
+@EVERY
+def test_grace_is_endpoints_and_drain_and_margin(scenario: str) -> None:
+    """Of all pods that drain; the hook, which is given the first two, always ends before."""
+    for pod in released(scenario).serving():
+        drain = int(env_of(pod)["BATON_DRAIN_SECONDS"])
+        hook = pod.main["lifecycle"]["preStop"]["exec"]["command"]
+        assert hook == ["baton", "drain", "--self", "--timeout", str(10 + drain)]
+        assert grace_of(pod) == 10 + drain + 15
+
+
+def test_grace_follows_its_parts() -> None:
+    values = setting(
+        endpointGraceSeconds=5, marginSeconds=20, pools__decode__drainSeconds=1,
+        poolDefaults__drainSeconds=600, router__drainSeconds=7,
+    )  # fmt: skip
+    graces = {pod.role: grace_of(pod) for pod in render(values).serving()}
+    assert graces == {"router": 32, "conductor": 35, "prefill": 625, "decode": 26}
+
+
+@EVERY
+def test_probes_ask_three_questions(scenario: str) -> None:
+    for pod in released(scenario).serving():
+        paths = {kind: pod.main[f"{kind}Probe"]["httpGet"] for kind in QUESTIONS}
+        assert paths == {kind: {"path": path, "port": "ops"} for kind, path in QUESTIONS.items()}
+
+
+QUESTIONS = {"startup": "/startupz", "readiness": "/readyz", "liveness": "/livez"}
+
+
+@pytest.mark.parametrize(("start", "threshold"), [(1, 1), (2, 1), (3, 2), (1800, 900)])
+def test_a_start_may_take_as_long_as_it_is_given(start: int, threshold: int) -> None:
+    release = render(setting(poolDefaults__startSeconds=start))
+    (pod,) = [pod for pod in release.serving() if pod.role == "decode"]
+    assert pod.main["startupProbe"]["periodSeconds"] == 2
+    assert pod.main["startupProbe"]["failureThreshold"] == threshold
+
+
+@EVERY
+def test_a_rollout_is_late_only_after_a_whole_leave_and_start(scenario: str) -> None:
+    release = released(scenario)
+    pods = {pod.name: pod for pod in release.serving()}
+    for deployment in release.all("Deployment"):
+        if pod := pods.get(deployment["metadata"]["name"]):
+            probe = pod.main["startupProbe"]
+            start = probe["failureThreshold"] * probe["periodSeconds"]
+            assert deployment["spec"]["progressDeadlineSeconds"] > start + grace_of(pod)
+
+
+@EVERY
+def test_where_gpus_are_scarce_one_leaves_before_another_comes(scenario: str) -> None:
+    for deployment in released(scenario).all("Deployment"):
+        if deployment["metadata"]["labels"]["baton.dev/role"] == "redis":
+            assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+            continue
+        limits = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]
+        scarce = "nvidia.com/gpu" in limits
+        assert deployment["spec"]["strategy"] == {
+            "type": "RollingUpdate",
+            "rollingUpdate": {"maxSurge": 1 - scarce, "maxUnavailable": int(scarce)},
+        }
+
+
+@EVERY
+def test_an_unready_pod_may_always_be_evicted(scenario: str) -> None:
+    release = released(scenario)
+    for budget in release.all("PodDisruptionBudget"):
+        assert budget["spec"]["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+    assert release.names("PodDisruptionBudget") == {pod.name for pod in release.serving()}
+
+
+@EVERY
+def test_nobody_is_sent_to_who_is_not_ready(scenario: str) -> None:
+    for service in released(scenario).all("Service"):
+        assert service["spec"]["publishNotReadyAddresses"] is False
+
+
+# -- resources -----------------------------------------------------------------------------
+
+
+@EVERY
+def test_memory_is_bounded_and_holds_what_lies_in_it(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        shared = sum(
+            size(volume["emptyDir"]["sizeLimit"])
+            for volume in pod.spec.get("volumes", [])
+            if volume.get("emptyDir", {}).get("medium") == "Memory"
+        )
+        for container in pod.containers:
+            resources = container["resources"]
+            assert shared < size(resources["limits"]["memory"]), pod.name
+            assert size(resources["requests"]["memory"]) <= size(resources["limits"]["memory"])
+            assert "cpu" in resources["requests"]
+
+
+@EVERY
+def test_what_is_written_to_a_node_is_bounded(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        for volume in pod.spec.get("volumes", []):
+            assert "emptyDir" not in volume or volume["emptyDir"]["sizeLimit"], volume["name"]
+
+
+def test_gpus_and_rdma_are_limits() -> None:
+    (pod,) = [pod for pod in released("everything").pods() if pod.name == "baton-rdma"]
+    limits = pod.main["resources"]["limits"]
+    assert (limits["nvidia.com/gpu"], limits["rdma/hca_shared_devices_a"]) == (8, 1)
+    assert pod.main["image"].startswith("registry.example.com/models/baton-cuda@sha256:")
+    assert pod.spec["runtimeClassName"] == "nvidia"
+
+
+@EVERY
+def test_a_runtime_class_is_asked_for_only_by_name(scenario: str) -> None:
+    named = {pod.name for pod in released(scenario).pods() if "runtimeClassName" in pod.spec}
+    assert named == ({"baton-rdma"} if scenario == "everything" else set())
+
+
+def test_the_store_fits_its_memory_and_its_disk() -> None:
+    release = released("everything")
+    (pod,) = [pod for pod in release.serving() if pod.role == "kvstore"]
+    (claim,) = release.one("StatefulSet", "baton-kvstore")["spec"]["volumeClaimTemplates"]
+    disk = size(claim["spec"]["resources"]["requests"]["storage"])
+    assert int(env_of(pod)["BATON_STORE_BYTES"]) == 2**30
+    assert int(env_of(pod)["BATON_STORE_DISK_BYTES"]) == disk * 9 // 10

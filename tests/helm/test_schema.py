@@ -1,0 +1,96 @@
+"""Values that values.schema.json refuses, each by its name; and those of every file, which it
+takes."""
+
+from typing import Any
+
+import pytest
+from helm_python import HelmValuesError, lint
+
+from tests.helm.chart import CHART, SCENARIOS, overlaid, render, values_of
+
+UNKNOWN = "additional properties '{}' not allowed"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        # Typing errors
+        ("pool", {}, UNKNOWN.format("pool")),
+        ("pools.decode.replica", 3, "'/pools/decode': " + UNKNOWN.format("replica")),
+        ("pools.Decode", {}, "'/pools': " + UNKNOWN.format("Decode")),
+        ("pools.a-name-longer-than-twenty", {}, UNKNOWN.format("a-name-longer-than-twenty")),
+        ("pools.decode.gpu.number", 1, "'/pools/decode/gpu': " + UNKNOWN.format("number")),
+        ("settings.max_runing", 1, "'/settings': " + UNKNOWN.format("max_runing")),
+        ("pools.decode.settings.maxRunning", 1, UNKNOWN.format("maxRunning")),
+        ("router.ingres", {}, "'/router': " + UNKNOWN.format("ingres")),
+        ("images.worker", {}, "'/images': " + UNKNOWN.format("worker")),
+        ("pools.decode.tolerations", [{"keys": "gpu"}], "decode/tolerations/0"),
+        # What is the chart's own
+        ("settings.redis_url", "redis://x", UNKNOWN.format("redis_url")),
+        ("settings.autoscale", "on", UNKNOWN.format("autoscale")),
+        ("router.settings.api_keys", "key=tenant", UNKNOWN.format("api_keys")),
+        # Types
+        ("pools.decode.replicas", "3", "'/pools/decode/replicas': got string, want integer"),
+        ("pools.decode.replicas", 1.5, "'/pools/decode/replicas'"),
+        ("pools.decode.enabled", "yes", "'/pools/decode/enabled': got string, want boolean"),
+        ("router.service.port", 0, "'/router/service/port'"),
+        ("router.nodeSelector", ["gpu"], "'/router/nodeSelector': got array, want object"),
+        ("router.nodeSelector.gpu", True, "'/router/nodeSelector/gpu': got boolean, want string"),
+        ("settings.max_running", "many", "'/settings/max_running': got string, want integer"),
+        ("settings.tenant_fairness", 1, "'/settings/tenant_fairness'"),
+        ("traces.sample", 1.5, "'/traces/sample'"),
+        ("security.user", 0, "'/security/user'"),
+        # Words
+        ("replicasManagedBy", "nobody", "'/replicasManagedBy'"),
+        ("pools.decode.role", "router", "'/pools/decode/role'"),
+        ("model.source", "s3", "'/model/source'"),
+        ("conductor.autoscale.mode", "maybe", "'/conductor/autoscale/mode'"),
+        ("monitoring.podMonitor", "maybe", "'/monitoring/podMonitor'"),
+        ("settings.store_eviction", "random", "'/settings/store_eviction'"),
+        ("images.pullPolicy", "Sometimes", "'/images/pullPolicy'"),
+        # Forms
+        ("cluster", "My_Cluster", "'/cluster'"),
+        ("images.cpu.tag", "latest", "'/images/cpu/tag'"),
+        ("images.cpu.digest", "sha256:12", "'/images/cpu/digest'"),
+        ("model.image.reference", "registry.example.com/m:latest", "'/model/image/reference'"),
+        ("model.hub.id", "Qwen3-8B", "'/model/hub/id'"),
+        ("model.path", "../etc", "'/model/path'"),
+        ("model.hostPath.path", "models", "'/model/hostPath/path'"),
+        ("pools.decode.gpu.resourceName", "gpu", "'/pools/decode/gpu/resourceName'"),
+        ("pools.decode.sharedMemory", "1 GB", "'/pools/decode/sharedMemory'"),
+        ("secrets.existingSecret", "My Secret", "'/secrets/existingSecret'"),
+        ("traces.endpoint", "collector:4317", "'/traces/endpoint'"),
+        ("redis.external.url", "cache:6379", "'/redis/external/url'"),
+        ("monitoring.interval", "15", "'/monitoring/interval'"),
+    ],
+)
+def test_wrong_values_are_refused_by_name(path: str, value: Any, told: str) -> None:
+    with pytest.raises(HelmValuesError) as refused:
+        render(overlaid({}, path, value))
+    assert told in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("global.storageClass", "fast"),
+        ("pools.decode.replicas", 0),
+        ("pools.decode", None),
+        ("pools.decode.pdb.minAvailable", "50%"),
+        ("pools.decode.tolerations", [{"operator": "Exists"}]),
+        ("kvstore.memory", 1073741824),
+        ("monitoring.podMonitor", "true"),
+        ("conductor.autoscale.mode", False),
+        ("images.cpu.registry", "registry.example.com:5000"),
+    ],
+)
+def test_right_values_are_taken(path: str, value: Any) -> None:
+    values = overlaid({"pools": {"other": {"role": "decode"}}}, path, value)
+    assert render(values).objects
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_helm_finds_nothing_to_say(scenario: str) -> None:
+    report = lint(CHART, values_of(scenario), strict=True, kube_version="v1.36.0")
+    told = [each["error"] for each in report["messages"]]
+    assert (report["errors"], told) == ([], ["icon is recommended"])
