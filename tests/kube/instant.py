@@ -1,5 +1,8 @@
 """A kubelet without containers: pods do what the test says, at once."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
+
 from tests.kube.api import Api
 from tests.kube.events import tell
 from tests.kube.kinds import NODE, POD, Object
@@ -8,12 +11,21 @@ from tests.kube.pods import is_leaving, phase, set_condition
 RUNNING: Object = {"running": {}}
 
 
-def add_node(api: Api, name: str, labels: Object | None = None, **resources: str) -> Object:
-    """A node with room for a hundred pods; ``resources`` by names in which ``__`` is a slash and
-    ``_`` a dot."""
-    named = {key.replace("__", "/").replace("_", "."): value for key, value in resources.items()}
-    capacity = {"cpu": "64", "memory": "512Gi", "ephemeral-storage": "1Ti", "pods": "110"} | named
-    metadata: Object = {"name": name, "labels": {"kubernetes.io/hostname": name, **(labels or {})}}
+def add_node(
+    api: Api,
+    name: str,
+    resources: Mapping[str, str] = MappingProxyType({}),
+    labels: Mapping[str, str] = MappingProxyType({}),
+) -> Object:
+    """A node with room for a hundred pods; ``resources`` like ``{"nvidia.com/gpu": "8"}``."""
+    capacity = {
+        "cpu": "64",
+        "memory": "512Gi",
+        "ephemeral-storage": "1Ti",
+        "pods": "110",
+        **resources,
+    }
+    metadata: Object = {"name": name, "labels": {"kubernetes.io/hostname": name, **labels}}
     node = api.create(NODE, {"metadata": metadata, "spec": {}})
     node["status"] = {"capacity": capacity, "allocatable": capacity}
     set_condition(node, "Ready", True, api.stamp(), "KubeletReady")

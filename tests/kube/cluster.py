@@ -1,0 +1,134 @@
+"""A whole cluster on this machine: API server, controllers, nodes.
+
+with cluster() as kube:
+    kube.helm().install(chart, "baton")
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from kubernetes import client, config
+
+from baton.clock import Clock, SystemClock
+from tests.kube.api import Api
+from tests.kube.controllers.manager import Controllers
+from tests.kube.instant import add_node
+from tests.kube.kinds import NODE, POD, SERVICE, Object
+from tests.kube.node.images import Images
+from tests.kube.node.kubelet import Kubelet
+from tests.kube.node.network import network
+from tests.kube.node.pod import Node
+from tests.kube.pods import is_leaving
+from tests.kube.server import KubeServer
+from tests.kube.subresources import is_ready
+
+NODES = ("node-1", "node-2", "node-3")
+LOOK_SECONDS = 0.05
+
+
+@dataclass
+class Cluster:
+    """``folder`` holds ``kubeconfig``, and the pods' logs."""
+
+    api: Api
+    server: KubeServer
+    controllers: Controllers
+    kubelet: Kubelet
+    folder: Path
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    def helm(self, namespace: str = "default") -> Any:
+        """Helm 4, as a ``helm_python.Config``."""
+        from helm_python import Config
+
+        return Config(kubeconfig_path=self.kubeconfig, namespace=namespace)
+
+    def client(self) -> client.ApiClient:
+        """Of the administrator."""
+        configuration = client.Configuration()
+        config.load_kube_config(str(self.kubeconfig), client_configuration=configuration)  # type: ignore[no-untyped-call]
+        return client.ApiClient(configuration)
+
+    def pods(self, selector: Callable[[Object], bool] = lambda pod: True) -> list[Object]:
+        return [pod for pod in self.api.store.all(POD) if selector(pod)]
+
+    def ready(self, labels: Mapping[str, str]) -> list[str]:
+        """Names of the pods with these labels that are ready and stay."""
+
+        def serves(pod: Object) -> bool:
+            own = pod["metadata"].get("labels") or {}
+            mine = all(own.get(name) == value for name, value in labels.items())
+            return mine and is_ready(pod) and not is_leaving(pod)
+
+        return [pod["metadata"]["name"] for pod in self.pods(serves)]
+
+    def url(self, service: str, namespace: str = "default") -> str:
+        """Of a service's first port, as anybody on this machine reaches it."""
+        spec = self.api.store.get(SERVICE, namespace, service)["spec"]
+        return f"http://{spec['clusterIP']}:{spec['ports'][0]['port']}"
+
+    def wait(self, until: Callable[[], object], seconds: float, what: str) -> None:
+        """Raises TimeoutError naming ``what``, with the state of all pods."""
+        clock = self.api.clock
+        end = clock.monotonic() + seconds
+        while not until():
+            if clock.monotonic() > end:
+                raise TimeoutError(f"{what} took more than {seconds:g} s:\n{self.describe()}")
+            self.api.store.changes(self.api.store.version, LOOK_SECONDS)
+
+    def describe(self) -> str:
+        """All pods, in a line each."""
+        return "\n".join(_line(pod) for pod in self.pods())
+
+    def cordon(self, node: str, on: bool = True) -> None:
+        found = self.api.store.get(NODE, "", node)
+        found["spec"]["unschedulable"] = on
+        self.api.update(NODE, found)
+
+
+def _line(pod: Object) -> str:
+    status = pod.get("status") or {}
+    containers = ", ".join(
+        f"{each['name']} {next(iter(each['state']))} restarts {each['restartCount']}"
+        for each in status.get("containerStatuses") or []
+    )
+    leaving = ", leaving" if is_leaving(pod) else ""
+    return (
+        f"{pod['metadata']['name']}: {status.get('phase', 'Pending')}, "
+        f"ready {is_ready(pod)}{leaving} [{containers}]"
+    )
+
+
+@contextmanager
+def cluster(
+    clock: Clock | None = None,
+    nodes: Sequence[str] = NODES,
+    folder: Path | None = None,
+    resources: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Cluster]:
+    """``resources`` of each node, beside those that all have. Whatever
+    happens, no process, mount or interface is left; what a killed process leaves ends with it."""
+    with tempfile.TemporaryDirectory(prefix="baton-kube-") as own, network() as net:
+        place = folder or Path(own)
+        place.mkdir(parents=True, exist_ok=True)
+        api = Api(clock or SystemClock(), net.service_subnet)
+        for name in nodes:
+            add_node(api, name, resources)
+        controllers = Controllers(api)
+        server = KubeServer(api)
+        with server.running(place, net.gateway), controllers.running():
+            node = Node(
+                api, net, Images.at(place / "bin"), place, server.port,
+                (place / "ca.crt").read_bytes(), server.accounts.token,
+            )  # fmt: skip
+            with Kubelet(node).running() as kubelet:
+                server.log = kubelet.log
+                yield Cluster(api, server, controllers, kubelet, place)

@@ -1,0 +1,130 @@
+"""The nodes' agent, in a thread with a loop of its own: pods, names, and services' addresses."""
+
+import asyncio
+import threading
+import traceback
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from tests.kube.failures import Refused, not_found
+from tests.kube.kinds import POD
+from tests.kube.node.dns import Names, NameServer
+from tests.kube.node.pod import Node, PodRunner
+from tests.kube.node.proxy import Proxy
+from tests.kube.pods import FINISHED, is_leaving, phase
+
+GATHER_SECONDS = 0.02
+"""That changes are gathered for, before they are looked at."""
+
+TICK_SECONDS = 1.0
+DNS_PORT = 53
+
+T = TypeVar("T")
+
+
+class Kubelet:
+    """One for all nodes of the cluster."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._runners: dict[str, PodRunner] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over = False
+        self._up = threading.Event()
+        self.failures: list[str] = []
+
+    @contextmanager
+    def running(self) -> Iterator["Kubelet"]:
+        """When it ends, all containers are killed. Raises AssertionError for a bug of its own."""
+        thread = threading.Thread(target=lambda: asyncio.run(self._run()), name="kubelet")
+        thread.start()
+        self._up.wait()
+        try:
+            yield self
+        finally:
+            self._over = True
+            self._poke()
+            thread.join()
+        assert not self.failures, self.failures[0]
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """In its loop, from another thread."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def runner(self, namespace: str, name: str) -> PodRunner:
+        """Raises Refused (404)."""
+        found = self._node.api.store.get(POD, namespace, name)
+        runner = self._runners.get(found["metadata"]["uid"])
+        if runner is None:
+            raise not_found(POD, name)
+        return runner
+
+    def log(self, namespace: str, pod: str, container: str) -> str:
+        """Raises Refused (404)."""
+        return self.runner(namespace, pod).log(container)
+
+    def execute(self, namespace: str, pod: str, command: list[str], container: str = "") -> int:
+        """The exit code of a command in a container."""
+        return self.call(self.runner(namespace, pod).execute(container, command))
+
+    # -- its loop --------------------------------------------------------------------------
+
+    def _poke(self) -> None:
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._changed.set)
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._node.api.store.listen(self._poke)
+        proxy = Proxy(self._node.api, self._node.network)
+        names = Names(self._node.api, self._node.network.gateway)
+        where = (self._node.network.gateway, DNS_PORT)
+        transport, _ = await self._loop.create_datagram_endpoint(
+            lambda: NameServer(names.resolve), local_addr=where
+        )
+        self._up.set()
+        try:
+            while not self._over:
+                self._look()
+                await proxy.look()
+                await self._next()
+        except Exception:  # told when the cluster ends
+            self.failures.append(traceback.format_exc())
+        finally:
+            transport.close()
+            await proxy.stop()
+            for task in self._tasks.values():
+                task.cancel()
+            await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _next(self) -> None:
+        try:
+            async with asyncio.timeout(TICK_SECONDS):
+                await self._changed.wait()
+                await asyncio.sleep(GATHER_SECONDS)
+        except TimeoutError:
+            pass
+        self._changed.clear()
+
+    def _look(self) -> None:
+        for pod in self._node.api.store.all(POD):
+            uid = pod["metadata"]["uid"]
+            if uid in self._runners:
+                if is_leaving(pod):
+                    self._runners[uid].leave(pod)
+            elif pod["spec"].get("nodeName") and not is_leaving(pod) and phase(pod) not in FINISHED:
+                self._runners[uid] = PodRunner(self._node, pod)
+                self._tasks[uid] = asyncio.create_task(self._keep(uid))
+
+    async def _keep(self, uid: str) -> None:
+        try:
+            await self._runners[uid].run()
+        except (Exception, Refused):  # told when the cluster ends
+            self.failures.append(traceback.format_exc())
+        finally:
+            self._runners.pop(uid)
+            self._tasks.pop(uid)

@@ -1,0 +1,321 @@
+"""A pod's life on its node: sandbox, volumes, init containers, containers, status, end."""
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from tests.kube.api import Api
+from tests.kube.events import tell
+from tests.kube.failures import Refused
+from tests.kube.kinds import POD, SERVICE_ACCOUNT, Object
+from tests.kube.node.container import Container, Recipe
+from tests.kube.node.environment import Missing, environment, expanded
+from tests.kube.node.images import Images, command_of
+from tests.kube.node.network import Network
+from tests.kube.node.root import Identity, script
+from tests.kube.node.sandbox import Sandbox
+from tests.kube.node.volumes import Mount, Volumes, account_files
+from tests.kube.pods import set_condition
+
+RETRY_SECONDS = 1.0
+"""For what a pod refers to and isn't there."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """What all pods of a node share. ``api_port`` is the API server's, at the node's address;
+    ``token`` makes that of a service account."""
+
+    api: Api
+    network: Network
+    images: Images
+    folder: Path
+    api_port: int
+    authority: bytes
+    token: Callable[[str, str], str]
+
+
+class PodRunner:
+    """Runs one pod, to its end. ``leave`` when it is deleted, as often as it is told."""
+
+    def __init__(self, node: Node, pod: Object) -> None:
+        self._node = node
+        self._pod = pod
+        self._namespace: str = pod["metadata"]["namespace"]
+        self._name: str = pod["metadata"]["name"]
+        self._folder = node.folder / "pods" / pod["metadata"]["uid"]
+        token = node.token(self._namespace, pod["spec"]["serviceAccountName"])
+        claims = node.folder / "claims"
+        self._volumes = Volumes(node.api, pod, self._folder / "volumes", claims, token)
+        self._sandbox: Sandbox | None = None
+        self._initial: list[Container] = []
+        self._containers: list[Container] = []
+        self._waiting = ("ContainerCreating", "")
+        self._leave = asyncio.Event()
+        self._ends_at = float("inf")
+        self._failed = ""
+        """A reason of the pod itself, like DeadlineExceeded."""
+
+    async def run(self) -> None:
+        """Raises nothing that a pod could cause."""
+        life = asyncio.create_task(self._live())
+        leaving = asyncio.create_task(self._leave.wait())
+        try:
+            await asyncio.wait({life, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if not self._leave.is_set():
+                await life
+                await self._leave.wait()  # over, and still there to be looked at
+            await self._stop()
+        finally:
+            for task in (life, leaving):
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+            await self._clean()
+        self._remove()
+
+    def leave(self, pod: Object) -> None:
+        ends = pod["metadata"]["deletionTimestamp"]
+        self._ends_at = min(self._ends_at, datetime.fromisoformat(ends).timestamp())
+        self._pod["metadata"]["deletionTimestamp"] = ends
+        self._leave.set()
+
+    # -- its life --------------------------------------------------------------------------
+
+    async def _live(self) -> None:
+        spec = self._pod["spec"]
+        hostname = spec.get("hostname") or self._name
+        self._sandbox = await Sandbox.start(self._node.network, hostname)
+        self._pod.setdefault("status", {})["podIP"] = self._sandbox.address
+        self._report()
+        await self._prepared()
+        limit = spec.get("activeDeadlineSeconds")
+        try:
+            async with asyncio.timeout(limit):
+                await self._start(spec["restartPolicy"])
+        except TimeoutError:
+            self._failed = "DeadlineExceeded"
+            await self._stop()
+        self._report()
+
+    async def _prepared(self) -> None:
+        """Once all that the pod refers to is there."""
+        while True:
+            try:
+                self._volumes.make()
+                for container in self._pod["spec"]["containers"]:
+                    self._recipe(container)
+                return
+            except (Missing, ValueError) as error:
+                self._waiting = ("CreateContainerConfigError", str(error))
+                self._tell("Failed", f"Error: {error}")
+            self._report()
+            await asyncio.sleep(RETRY_SECONDS)
+
+    async def _start(self, policy: str) -> None:
+        for spec in self._pod["spec"].get("initContainers") or []:
+            container = self._container(spec)
+            self._initial.append(container)
+            await container.run("Never" if policy == "Never" else "OnFailure")
+            if container.state.exit_code != 0:
+                return
+        self._containers = [self._container(spec) for spec in self._pod["spec"]["containers"]]
+        async with asyncio.TaskGroup() as group:
+            for container in self._containers:
+                group.create_task(container.run(policy))
+
+    def _container(self, spec: Object) -> Container:
+        assert self._sandbox is not None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        made = Container(
+            spec, self._sandbox, self._folder / f"{spec['name']}.log",
+            lambda: self._recipe(spec), self._node.api.stamp, self._report, self._tell,
+        )  # fmt: skip
+        made.grace = float(self._pod["spec"]["terminationGracePeriodSeconds"])
+        return made
+
+    def _recipe(self, spec: Object) -> Recipe:
+        """Raises Missing, ValueError."""
+        pod, node = self._pod, self._node
+        pod["status"].setdefault("hostIP", node.network.gateway)
+        own = environment(node.api, pod, spec)
+        service = {
+            "KUBERNETES_SERVICE_HOST": "kubernetes.default.svc",
+            "KUBERNETES_SERVICE_PORT": str(node.api_port),
+            "HOSTNAME": pod["spec"].get("hostname") or self._name,
+        }
+        identity = Identity.of(pod, spec)
+        command = [expanded(word, own) for word in command_of(spec)]
+        base = self._folder / "roots" / spec["name"]
+        base.mkdir(parents=True, exist_ok=True)
+        mounts = [*self._files(), *self._account(), *self._volumes.mounts(spec)]
+        secure = spec.get("securityContext") or {}
+        text = script(
+            base, mounts, node.images.needs, identity, command,
+            bool(secure.get("readOnlyRootFilesystem")), spec.get("workingDir", "/"),
+        )  # fmt: skip
+        home = {"HOME": "/root" if identity.user == 0 else "/"}
+        return Recipe(text, node.images.environment | home | service | own, identity)
+
+    def _files(self) -> list[Mount]:
+        """Names and addresses, as a kubelet writes them."""
+        domain = "svc.cluster.local"
+        search = f"{self._namespace}.{domain} {domain} cluster.local"
+        hostname = self._pod["spec"].get("hostname") or self._name
+        texts = {
+            "hosts": f"127.0.0.1\tlocalhost\n{self._pod['status']['podIP']}\t{hostname}\n",
+            "resolv.conf": f"search {search}\nnameserver {self._node.network.gateway}\n"
+            "options ndots:5\n",
+            "hostname": f"{hostname}\n",
+        }
+        folder = self._folder / "etc"
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+        return [Mount(f"/etc/{name}", folder / name) for name in texts]
+
+    def _account(self) -> list[Mount]:
+        spec = self._pod["spec"]
+        name = spec["serviceAccountName"]
+        account = self._node.api.store.find(SERVICE_ACCOUNT, self._namespace, name) or {}
+        wanted = account.get("automountServiceAccountToken", True)
+        if not spec.get("automountServiceAccountToken", wanted):
+            return []
+        token = self._node.token(self._namespace, name)
+        folder = self._folder / "account"
+        return [account_files(folder, token, self._namespace, self._node.authority)]
+
+    # -- its end ---------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        """All containers at once, within the time that is left."""
+        left = self._ends_at - self._node.api.clock.wall_nanoseconds() / 1e9
+        if left == float("inf"):
+            left = float(self._pod["spec"]["terminationGracePeriodSeconds"])
+        async with asyncio.TaskGroup() as group:
+            for container in [*self._initial, *self._containers]:
+                group.create_task(container.stop(max(left, 0.0)))
+
+    async def _clean(self) -> None:
+        for container in [*self._initial, *self._containers]:
+            await container.kill()
+        if self._sandbox is not None:
+            await self._sandbox.stop()
+        shutil.rmtree(self._folder / "volumes", ignore_errors=True)
+
+    def _remove(self) -> None:
+        store = self._node.api.store
+        with store.locked():
+            found = store.find(POD, self._namespace, self._name)
+            if found and found["metadata"]["uid"] == self._pod["metadata"]["uid"]:
+                store.remove(POD, self._namespace, self._name)
+
+    # -- what is told ----------------------------------------------------------------------
+
+    def log(self, container: str) -> str:
+        """What a container has written; the first one's if none is named."""
+        every = [*self._initial, *self._containers]
+        found = [c for c in every if container in ("", c.spec["name"])]
+        if not found or not found[-1].log.exists():
+            return ""
+        return found[-1].log.read_text(encoding="utf-8", errors="replace")
+
+    async def execute(self, container: str, command: list[str]) -> int:
+        """Raises StopIteration for a container that there isn't."""
+        found = next(c for c in self._containers if container in ("", c.spec["name"]))
+        return await found.execute(command)
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Of each container's process 1."""
+        found = {}
+        for container in self._containers:
+            process = container._process
+            found[container.spec["name"]] = process.pid if process else 0
+        return found
+
+    def _tell(self, reason: str, message: str) -> None:
+        kind = "Normal" if reason in ("Started", "Killing") else "Warning"
+        with suppress(Refused):  # its namespace may be gone
+            tell(self._node.api, self._pod, reason, message, kind)
+
+    def _report(self) -> None:
+        """Its status, but for what the scheduler has said."""
+        api = self._node.api
+        with api.store.locked():
+            found = api.store.find(POD, self._namespace, self._name)
+            if found is None or found["metadata"]["uid"] != self._pod["metadata"]["uid"]:
+                return
+            status = found.setdefault("status", {})
+            status |= {"hostIP": self._node.network.gateway, "phase": self._phase()}
+            status.setdefault("startTime", api.stamp())
+            if self._sandbox is not None:
+                address = self._sandbox.address
+                status |= {"podIP": address, "podIPs": [{"ip": address}]}
+            if self._failed:
+                status["reason"] = self._failed
+            self._conditions(found)
+            status["containerStatuses"] = self._statuses("containers", self._containers)
+            if self._initial:
+                status["initContainerStatuses"] = self._statuses("initContainers", self._initial)
+            api.set_status(POD, found)
+
+    def _conditions(self, found: Object) -> None:
+        stamp = self._node.api.stamp()
+        specs = self._pod["spec"]["containers"]
+        initial = self._pod["spec"].get("initContainers") or []
+        done = len(self._initial) == len(initial) and all(
+            container.state.exit_code == 0 for container in self._initial
+        )
+        all_there = len(self._containers) == len(specs)
+        ready = all_there and all(container.state.ready for container in self._containers)
+        over = self._phase() == "Succeeded"
+        set_condition(found, "Initialized", done, stamp)
+        why = "" if ready else ("PodCompleted" if over else "ContainersNotReady")
+        set_condition(found, "ContainersReady", ready, stamp, why)
+        set_condition(found, "Ready", ready, stamp, why)
+
+    def _phase(self) -> str:
+        policy, containers = self._pod["spec"]["restartPolicy"], self._containers
+        if self._failed:
+            return "Failed"
+        if policy == "Never" and any(c.state.exit_code for c in self._initial):
+            return "Failed"
+        if not containers or all(c.state.waiting == "ContainerCreating" for c in containers):
+            return "Pending"
+        codes = [c.state.exit_code for c in containers]
+        again = policy == "Always" or any(c.state.waiting for c in containers)
+        if None in codes or again:
+            return "Running"
+        return "Failed" if any(codes) else "Succeeded"
+
+    def _statuses(self, kind: str, containers: list[Container]) -> list[Object]:
+        known = {container.spec["name"]: container for container in containers}
+        return [self._status(spec, known.get(spec["name"])) for spec in self._pod["spec"][kind]]
+
+    def _status(self, spec: Object, container: Container | None) -> Object:
+        told: Object = {
+            "name": spec["name"],
+            "image": spec["image"],
+            "imageID": spec["image"],
+            "ready": False,
+            "started": False,
+            "restartCount": 0,
+            "lastState": {},
+        }
+        if container is None:
+            reason, message = self._waiting
+            state = {"reason": reason} | ({"message": message} if message else {})
+            return told | {"state": {"waiting": state}}
+        state_now = container.state
+        return told | {
+            "ready": state_now.ready,
+            "started": state_now.started,
+            "restartCount": state_now.restarts,
+            "state": state_now.as_json(),
+            "lastState": state_now.last,
+        }

@@ -1,0 +1,146 @@
+"""Volumes: a folder for each, that its containers mount."""
+
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.kube.api import Api
+from tests.kube.controllers.scheduler import quantity
+from tests.kube.kinds import CONFIG_MAP, SECRET, Object
+from tests.kube.node.environment import Missing, contents, field
+
+ACCOUNT_FOLDER = "/var/run/secrets/kubernetes.io/serviceaccount"
+WORLD = 0o777
+
+
+@dataclass(frozen=True)
+class Mount:
+    """``source`` appears at ``path``. With ``memory_bytes`` it is a file system in memory instead,
+    of that size, of the group ``group``."""
+
+    path: str
+    source: Path | None
+    read_only: bool = False
+    memory_bytes: int = 0
+    group: int = 0
+
+
+class Volumes:
+    """Of one pod. ``claims`` is where the folders of all claims lie, and ``token`` its
+    service account's."""
+
+    def __init__(self, api: Api, pod: Object, folder: Path, claims: Path, token: str) -> None:
+        self._token = token
+        self._api = api
+        self._pod = pod
+        self._folder = folder
+        self._claims = claims
+        self._namespace = pod["metadata"]["namespace"]
+        self._group = int((pod["spec"].get("securityContext") or {}).get("fsGroup", 0))
+        self._specs = {each["name"]: each for each in pod["spec"].get("volumes") or []}
+
+    def make(self) -> None:
+        """The folders with what is to lie in them. Raises Missing."""
+        for name, spec in self._specs.items():
+            self._fill(self._folder / name, spec)
+
+    def mounts(self, container: Object) -> list[Mount]:
+        """Outer ones first."""
+        mounts = [self._mount(each) for each in container.get("volumeMounts") or []]
+        return sorted(mounts, key=lambda mount: mount.path.rstrip("/").count("/"))
+
+    def _mount(self, mount: Object) -> Mount:
+        spec, path = self._specs[mount["name"]], mount["mountPath"]
+        empty = spec.get("emptyDir")
+        if empty is not None and empty.get("medium") == "Memory" and self._alone(mount["name"]):
+            size = int(quantity(empty.get("sizeLimit", "64Mi")))
+            return Mount(path, None, False, size, self._group)
+        source = self._source(spec)
+        if mount.get("subPath"):
+            source = source / mount["subPath"]
+            if not source.exists():
+                source.mkdir(parents=True)
+        kept = ("configMap", "secret", "projected", "downwardAPI")
+        read_only = bool(mount.get("readOnly")) or any(name in spec for name in kept)
+        return Mount(path, source, read_only)
+
+    def _alone(self, name: str) -> bool:
+        """A memory file system is a container's own, so one that is shared is a folder."""
+        users = [
+            container["name"]
+            for container in self._pod["spec"]["containers"]
+            if any(each["name"] == name for each in container.get("volumeMounts") or [])
+        ]
+        return len(users) == 1
+
+    def _source(self, spec: Object) -> Path:
+        if "persistentVolumeClaim" in spec:
+            return self._claims / f"{self._namespace}.{spec['persistentVolumeClaim']['claimName']}"
+        if "hostPath" in spec:
+            return Path(spec["hostPath"]["path"])
+        return self._folder / str(spec["name"])
+
+    def _fill(self, folder: Path, spec: Object) -> None:
+        if "hostPath" in spec:
+            if not self._source(spec).exists():
+                raise Missing(f"hostPath {self._source(spec)} does not exist")
+        elif "configMap" in spec or "secret" in spec:
+            kind = "configMap" if "configMap" in spec else "secret"
+            self._write(folder, self._files(kind, spec[kind]), spec[kind].get("defaultMode", 0o644))
+        elif "projected" in spec:
+            files: dict[str, bytes] = {}
+            for source in spec["projected"].get("sources") or []:
+                kind, told = next(iter(source.items()))
+                files |= self._files(kind, told)
+            self._write(folder, files, spec["projected"].get("defaultMode", 0o644))
+        elif "downwardAPI" in spec:
+            self._write(folder, self._files("downwardAPI", spec["downwardAPI"]), 0o644)
+        elif "emptyDir" in spec or "persistentVolumeClaim" in spec:
+            self._open(self._source(spec))
+        else:
+            raise Missing(f"this kubelet knows no volume like {sorted(spec)}")
+
+    def _files(self, kind: str, told: Object) -> dict[str, bytes]:
+        if kind == "downwardAPI":
+            return {
+                item["path"]: field(self._pod, item["fieldRef"]["fieldPath"]).encode()
+                for item in told.get("items") or []
+            }
+        if kind == "serviceAccountToken":
+            return {told["path"]: self._token.encode()}
+        data = contents(self._api, CONFIG_MAP if kind == "configMap" else SECRET,
+                        self._namespace, told)  # fmt: skip
+        if not told.get("items"):
+            return data
+        for item in told["items"]:
+            if item["key"] not in data:
+                raise Missing(f"references non-existent config key: {item['key']}")
+        return {item["path"]: data[item["key"]] for item in told["items"]}
+
+    def _write(self, folder: Path, files: dict[str, bytes], mode: int) -> None:
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, mode=0o755)
+        for name, value in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(value)
+            os.chown(path, 0, self._group)
+            path.chmod(mode | (0o040 if self._group else 0))
+
+    def _open(self, folder: Path) -> None:
+        """For whoever runs in the pod, and its group."""
+        if not folder.exists():
+            folder.mkdir(parents=True)
+        os.chown(folder, 0, self._group)
+        folder.chmod(0o2775 if self._group else WORLD)
+
+
+def account_files(folder: Path, token: str, namespace: str, authority: bytes) -> Mount:
+    """What the client of a service account looks for."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "token").write_text(token, encoding="utf-8")
+    (folder / "namespace").write_text(namespace, encoding="utf-8")
+    (folder / "ca.crt").write_bytes(authority)
+    return Mount(ACCOUNT_FOLDER, folder, True)
