@@ -1,6 +1,10 @@
 """Kubernetes itself would take every object: its own schemas, strictly, of three minor versions."""
 
+import functools
+from collections.abc import Iterator
+
 import kubernetes_validate
+import kubernetes_validate.utils
 import pytest
 
 from tests.helm.chart import SCENARIOS, Object, released
@@ -12,6 +16,15 @@ FOREIGN = {
     "gateway.networking.k8s.io/v1",
 }  # fmt: skip
 """Of CRDs, whose schemas Kubernetes doesn't carry."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def schemas_are_read_once() -> Iterator[None]:
+    """Each is some megabytes, and would be read for every object."""
+    read = functools.cache(kubernetes_validate.utils.schema_contents)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kubernetes_validate.utils, "schema_contents", read)
+        yield
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -1,0 +1,122 @@
+"""The chart's README, made from its values.
+
+    python -m tools.chart_readme [--check]
+
+In ``values.yaml``, ``# @section TITLE`` begins a table, and ``# -- TEXT`` says what the key below it
+is. What stands between the two marks of README.md is written anew; the rest of it is ours. With
+``--check`` nothing is written, and code 1 says that it is stale.
+"""
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+CHART = Path(__file__).parents[1] / "deploy/helm/baton"
+VALUES, README = CHART / "values.yaml", CHART / "README.md"
+BEGIN, END = "<!-- values: begin -->", "<!-- values: end -->"
+
+SECTION = re.compile(r"# @section (.+)")
+TOLD = re.compile(r" *# -- (.+)")
+KEY = re.compile(r"( *)([A-Za-z]\w*):(.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    path: str
+    default: Any
+    told: str
+
+
+@dataclass(slots=True)
+class Section:
+    title: str
+    rows: list[Row] = field(default_factory=list)
+
+
+def sections(text: str) -> list[Section]:
+    """Keys that are told of, where they stand. What nobody tells of (it is as in another place) is
+    left out."""
+    values = yaml.safe_load(text)
+    found: list[Section] = []
+    for title, path, told in _marks(text):
+        if title:
+            found.append(Section(title))
+        else:
+            found[-1].rows.append(Row(path, _at(values, path), told))
+    return found
+
+
+def _marks(text: str) -> Iterator[tuple[str, str, str]]:
+    """A title, or a path and what is told of it, line by line."""
+    folders: list[tuple[int, str]] = []
+    told = ""
+    for line in text.splitlines():
+        if match := SECTION.fullmatch(line):
+            yield match[1], "", ""
+        elif match := TOLD.fullmatch(line):
+            told = match[1]
+        elif match := KEY.fullmatch(line):
+            depth = len(match[1])
+            folders = [each for each in folders if each[0] < depth] + [(depth, match[2])]
+            if told:
+                yield "", ".".join(name for _, name in folders), told
+            told = ""
+
+
+def _at(values: Any, path: str) -> Any:
+    for name in path.split("."):
+        values = values[name]
+    return values
+
+
+def tables(text: str) -> str:
+    """Markdown."""
+    return "\n".join(line for section in sections(text) for line in _table(section))
+
+
+def _table(section: Section) -> Iterator[str]:
+    yield f"### {section.title[0].upper()}{section.title[1:]}\n"
+    yield "| value | default | |\n|---|---|---|"
+    for row in section.rows:
+        default = "" if row.default in ("", None) else f"`{_shown(row.default)}`"
+        yield f"| `{row.path}` | {default} | {row.told.replace('|', chr(92) + '|')} |"
+    yield ""
+
+
+def _shown(value: Any) -> str:
+    """As one would write it in YAML, on one line."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value).replace("|", "\\|")
+
+
+def filled(readme: str, values: str) -> str:
+    """``readme`` with the tables of ``values``."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables(values)}\n{END}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; code 1 if stale")
+    check: bool = parser.parse_args().check
+    before = README.read_text()
+    after = filled(before, VALUES.read_text())
+    if check and before != after:
+        print("deploy/helm/baton/README.md is stale: python -m tools.chart_readme", file=sys.stderr)
+        return 1
+    if not check:
+        README.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
