@@ -22,7 +22,7 @@ from router.problem import Problem, problem_of
 from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 from router.service import Service, off_loop_if_large
 from router.tally import best_of, usage_of
-from router.tenants.visit import UNSAID_ANSWER_TOKENS, Visit
+from router.tenants.visit import UNSAID_ANSWER_TOKENS, Visit, num_promised
 from router.tracing import RequestTrace
 from router.wire import (
     CLIENT_LEFT,
@@ -87,7 +87,9 @@ class Exchange(Response, ABC):
         service, config = self._service, self._service.config
         service.check_open()
         tenant = service.doorkeeper.tenant_of(header(scope, b"authorization"))
-        with service.entrance.enter(tenant, declared_size(scope)) as self._visit:
+        visit = service.entrance.enter(tenant, declared_size(scope))
+        await visit.prepare()
+        with visit as self._visit:
             self._known_headers |= self._visit.headers()
             data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
             try:
@@ -151,7 +153,7 @@ class AnswerExchange(Exchange):
         prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
         field = body.format[0] if body.format is not None else FORCED_CALL
         await service.formats.admit(prompts[0].sampling.grammar, field)
-        self._promise(prompts, body)
+        await self._promise(prompts, body)
         choices = service.choices(request_id, tenant, body, prompts, arrived_at)
         if self._trace is not None:
             self._trace.follow([choice.record for choice in choices], service.clock.monotonic())
@@ -167,12 +169,13 @@ class AnswerExchange(Exchange):
             else:
                 await self._whole(wire, choices, answers, wording, body)
 
-    def _promise(self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody) -> None:
+    async def _promise(self, prompts: Sequence[Prompt], body: ChatBody | CompletionBody) -> None:
         """What the tenant may use of its limits. Raises RateLimited or Overloaded."""
-        answer_tokens = body.asked_tokens or UNSAID_ANSWER_TOKENS
-        longest = max(prompt.sampling.max_tokens for prompt in prompts)
+        asked = body.asked_tokens or UNSAID_ANSWER_TOKENS
+        answer = min(asked, max(prompt.sampling.max_tokens for prompt in prompts))
         sizes = [len(prompt.token_ids) for prompt in prompts]
-        self._visit.promise(sizes, body.candidates, min(answer_tokens, longest))
+        await self._visit.prepare_promise(num_promised(sizes, body.candidates, answer))
+        self._visit.promise(sizes, body.candidates, answer)
         self._known_headers |= self._visit.headers()
 
     @abstractmethod

@@ -36,6 +36,7 @@ from router.placement import FirstThatAnswers
 from router.ports import Ports
 from router.ring import RingPlacer
 from router.service import Service, ServiceConfig
+from router.tenants.redis_treasury import RedisTreasury
 from router.tenants.redis_usage import RedisUsage
 from router.tenants.tenancy import Tenancy
 from router.tenants.watch import TenantsFile
@@ -60,6 +61,7 @@ class RouterProgram:
         self._links = WorkerLinks(settings.trust)
         self._metrics = Metrics()
         self._usage = RedisUsage(settings.needs_redis_url, settings.cluster)
+        self._treasury = RedisTreasury(settings.needs_redis_url, settings.cluster)
         self._spans: OpenSpans | None = None
         self._tenancy: Tenancy | None = None
         self._conductors: ConductorPlacer | None = None
@@ -97,6 +99,7 @@ class RouterProgram:
             tasks.create_task(self._conductors.run())
             assert self._tenancy is not None, "start() comes first"
             tasks.create_task(self._tenancy.run())
+            tasks.create_task(self._service.entrance.run())
             tasks.create_task(self._pinner.run())
             assert self._ports is not None, "start() comes first"
             tasks.create_task(self._ports.run(self._note_listening))
@@ -124,6 +127,7 @@ class RouterProgram:
             await self._tenancy.stop()
         await close_spans(self._spans)
         await self._usage.close()
+        await self._treasury.close()
         await self._registry.close()
 
     @property
@@ -173,6 +177,7 @@ class RouterProgram:
             clock=self._clock,
             metrics=self._metrics,
             usage=self._usage,
+            treasury=self._treasury,
             pinner=self._pinner,
             tracing=self._open_tracing(),
             peers=Peers(self._id, self._cluster, settings.tls_certificate),

@@ -30,9 +30,11 @@ from router.record import JourneyRecord, Records
 from router.schema import ChatBody, CompletionBody
 from router.score_budget import ScoreBudget
 from router.special_tokens import SpecialTokens
+from router.tenants.bank import Bank
 from router.tenants.ledger import TenantLedger
 from router.tenants.tenancy import Tenancy
 from router.tenants.tenant import Standing
+from router.tenants.treasury import Treasury
 from router.tenants.usage import MemoryUsageStore, UsageStore
 from router.tenants.visit import Entrance
 from router.tracing import Tracing
@@ -94,6 +96,8 @@ class Service:
     ledger: TenantLedger = field(init=False)
     entrance: Entrance = field(init=False)
     usage: UsageStore = field(default_factory=MemoryUsageStore)
+    treasury: Treasury | None = None
+    """Where routers share tenants' limits; None: each gives an equal part."""
     pinner: Pinner | None = None
     tenancy: Tenancy | None = None
     """Of a router that runs."""
@@ -120,7 +124,13 @@ class Service:
             lambda: self.cluster.num_routers,
             self.ledger,
             self.clock,
+            self._bank(),
         )
+
+    def _bank(self) -> Bank | None:
+        if self.treasury is None:
+            return None
+        return Bank(self.treasury, self.own_id, self.clock, self.metrics.tenants.limits_split)
 
     def check_open(self) -> None:
         """Raises Unavailable while draining."""

@@ -17,6 +17,10 @@ class Meter:
         """Below zero while more was spent than there was."""
         return per_minute - self._drained(per_minute, now)
 
+    def spent(self, per_minute: float, now: float) -> float:
+        """What has not drained yet."""
+        return self._drained(per_minute, now)
+
     def wait_seconds(self, amount: float, per_minute: float, now: float) -> float:
         """Until ``amount`` may be spent; 0 if it may be now. More than there ever is at once may be
         spent when there is all, and is paid off afterwards."""

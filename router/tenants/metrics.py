@@ -44,6 +44,11 @@ class TenantMetrics:
             "Counters of usage that Redis does not know yet.",
             registry=registry,
         )
+        self.limits_split = Gauge(
+            "baton_limits_split",
+            "1 while Redis can't be asked, and this router gives its part of tenants' limits.",
+            registry=registry,
+        )
         self.file_failures = Counter(
             "baton_tenants_file_failures_total",
             "Readings of the tenants file that failed: the one before stays in force.",

@@ -12,7 +12,7 @@ DEFAULT_TENANT = TenantId("default")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """None: no limit. Of all routers together; each gives its share of them."""
+    """None: no limit. Of all routers together."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

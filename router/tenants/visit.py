@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Protocol, Self
 
 from baton.clock import Clock
@@ -11,10 +12,13 @@ from baton.errors import Overloaded
 from router.gate import Gate
 from router.record import JourneyRecord
 from router.tenants.account import Account
+from router.tenants.bank import Bank
 from router.tenants.limited import RateLimited
 from router.tenants.roll import Roll
+from router.tenants.share import ALONE, Share
 from router.tenants.spent import Spent, spent_on
 from router.tenants.tenant import UNLIMITED, Tenant
+from router.tenants.treasury import Ask
 
 UNSAID_ANSWER_TOKENS = 512
 """Promised to an answer whose client set no bound, instead of all of the context. What it takes
@@ -34,16 +38,18 @@ class Ledger(Protocol):
 
 class Visit:
     """Made by :class:`Entrance`, and entered by ``with``, which settles whatever comes of it.
-    :meth:`promise` before the work, :meth:`follow` when it begins."""
+    :meth:`promise` before the work, :meth:`follow` when it begins. Where several routers share the
+    tenant's limits, :meth:`prepare` and :meth:`prepare_promise` get what this one lacks; nothing
+    may be awaited between them and what they are for."""
 
     __slots__ = (
         "_account",
         "_entrance",
         "_inside",
-        "_num_routers",
         "_per_prompt",
         "_promised",
         "_records",
+        "_share",
         "_size_bytes",
         "tenant",
     )
@@ -53,13 +59,13 @@ class Visit:
         entrance: "Entrance",
         tenant: Tenant,
         account: Account,
-        num_routers: int,
+        share: Share,
         size_bytes: int,
     ) -> None:
         self.tenant = tenant
         self._entrance = entrance
         self._account = account
-        self._num_routers = num_routers
+        self._share = share
         self._size_bytes = size_bytes
         self._inside = 0
         """Answers that it has a place in the gate for."""
@@ -67,16 +73,44 @@ class Visit:
         self._records: Sequence[JourneyRecord] = ()
         self._per_prompt = 1
 
+    async def prepare(self) -> None:
+        """Before it is entered."""
+        share, bank, now = self._share, self._share.bank, self._entrance.now
+        if bank is None or self._account.has_for_one(self.tenant, share, self._size_bytes, now):
+            return
+        if await bank.draw(self._account, self._ask_to_begin):
+            await bank.pause()
+            await bank.draw(self._account, partial(self._ask_to_begin, again=True))
+
+    async def prepare_promise(self, tokens: int) -> None:
+        """Before so many are promised."""
+        share, bank = self._share, self._share.bank
+        if bank is None:
+            return
+        if not self._account.has_tokens(self.tenant, share, tokens, self._entrance.now):
+            await bank.draw(self._account, partial(self._ask_for_tokens, tokens))
+
+    def _ask_to_begin(self, *, again: bool = False) -> Ask | None:
+        now = self._entrance.now
+        return self._account.ask_to_begin(
+            self.tenant, self._share, self._size_bytes, now, again=again
+        )
+
+    def _ask_for_tokens(self, tokens: int) -> Ask | None:
+        now = self._entrance.now
+        return self._account.ask_for_tokens(self.tenant, self._share, tokens, now)
+
     def __enter__(self) -> Self:
         """Raises RateLimited or Overloaded: what is refused here costs next to nothing."""
         entrance, tenant = self._entrance, self.tenant
         try:
             self._take(1)
-            self._account.begin(tenant, self._num_routers, self._size_bytes, entrance.now)
+            self._account.begin(tenant, self._share, self._size_bytes, entrance.now)
         except (RateLimited, Overloaded) as refusal:
             self._give_back()
             entrance.note_refusal(tenant, refusal)
             raise
+        self._tell_bank()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -84,8 +118,10 @@ class Visit:
         self._give_back()
         spent = spent_on(self._records, self._per_prompt) if self._records else Spent()
         if self._promised is not None:
-            self._account.settle(self.tenant, self._promised, spent.total_tokens)
+            now, used = self._entrance.now, spent.total_tokens
+            self._account.settle(self.tenant, self._share, self._promised, used, now)
         self._account.end()
+        self._tell_bank()
         if self._records:
             self._entrance.ledger.note_spent(self.tenant.id, spent)
 
@@ -93,27 +129,33 @@ class Visit:
         """What is left of the tenant's limits now."""
         if not self.tenant.is_limited:
             return {}
-        return self._account.headers(self.tenant, self._num_routers, self._entrance.now)
+        return self._account.headers(self.tenant, self._share, self._entrance.now)
 
     def promise(self, prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int) -> None:
         """Room for ``per_prompt`` answers to each prompt, of up to ``answer_tokens`` each. Raises
         RateLimited or Overloaded. Once."""
         assert self._promised is None, "once"
-        count = len(prompt_tokens) * per_prompt
-        tokens = sum(prompt_tokens) + count * answer_tokens
+        tokens = num_promised(prompt_tokens, per_prompt, answer_tokens)
         try:
-            self._take(count - 1)
+            self._take(len(prompt_tokens) * per_prompt - 1)
             self._account.reserve(
-                self.tenant, self._num_routers, tokens, self._size_bytes, self._entrance.now
+                self.tenant, self._share, tokens, self._size_bytes, self._entrance.now
             )
         except (RateLimited, Overloaded) as refusal:
             self._entrance.note_refusal(self.tenant, refusal)
             raise
         self._promised = tokens
+        self._tell_bank()
 
     def follow(self, records: Sequence[JourneyRecord], per_prompt: int) -> None:
         """The answers under way; what they used is settled when all is over."""
         self._records, self._per_prompt = records, per_prompt
+
+    def _tell_bank(self) -> None:
+        share = self._share
+        if share.bank is not None:
+            is_due = self._account.is_due(self.tenant, share, self._entrance.now)
+            share.bank.watch(self.tenant.id, self._account, is_due=is_due)
 
     def _take(self, count: int) -> None:
         entrance, tenant = self._entrance, self.tenant
@@ -126,8 +168,14 @@ class Visit:
             self._inside = 0
 
 
+def num_promised(prompt_tokens: Sequence[int], per_prompt: int, answer_tokens: int) -> int:
+    """Of all prompts and answers of a request."""
+    return sum(prompt_tokens) + len(prompt_tokens) * per_prompt * answer_tokens
+
+
 class Entrance:
-    """Where tenants come in. ``num_routers`` share the tenants' limits."""
+    """Where tenants come in. ``num_routers`` share the tenants' limits, through ``bank`` if there
+    is one, else evenly."""
 
     def __init__(
         self,
@@ -136,12 +184,14 @@ class Entrance:
         num_routers: Callable[[], int],
         ledger: Ledger,
         clock: Clock,
+        bank: Bank | None = None,
     ) -> None:
         self.gate = gate
         self.ledger = ledger
         self._roll = roll
         self._num_routers = num_routers
         self._clock = clock
+        self._bank = bank
         self._accounts: dict[TenantId, Account] = {}
 
     def enter(self, tenant_id: TenantId, size_bytes: int = 0, *, idle: bool = False) -> Visit:
@@ -150,9 +200,14 @@ class Entrance:
         counted all the same."""
         tenant = self._roll().tenant(tenant_id)
         if idle:
-            return Visit(self, replace(tenant, limits=UNLIMITED), Account(), 1, size_bytes)
-        num_routers = max(self._num_routers(), 1) if tenant.is_limited else 1
-        return Visit(self, tenant, self._account(tenant_id), num_routers, size_bytes)
+            return Visit(self, replace(tenant, limits=UNLIMITED), Account(), ALONE, size_bytes)
+        share = self.share if tenant.is_limited else ALONE
+        return Visit(self, tenant, self._account(tenant_id), share, size_bytes)
+
+    async def run(self) -> None:
+        """Keeps this router's part of what all share. Until cancelled."""
+        if self._bank is not None:
+            await self._bank.run(self._roll, lambda: self.share)
 
     def room(self, tenant: Tenant, count: int) -> AbstractContextManager[None]:
         """In the gate alone, for what is no question (an upload): it raises Overloaded."""
@@ -161,6 +216,12 @@ class Entrance:
     def note_refusal(self, tenant: Tenant, refusal: RateLimited | Overloaded) -> None:
         reason = refusal.reason if isinstance(refusal, RateLimited) else "full"
         self.ledger.note_refused(tenant.id, reason)
+
+    @property
+    def share(self) -> Share:
+        """As of now: routers come and go."""
+        num_routers = max(self._num_routers(), 1)
+        return Share(num_routers, self._bank if num_routers > 1 else None)
 
     @property
     def is_shared(self) -> bool:

@@ -25,6 +25,7 @@ from baton.text.tokenizer import Tokenizer
 from router.exchange import CompletionExchange
 from router.program import RouterProgram
 from router.tenants.roll import make_roll
+from router.tenants.share import ALONE
 from router.tenants.tenant import Limits, Prices, Tenant
 from router.tenants.usage import MemoryUsageStore
 from tests.unit import test_router_http, test_router_program
@@ -123,7 +124,7 @@ async def test_a_client_that_leaves_gets_back_what_it_did_not_use(tokenizer: Tok
         await asyncio.gather(asked, return_exceptions=True)
         await test_router_http.eventually(lambda: house.service.gate.inside == 0)
         [account] = house.service.entrance.accounts().values()
-        told = account.headers(tenant("a", None, 60), 1, house.service.clock.monotonic())
+        told = account.headers(tenant("a", None, 60), ALONE, house.service.clock.monotonic())
         assert int(told["x-ratelimit-remaining-tokens"]) >= 60 - 6 - 2
 
 
