@@ -276,7 +276,8 @@ async def test_what_can_t_be_read_ends_the_stream(
 ) -> None:
     async with served() as (running, _, decode):
         stream = run(decode, None)
-        await stream.write(submit(request("before", list(range(20)), 190), pb.TASK_WHOLE))
+        if run is LineRun:  # gRPC can't end a call while it writes
+            await stream.write(submit(request("before", list(range(20)), 190), pb.TASK_WHOLE))
         await stream.write(message)
         with pytest.raises(Invalid, match=why):
             await read_all(stream)

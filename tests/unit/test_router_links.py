@@ -1,8 +1,8 @@
-"""Links and conductors over real gRPC, with made-up workers behind it; the ring."""
+"""Links and conductors over lines and over gRPC, with made-up workers behind; the ring."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -18,9 +18,12 @@ from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
+from baton.core.trust import Trust
 from baton.errors import Overloaded, Unavailable
-from baton.rpc.server import abort, build_server
+from baton.rpc.line_server import LineServer
+from baton.rpc.server import abort, build_server, listen
 from baton.rpc.v1 import common_pb2, conductor_pb2, conductor_pb2_grpc
+from baton.rpc.worker_line import worker_lines
 from baton.rpc.worker_service import add_worker_service
 from baton.worker.stream import OutputStream
 from router.cluster import Cluster
@@ -34,6 +37,9 @@ from router.stream_link import NotReached
 SPEC = RequestSpec(
     RequestId("r"), Epoch(1), (TokenId(1), TokenId(2)), 2, SamplingParams(max_tokens=4)
 )
+
+
+Stop = Callable[[], Awaitable[None]]
 
 
 class FakeCore:
@@ -72,16 +78,40 @@ class FakeCore:
                 await self.news.wait()
 
 
+Worker = Callable[..., AbstractAsyncContextManager[tuple[FakeCore, WorkerRef, Stop]]]
+
+
 @asynccontextmanager
-async def worker(secret: str | None = None) -> AsyncIterator[tuple[FakeCore, WorkerRef, Any]]:
+async def grpc_worker(
+    secret: str | None = None,
+) -> AsyncIterator[tuple[FakeCore, WorkerRef, Stop]]:
     core, server = FakeCore(), build_server(secret)
     add_worker_service(server, core)  # type: ignore[arg-type]
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    port = await listen(server, "127.0.0.1", 0)
     try:
-        yield core, WorkerRef(WorkerId("w"), f"127.0.0.1:{port}", Generation(1)), server
+        ref = WorkerRef(WorkerId("w"), f"127.0.0.1:{port}", Generation(1))
+        yield core, ref, lambda: server.stop(None)
     finally:
         await server.stop(None)
+
+
+@asynccontextmanager
+async def line_worker(
+    secret: str | None = None,
+) -> AsyncIterator[tuple[FakeCore, WorkerRef, Stop]]:
+    core = FakeCore()
+    server = LineServer(Trust(secret), worker_lines(core))  # type: ignore[arg-type]
+    port = await server.listen("127.0.0.1", 0)
+    try:
+        ref = WorkerRef(WorkerId("w"), "127.0.0.1:9", Generation(1), f"127.0.0.1:{port}")
+        yield core, ref, server.close
+    finally:
+        await server.close()
+
+
+@pytest.fixture(params=[grpc_worker, line_worker], ids=["grpc", "line"])
+def worker(request: pytest.FixtureRequest) -> Worker:
+    return request.param  # type: ignore[no-any-return]
 
 
 @asynccontextmanager
@@ -101,7 +131,7 @@ def output(request_id: str, *tokens: int, epoch: int = 1) -> RequestOutput:
     return RequestOutput(RequestId(request_id), Epoch(epoch), 0, ids)
 
 
-async def test_one_stream_carries_all_requests() -> None:
+async def test_one_stream_carries_all_requests(worker: Worker) -> None:
     async with worker("s") as (core, ref, _), open_links("s") as links:
         link, one, two = links.link(ref), Inbox(), Inbox()
         source = WorkerRef(WorkerId("p"), "p:1", Generation(7))
@@ -125,8 +155,8 @@ async def test_one_stream_carries_all_requests() -> None:
         assert [type(item) for _, item in await one.take()] == [Unavailable]
 
 
-async def test_a_broken_link_tells_everybody_and_a_new_one_connects() -> None:
-    async with worker() as (core, ref, server), open_links() as links:
+async def test_a_broken_link_tells_everybody_and_a_new_one_connects(worker: Worker) -> None:
+    async with worker() as (core, ref, stop), open_links() as links:
         inboxes = [Inbox(), Inbox()]
         for number, inbox in enumerate(inboxes):
             spec = replace(SPEC, request_id=RequestId(str(number)))
@@ -134,7 +164,7 @@ async def test_a_broken_link_tells_everybody_and_a_new_one_connects() -> None:
         await core.wait(lambda: len(core.submitted) == 2)
         assert links.is_alive(ref)
         dead = links.link(ref)
-        await server.stop(None)
+        await stop()
         for inbox in inboxes:
             [(worker_id, error)] = await inbox.take()
             assert worker_id == "w"
@@ -148,9 +178,10 @@ async def test_a_broken_link_tells_everybody_and_a_new_one_connects() -> None:
         await core.wait(lambda: core.submitted)
 
 
-async def test_nobody_listens_there() -> None:
+@pytest.mark.parametrize("line", ["", "127.0.0.1:9"])
+async def test_nobody_listens_there(line: str) -> None:
     async with open_links() as links:
-        ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Generation(1)), Inbox()
+        ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Generation(1), line), Inbox()
         links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
         async with asyncio.timeout(4):
             [(_, error)] = await inbox.take()
@@ -158,7 +189,7 @@ async def test_nobody_listens_there() -> None:
     assert "does not accept connections" in str(error)
 
 
-async def test_a_wrong_secret_breaks_the_link() -> None:
+async def test_a_wrong_secret_breaks_the_link(worker: Worker) -> None:
     async with worker("right") as (core, ref, _), open_links("wrong") as links:
         inbox = Inbox()
         links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
@@ -167,7 +198,7 @@ async def test_a_wrong_secret_breaks_the_link() -> None:
         assert core.streams == []
 
 
-async def test_closing_the_links_frees_the_worker() -> None:
+async def test_closing_the_links_frees_the_worker(worker: Worker) -> None:
     async with worker() as (core, ref, _):
         async with open_links() as links:
             links.link(ref).submit(SPEC, Task.WHOLE, None, Inbox())
@@ -267,7 +298,7 @@ async def test_an_overloaded_conductor_is_believed() -> None:
 async def test_a_silent_conductor_is_left_alone_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.conductors.CALL_SECONDS", 0.05)
+    monkeypatch.setattr("router.conductors.CALL_SECONDS", 0.25)
     async with conductor() as (fake, placer, clock):
         fake.delay_seconds = 5
         both = FirstThatAnswers([placer, RingPlacer(await cluster_of(member("d", Role.DECODE)))])
