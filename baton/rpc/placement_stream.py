@@ -95,9 +95,10 @@ class PlacementStream(ABC):
 
     def settle(self, message: pb.PlaceAnswers) -> None:
         """Raises Unavailable for answers that nobody asked for."""
-        answers = self._sent.popleft() if self._sent else []
-        if len(answers) != len(message.answers):
+        answers = self._sent[0] if self._sent else []
+        if len(answers) != len(message.answers) or not answers:
             raise Unavailable("the conductor answered what it was not asked")
+        self._sent.popleft()
         self._num_open -= len(answers)
         for answer, told in zip(answers, message.answers, strict=True):
             if answer.done():

@@ -1,0 +1,220 @@
+"""Questions to a conductor over a line, with a made-up conductor behind it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from baton.clock import SystemClock
+from baton.core.handoff import WorkerRef
+from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, WorkerId
+from baton.core.member import Member
+from baton.core.placement import Placement
+from baton.core.states import Role, WorkerState
+from baton.core.trust import Trust
+from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
+from baton.rpc.conductor_line import CONDUCTOR_SERVICE, PlaceService, conductor_lines
+from baton.rpc.line import Line
+from baton.rpc.line_server import LineServer
+from baton.rpc.placement_stream import LinePlacementStream
+from baton.rpc.v1 import conductor_pb2 as pb
+from router.cluster import Cluster
+from router.conductors import ConductorPlacer
+from router.placement import PlaceQuery
+
+TRUST = Trust("hush")
+DECODE = WorkerRef(WorkerId("d"), "d:1", Generation(4), "d:2")
+
+
+@dataclass
+class FakeCore:
+    failure: BaseException | None = None
+    asked: list[dict[str, Any]] = field(default_factory=list)
+
+    def place(self, **asked: Any) -> Placement:
+        self.asked.append(asked)
+        if self.failure is not None:
+            raise self.failure
+        return Placement(None, DECODE, asked["request_id"])
+
+
+@asynccontextmanager
+async def listening(services: Any) -> AsyncIterator[str]:
+    server = LineServer(TRUST, services)
+    port = await server.listen("127.0.0.1", 0)
+    try:
+        async with asyncio.timeout(20):
+            yield f"127.0.0.1:{port}"
+    finally:
+        await server.close()
+
+
+@asynccontextmanager
+async def asking(address: str) -> AsyncIterator[LinePlacementStream]:
+    stream = LinePlacementStream(address, TRUST)
+    running = asyncio.create_task(stream.run())
+    try:
+        yield stream
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+def question(name: str = "r", **fields: Any) -> pb.PlaceRequest:
+    return pb.PlaceRequest(request_id=name, epoch=1, num_tokens=40, max_new_tokens=8, **fields)
+
+
+async def test_what_is_asked_in_one_turn_is_one_message() -> None:
+    core, messages = FakeCore(), 0
+
+    class Counting(PlaceService):
+        def on_message(self, payload: bytes) -> None:
+            nonlocal messages
+            messages += 1
+            super().on_message(payload)
+
+    def serve(line: Line) -> Counting:
+        return Counting(core, line)  # type: ignore[arg-type]
+
+    async with listening({CONDUCTOR_SERVICE: serve}) as address, asking(address) as stream:
+        names = [f"r{number}" for number in range(50)]
+        for _ in range(2):  # before there is a line, and over it
+            answers = await asyncio.gather(*(stream.ask(question(n), 10.0) for n in names))
+            assert [answer.reason for answer in answers] == names
+            assert {answer.decode for answer in answers} == {DECODE}
+            assert answers[0].decode.line == "d:2"
+        assert messages == 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "message"),
+    [
+        (Overloaded("full", retry_after_seconds=3.5), Overloaded, "full"),
+        (Invalid("too long"), Invalid, "too long"),
+        (Unavailable("nobody"), Unavailable, "nobody"),
+        (AssertionError("a bug"), BatonError, "internal error"),
+    ],
+)
+async def test_a_refusal_is_an_answer(
+    failure: BaseException, kind: type[BatonError], message: str
+) -> None:
+    core = FakeCore(failure)
+    async with (
+        listening(conductor_lines(core)) as address,  # type: ignore[arg-type]
+        asking(address) as stream,
+    ):
+        with pytest.raises(kind, match=message) as raised:
+            await stream.ask(question(), 10.0)
+        if isinstance(raised.value, Overloaded):
+            assert raised.value.retry_after_seconds == 3.5
+        core.failure = None
+        assert (await stream.ask(question("again"), 10.0)).reason == "again"
+
+
+async def test_keys_of_a_wrong_size_are_refused() -> None:
+    core = FakeCore()
+    async with (
+        listening(conductor_lines(core)) as address,  # type: ignore[arg-type]
+        asking(address) as stream,
+    ):
+        with pytest.raises(Invalid, match="16 bytes each"):
+            await stream.ask(question(block_keys=[b"short"]), 10.0)
+
+
+class Mute:
+    """Answers nothing, or what nobody asked."""
+
+    def __init__(self, line: Line, answers: list[bytes]) -> None:
+        self._line = line
+        self._answers = answers
+
+    def on_message(self, payload: bytes) -> None:
+        for answer in self._answers:
+            self._line.send_message(answer)
+
+    def on_lost(self) -> None: ...
+
+
+async def test_a_silent_conductor_and_the_end_of_its_line() -> None:
+    async with listening({CONDUCTOR_SERVICE: lambda line: Mute(line, [])}) as address:
+        async with asking(address) as stream:
+            with pytest.raises(DeadlineExceeded):
+                await stream.ask(question(), 0.01)
+            waiting = asyncio.create_task(stream.ask(question(), 30.0))
+            await asyncio.sleep(0)
+        with pytest.raises(Unavailable):
+            await waiting
+        with pytest.raises(Unavailable, match="the stream has ended"):
+            await stream.ask(question(), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (pb.PlaceAnswers().SerializeToString(), "answered what it was not asked"),
+        (b"\xff\xff", "malformed PlaceAnswers"),
+    ],
+)
+async def test_a_conductor_that_answers_nonsense(answer: bytes, why: str) -> None:
+    services = {CONDUCTOR_SERVICE: lambda line: Mute(line, [answer])}
+    async with listening(services) as address, asking(address) as stream:
+        with pytest.raises(BatonError, match=why):
+            await stream.ask(question(), 10.0)
+
+
+async def test_nobody_listens() -> None:
+    async with asking("127.0.0.1:9") as stream:
+        with pytest.raises(Unavailable, match="does not accept connections"):
+            await stream.ask(question(), 10.0)
+
+
+class Registry:
+    incarnation = "1"
+
+    def __init__(self, *members: Member) -> None:
+        self.list = list(members)
+
+    async def members(self) -> list[Member]:
+        return self.list
+
+
+async def test_a_placer_asks_over_a_line_and_opens_another_when_it_broke() -> None:
+    core = FakeCore()
+    key = BlockKey(bytes(16))
+    query = PlaceQuery(
+        RequestId("r"), Epoch(1), TenantId("t"), 40, 8, (key,), frozenset({WorkerId("x")}), "m"
+    )
+    server = LineServer(TRUST, conductor_lines(core))  # type: ignore[arg-type]
+    address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
+    conductor = Member(
+        WorkerId("c"), Role.CONDUCTOR, "127.0.0.1:9", Generation(1), WorkerState.READY, line=address
+    )
+    cluster = Cluster(Registry(conductor), SystemClock(), 100)
+    await cluster.refresh()
+    placer = ConductorPlacer(cluster, SystemClock(), TRUST)
+    running = asyncio.create_task(placer.run())
+    await asyncio.sleep(0)
+    async with asyncio.timeout(20):
+        assert (await placer.place(query)).decode == DECODE
+        for line in list(server.lines):
+            line.close()
+        while server.lines:
+            await asyncio.sleep(0)
+        while True:  # until the router has noticed, too
+            try:
+                assert (await placer.place(query)).decode == DECODE
+                break
+            except Unavailable:
+                continue
+    assert core.asked[0] == {
+        "trace": "",
+        "request_id": "r", "epoch": 1, "num_tokens": 40, "max_new_tokens": 8, "keys": (key,),
+        "excluded": frozenset({"x"}),
+    }  # fmt: skip
+    running.cancel()
+    await asyncio.wait([running])
+    await placer.close()
+    await server.close()
