@@ -19,7 +19,7 @@ from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.engine.constraint import Constraint, Constraints
-from baton.engine.engine import Engine, EngineStats, StepResult
+from baton.engine.engine import Engine, StepResult
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
 from baton.threads import in_thread
 from baton.transport.base import Transport
@@ -30,6 +30,7 @@ from baton.worker.answers import AnswerMeter
 from baton.worker.duty import Duty
 from baton.worker.engine_thread import EngineDoor
 from baton.worker.hold import Hold, PullLeaseOfHold
+from baton.worker.inspection import inspection
 from baton.worker.intake import Intake, Landing, Shipment
 from baton.worker.job import Job, Outcome, failure_of, moved, placement_id, turned_away
 from baton.worker.kv_layout import KvLayout
@@ -165,26 +166,8 @@ class Worker:
         return self._load
 
     async def inspect(self) -> Inspection:
-        def look(engine: Engine) -> tuple[EngineStats, str, str]:
-            return engine.stats(), _violation(engine), engine.describe()
-
-        stats, violation, description = await self._engine.call(look)
-        return Inspection(
-            worker_id=self._id,
-            state=self.state.value,
-            num_blocks=stats.pool.num_blocks,
-            free_blocks=stats.pool.free,
-            filling_blocks=stats.pool.filling,
-            idle_blocks=stats.pool.idle,
-            referenced_blocks=stats.pool.referenced,
-            quarantined_blocks=stats.pool.quarantined,
-            running_requests=stats.running,
-            waiting_requests=stats.waiting,
-            held_requests=len(self._jobs),
-            violation=violation,
-            description=description,
-            drained=self.drained,
-        )
+        look = partial(inspection, worker=self._id, state=self.state, drained=self.drained)
+        return await self._engine.call(lambda engine: look(engine, num_jobs=len(self._jobs)))
 
     # -- requests -------------------------------------------------------------------------
 
@@ -502,11 +485,3 @@ class Worker:
             short_answer_tokens=answers.short,
             link_bytes_per_second=rate,
         )
-
-
-def _violation(engine: Engine) -> str:
-    try:
-        engine.check_integrity()
-    except AssertionError as error:
-        return str(error) or "integrity violated"
-    return ""

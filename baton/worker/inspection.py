@@ -1,0 +1,37 @@
+"""A worker's own account of its blocks and requests, taken between two steps."""
+
+from baton.core.handoff import Inspection
+from baton.core.ids import WorkerId
+from baton.core.states import WorkerState
+from baton.engine.engine import Engine
+
+
+def inspection(
+    engine: Engine, worker: WorkerId, state: WorkerState, num_jobs: int, *, drained: bool
+) -> Inspection:
+    """In the engine's thread: it walks over all blocks."""
+    stats = engine.stats()
+    return Inspection(
+        worker_id=worker,
+        state=state.value,
+        num_blocks=stats.pool.num_blocks,
+        free_blocks=stats.pool.free,
+        filling_blocks=stats.pool.filling,
+        idle_blocks=stats.pool.idle,
+        referenced_blocks=stats.pool.referenced,
+        quarantined_blocks=stats.pool.quarantined,
+        running_requests=stats.running,
+        waiting_requests=stats.waiting,
+        held_requests=num_jobs,
+        violation=_violation(engine),
+        description=engine.describe(),
+        drained=drained,
+    )
+
+
+def _violation(engine: Engine) -> str:
+    try:
+        engine.check_integrity()
+    except AssertionError as error:
+        return str(error) or "integrity violated"
+    return ""
