@@ -91,7 +91,7 @@ def applied(live: Object | None, wanted: Object, schema: Schema, writer: Writer)
     out: Object = overlaid(copied(live or {}), copied(wanted), schema)
     given_up = set(before[0].fields - fields) if before else set()
     owned = frozenset().union(*(each.fields for each in others)) | fields
-    for path in sorted(given_up, key=len, reverse=True):
+    for path in sorted(given_up, key=len):
         if not any(other[: len(path)] == path for other in owned):
             without(out, path, schema)
     same = before and before[0].fields == mine.fields

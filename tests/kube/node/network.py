@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 
 FIRST, LAST = 90, 119
@@ -41,13 +42,13 @@ class Network:
         self.service_subnet = f"{self.prefix}.200"
         self.bridge = f"{BRIDGE}{number}"
         self._number = number
-        self._last = 1
+        self._numbers = count(2)
 
     def attach(self, pid: int) -> str:
         """An interface for the namespace of that process; returns its address."""
-        self._last += 1
-        address = f"{self.prefix}.{self._last // 250}.{self._last % 250 + 2}"
-        outside = f"bk{self._number}v{self._last}"
+        number = next(self._numbers)  # threads call this
+        address = f"{self.prefix}.{number // 250}.{number % 250 + 2}"
+        outside = f"bk{self._number}v{number}"
         run("ip", "-batch", "-", given=_outside(outside, self.bridge, pid))
         inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-"]
         run(*inside, given=_inside(address, self.gateway))

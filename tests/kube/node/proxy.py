@@ -51,6 +51,8 @@ class Proxy:
             self._connections.add(task)
             try:
                 await self._serve(namespace, name, port, reader, writer)
+            except asyncio.CancelledError:
+                pass  # only the proxy's own end cancels it; asyncio would print it
             finally:
                 self._connections.discard(task)
 

@@ -31,8 +31,13 @@ class Sandbox:
         assert process.stdout is not None
         if await process.stdout.readline() != b"ready\n":
             raise RuntimeError("no namespaces for a pod")
-        address = await asyncio.to_thread(network.attach, process.pid)
-        return Sandbox(process, address)
+        made = Sandbox(process, "")
+        try:
+            made.address = await asyncio.to_thread(network.attach, process.pid)
+        except BaseException:
+            await made.stop()
+            raise
+        return made
 
     async def stop(self) -> None:
         if self._process.returncode is None:
