@@ -30,6 +30,7 @@ from baton.values import (
     Order,
     Origins,
     Pairs,
+    PoolPlaces,
     Port,
     RayAddress,
     Seconds,
@@ -129,8 +130,20 @@ class Settings(BaseSettings):
     """Workers of one pool, at most, in one change."""
     autoscale_pending_seconds: Seconds = 900.0
     """A worker that does not serve after so long is given up, and its pool is as before."""
+    autoscale_prefill_pool: str | None = None
+    autoscale_decode_pool: str | None = None
+    """In Kubernetes, which pool of the role is resized: by its name (``baton.dev/pool``). None: the
+    only one, or that which is called like the role; its others stay as they are."""
     kubernetes_namespace: str | None = None
     """Of the pools' Deployments; None: the pod's own, or the kubeconfig's."""
+    kubernetes_pools: PoolPlaces = Field(default_factory=dict)
+    """What each pool is: POOL=ROLE/DEPLOYMENT,…; empty: they are listed by their labels, for which
+    one needs the right to list Deployments."""
+    kubernetes_lease: str | None = None
+    """By which conductors agree on the one that resizes pools; None: baton-CLUSTER-conductor."""
+    kubernetes_watch: bool = False
+    """Whether conductors watch the pods of the pools, and place nothing on one that is being
+    deleted, before its worker says so itself."""
 
     # The model
     model: str = str(DEMO_MODEL)

@@ -94,6 +94,16 @@ def _origins(value: Any) -> Any:
     return names
 
 
+def _pool_places(value: dict[str, str]) -> dict[str, str]:
+    for pool, place in value.items():
+        if not re.fullmatch(r"(prefill|decode)/[a-z0-9]([a-z0-9.-]*[a-z0-9])?", place):
+            raise ValueError(
+                "must look like POOL=ROLE/DEPLOYMENT, as in decode-big=decode/baton-decode-big;"
+                f" {pool}={place} does not"
+            )
+    return value
+
+
 AsSize, AsSwitch = BeforeValidator(_size), BeforeValidator(_switch)
 """For types that have a condition of their own beside."""
 
@@ -108,3 +118,4 @@ CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
+PoolPlaces = Annotated[Pairs, AfterValidator(_pool_places)]

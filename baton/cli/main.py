@@ -28,6 +28,10 @@ Name = Annotated[str | None, typer.Option(help="Which cluster; BATON_CLUSTER, or
 Config = Annotated[Path | None, typer.Option(help="A YAML file of settings.")]
 NoWait = Annotated[bool, typer.Option("--no-wait", help="Return at once.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+OnWhere = Annotated[
+    str, typer.Option("--on", help="cluster: one of `baton up`; or kubernetes.", metavar="WHERE")
+]
+Namespace = Annotated[str | None, typer.Option(help="In Kubernetes; default: the current one.")]
 Setting = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
@@ -109,11 +113,21 @@ def down(name: Name = None) -> None:
 
 
 @app.command()
-def status(as_json: AsJson = False, name: Name = None) -> None:
+def status(
+    as_json: AsJson = False,
+    on: OnWhere = "cluster",
+    namespace: Namespace = None,
+    name: Name = None,
+    config: Config = None,
+) -> None:
     """What runs, in which state."""
+    from baton.cli import kubernetes
     from baton.cli.report import show_status
 
-    show_status(cluster_of(name), as_json)
+    if on_kubernetes(on):
+        kubernetes.status(kubernetes_settings(name, namespace, config), as_json)
+    else:
+        show_status(cluster_of(name), as_json)
 
 
 @app.command()
@@ -132,12 +146,6 @@ def logs(process: str, name: Name = None) -> None:
     show_log(cluster_of(name), process)
 
 
-OnWhere = Annotated[
-    str, typer.Option("--on", help="cluster: one of `baton up`; or kubernetes.", metavar="WHERE")
-]
-Namespace = Annotated[str | None, typer.Option(help="In Kubernetes; default: the current one.")]
-
-
 @app.command()
 def scale(
     pools: list[str],
@@ -147,7 +155,7 @@ def scale(
     name: Name = None,
     config: Config = None,
 ) -> None:
-    """Resize the pools: prefill=2 decode=3."""
+    """Resize the pools: prefill=2 decode=3. In Kubernetes a pool may have a name of its own."""
     from baton.cli import kubernetes, resize
 
     if on_kubernetes(on):

@@ -22,12 +22,12 @@ PATH = re.compile(
 KINDS = {"deployments": "Deployment", "statefulsets": "StatefulSet"}
 
 
-def labels_of(role: str, cluster: str = "test") -> dict[str, str]:
+def labels_of(role: str, cluster: str = "test", pool: str = "") -> dict[str, str]:
     return {
         "app.kubernetes.io/part-of": "baton",
         "baton.dev/cluster": cluster,
         "baton.dev/role": role,
-    }
+    } | ({"baton.dev/pool": pool} if pool else {})
 
 
 def matches(selector: str, labels: dict[str, str]) -> bool:
@@ -54,6 +54,8 @@ class FakePod:
     annotations: dict[str, str] = field(default_factory=dict)
     waiting: str = ""
     restarts: int = 0
+    last_words: str = ""
+    pool: str = ""
 
     @property
     def rank(self) -> tuple[bool, bool, bool, int, int]:
@@ -66,7 +68,7 @@ class FakePod:
         metadata: dict[str, Any] = {
             "name": self.name,
             "uid": f"uid-{self.number}",
-            "labels": labels_of(self.role),
+            "labels": labels_of(self.role, pool=self.pool),
             "annotations": dict(self.annotations),
             "creationTimestamp": f"2026-01-01T00:{self.number // 60:02}:{self.number % 60:02}Z",
         }
@@ -85,7 +87,9 @@ class FakePod:
                 ],
                 "containerStatuses": [
                     {"name": "worker", "image": "baton", "imageID": "", "ready": self.ready,
-                     "restartCount": self.restarts, "state": state}
+                     "restartCount": self.restarts, "state": state,
+                     "lastState": {"terminated": {"exitCode": 2, "message": self.last_words}}
+                     if self.last_words else {}}
                 ],
             },
         }  # fmt: skip
@@ -99,9 +103,10 @@ class FakePool:
     replicas: int
     version: int = 1
     cluster: str = "test"
+    pool: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        labels = labels_of(self.role, self.cluster)
+        labels = labels_of(self.role, self.cluster, self.pool)
         return {
             "metadata": {"name": self.name, "labels": labels, "resourceVersion": str(self.version)},
             "spec": {
@@ -117,7 +122,8 @@ class FakePool:
 
 
 class FakeKubernetes:
-    """``pools`` by name, ``pods`` by name, ``calls`` as they came (verb, path). What goes wrong:
+    """``pools`` by name, ``pods`` by name, ``calls`` as they came (verb, path), ``writes`` of a
+    scale (name, replicas). What goes wrong:
     ``forbidden`` holds (verb, resource) pairs; ``slow`` makes a call hang until the server closes;
     ``touch_after_read``: so many times, somebody changes a Deployment after its scale was read;
     ``wrong_pod``: the controller takes the pod that it should take last; ``asleep``: it does
@@ -127,6 +133,7 @@ class FakeKubernetes:
         self.pools: dict[str, FakePool] = {}
         self.pods: dict[str, FakePod] = {}
         self.calls: list[tuple[str, str]] = []
+        self.writes: list[tuple[str, int]] = []
         self.forbidden: set[tuple[str, str]] = set()
         self.slow: set[tuple[str, str]] = set()
         self.touch_after_read = 0
@@ -139,8 +146,10 @@ class FakeKubernetes:
         self.url = ""
         self._numbers = iter(range(1_000_000))
 
-    def add_pool(self, role: str, replicas: int, kind: str = "Deployment") -> FakePool:
-        pool = FakePool(kind, f"baton-{role}", role, replicas)
+    def add_pool(
+        self, role: str, replicas: int, kind: str = "Deployment", name: str = ""
+    ) -> FakePool:
+        pool = FakePool(kind, f"baton-{name or role}", role, replicas, pool=name)
         self.pools[pool.name] = pool
         self.reconcile(pool)
         for pod in self.pods.values():
@@ -156,7 +165,10 @@ class FakeKubernetes:
     def reconcile(self, pool: FakePool) -> None:
         if self.asleep:
             return
-        mine = [pod for pod in self.pods.values() if pod.role == pool.role and not pod.leaving]
+        mine = [
+            pod for pod in self.pods.values()
+            if (pod.role, pod.pool) == (pool.role, pool.pool) and not pod.leaving
+        ]  # fmt: skip
         by_rank = sorted(mine, key=lambda pod: pod.rank, reverse=self.wrong_pod)
         if pool.kind == "StatefulSet":
             by_rank = sorted(mine, key=lambda pod: -pod.number)
@@ -164,7 +176,8 @@ class FakeKubernetes:
             pod.leaving = True
         for _ in range(pool.replicas - len(mine)):
             number = next(self._numbers)
-            pod = FakePod(f"{pool.name}-{number}", pool.role, number, False, "Pending", "")
+            name = f"{pool.name}-{number}"
+            pod = FakePod(name, pool.role, number, False, "Pending", "", pool=pool.pool)
             self.pods[pod.name] = pod
 
     # -- requests --------------------------------------------------------------------------
@@ -201,6 +214,7 @@ class FakeKubernetes:
             if body["metadata"]["resourceVersion"] != str(pool.version):
                 return status(409, "the object has been modified")
             pool.replicas = body["spec"]["replicas"]
+            self.writes.append((name, pool.replicas))
             pool.version += 1
             self.reconcile(pool)
         scale = {

@@ -1,5 +1,6 @@
 """``baton scale --on kubernetes`` and ``baton drain --on kubernetes``."""
 
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
@@ -10,6 +11,11 @@ from baton.config import Settings
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Invalid
+from baton.runtime.pools.base import PoolWorker
+
+pytest.importorskip("kubernetes")
+
+from baton.runtime.pools.kubernetes_api import Workload
 
 SETTINGS = Settings(cluster="test")
 
@@ -18,10 +24,17 @@ class RecordedPools:
     def __init__(self) -> None:
         self.asked: list[object] = []
 
-    async def sizes(self) -> Mapping[Role, int]:
-        return {Role.PREFILL: 2, Role.DECODE: 3}
+    async def pools(self) -> Mapping[str, Workload]:
+        return {
+            "prefill": Workload("Deployment", "b-prefill", Role.PREFILL, 2, "prefill"),
+            "decode-big": Workload("Deployment", "b-decode-big", Role.DECODE, 3, "decode-big"),
+        }
 
-    async def scale(self, wanted: Mapping[Role, int]) -> None:
+    async def workers(self) -> list[PoolWorker]:
+        why = "0/3 nodes have a GPU"
+        return [PoolWorker(WorkerId("b-decode-big-x"), Role.DECODE, "pending", "", why)]
+
+    async def resize(self, wanted: Mapping[str, int]) -> None:
         self.asked.append(dict(wanted))
 
     async def remove(self, worker_id: WorkerId) -> None:
@@ -42,9 +55,23 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> RecordedPools:
 
 
 def test_scale(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None:
-    kubernetes.scale(SETTINGS, ["prefill=2", "decode=3"])
-    assert pools.asked == [{Role.PREFILL: 2, Role.DECODE: 3}]
-    assert capsys.readouterr().out == "prefill=2 decode=3\n"
+    kubernetes.scale(SETTINGS, ["prefill=2", "decode-big=3"])
+    assert pools.asked == [{"prefill": 2, "decode-big": 3}]
+    assert capsys.readouterr().out == "prefill=2 decode-big=3\n"
+
+
+def test_status(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None:
+    kubernetes.status(SETTINGS, as_json=False)
+    sizes, _heading, pod = capsys.readouterr().out.splitlines()
+    assert sizes == "prefill=2 decode-big=3"
+    assert pod.split(maxsplit=3) == ["b-decode-big-x", "decode", "pending", "0/3 nodes have a GPU"]
+
+
+def test_status_for_scripts(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None:
+    kubernetes.status(SETTINGS, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert told["pools"]["decode-big"] == {"role": "decode", "replicas": 3}
+    assert told["workers"][0]["id"] == "b-decode-big-x"
 
 
 def test_drain(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None:
@@ -53,9 +80,9 @@ def test_drain(pools: RecordedPools, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == "baton-prefill-abc drains, and then goes\n"
 
 
-@pytest.mark.parametrize("text", ["prefill", "prefill=", "prefill=x", "router=1", "prefill=0"])
+@pytest.mark.parametrize("text", ["prefill", "prefill=", "prefill=x", "prefill=-1", "=1"])
 def test_wrong_sizes(pools: RecordedPools, text: str) -> None:
-    with pytest.raises(Invalid, match="scale takes prefill=N and decode=N"):
+    with pytest.raises(Invalid, match="scale takes POOL=N, as in decode=3"):
         kubernetes.scale(SETTINGS, [text])
     assert pools.asked == []
 

@@ -1,6 +1,7 @@
 """How a backend reaches workers that are not its own processes."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,7 +17,8 @@ from baton.runtime.pools.reach import NoReach, RegistryReach
 
 pytest.importorskip("kubernetes")
 
-from baton.runtime.pools.kubernetes_api import open_api
+from baton.runtime.pools.kubernetes_api import KubernetesApi
+from baton.runtime.pools.kubernetes_client import open_client
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -63,11 +65,37 @@ async def test_a_worker_is_drained_where_it_listens(
         await RegistryReach(registry, "s").drain(WorkerId("x"))
 
 
+async def test_a_worker_is_asked_and_told_to_stay_where_it_listens(
+    registry: MemoryRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the role that it has."""
+    told = []
+
+    async def inspect(address: str, secret: str | None) -> SimpleNamespace:
+        told.append(("inspect", address))
+        return SimpleNamespace(drained=len(told) > 1)
+
+    async def convert(address: str, role: Role, secret: str | None) -> None:
+        told.append((role, address))
+
+    monkeypatch.setattr(reach_module, "inspect_worker", inspect)
+    monkeypatch.setattr(reach_module, "convert_worker", convert)
+    reach = RegistryReach(registry, "s")
+    assert [await reach.is_drained(WorkerId("d")) for _ in range(2)] == [False, True]
+    await reach.stay(WorkerId("d"))
+    assert told[-1] == (Role.DECODE, "d:1")
+    for ask in (reach.is_drained, reach.stay):
+        with pytest.raises(NotFound, match="does not know x"):
+            await ask(WorkerId("x"))
+
+
 async def test_without_a_registry() -> None:
+    nobody = NoReach()
     with pytest.raises(Unavailable, match="redis_url is not set"):
-        await NoReach().loads()
-    with pytest.raises(Unavailable, match="redis_url is not set"):
-        await NoReach().drain(WorkerId("d"))
+        await nobody.loads()
+    for ask in (nobody.drain, nobody.is_drained, nobody.stay):
+        with pytest.raises(Unavailable, match="redis_url is not set"):
+            await ask(WorkerId("d"))
 
 
 @pytest.mark.parametrize(("asked", "namespace"), [(None, "models"), ("other", "other")])
@@ -78,7 +106,7 @@ async def test_the_kubeconfig_says_where(
     file.write_text(KUBECONFIG)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
-    api = open_api(asked, "test")
+    client = open_client(asked)
     with pytest.raises(Unavailable, match=f"127.0.0.1:1 .*: list pods in namespace {namespace}"):
-        await api.pods()
-    api.close()
+        await KubernetesApi(client, "test").pods()
+    client.close()

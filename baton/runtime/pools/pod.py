@@ -8,7 +8,7 @@ from baton.core.states import Role
 from baton.runtime.pools.base import PoolWorker
 
 if TYPE_CHECKING:
-    from kubernetes.client import V1Pod, V1PodStatus
+    from kubernetes.client import V1ContainerStatus, V1Pod, V1PodStatus
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Of a ReplicaSet's pods that are equally ready, the one with the least goes first."""
@@ -29,6 +29,7 @@ class Pod:
     name: str
     uid: str
     role: Role
+    pool: str
     phase: str
     ready: bool
     leaving: bool
@@ -41,8 +42,12 @@ class Pod:
 
     @property
     def id(self) -> WorkerId:
-        """A worker is called like its pod."""
-        return WorkerId(self.name)
+        """Its worker's, in the registry. A name may be used again, a UID is not."""
+        return WorkerId(f"{self.name}.{self.uid}")
+
+    def is_called(self, name: str) -> bool:
+        """By its name, or by its worker's id."""
+        return name in (self.name, self.id)
 
     @property
     def active(self) -> bool:
@@ -60,7 +65,8 @@ class Pod:
         return int(number) if number.isdecimal() else -1
 
     def as_worker(self) -> PoolWorker:
-        return PoolWorker(self.id, self.role, self._state, self.node, self.message)
+        """Who names a worker names its pod."""
+        return PoolWorker(WorkerId(self.name), self.role, self._state, self.node, self.message)
 
     @property
     def _state(self) -> str:
@@ -75,7 +81,7 @@ class Pod:
         return "restarting" if self.restarts else "starting"
 
 
-def pod_from(item: "V1Pod", role: Role) -> Pod:
+def pod_from(item: "V1Pod", role: Role, pool: str) -> Pod:
     metadata, status = item.metadata, item.status
     assert metadata is not None and status is not None and item.spec is not None
     created, notes = metadata.creation_timestamp, metadata.annotations or {}
@@ -84,6 +90,7 @@ def pod_from(item: "V1Pod", role: Role) -> Pod:
         name=metadata.name or "",
         uid=metadata.uid or "",
         role=role,
+        pool=pool,
         phase=status.phase or "Unknown",
         ready=any(each.type == "Ready" and each.status == "True" for each in conditions),
         leaving=metadata.deletion_timestamp is not None,
@@ -105,12 +112,22 @@ def _number(text: str | None) -> int:
 
 
 def _why_it_waits(status: "V1PodStatus") -> str:
-    """Unschedulable, an image that can't be pulled, a container that keeps crashing."""
-    for container in status.container_statuses or []:
+    """Unschedulable, an image that can't be pulled, a secret that is missing; of a container that
+    keeps crashing, its last words."""
+    for container in [*(status.init_container_statuses or []), *(status.container_statuses or [])]:
         waiting = container.state.waiting if container.state is not None else None
         if waiting is not None:
-            return ": ".join(part for part in (waiting.reason, waiting.message) if part)
+            told = _last_words(container) or waiting.message
+            return ": ".join(part for part in (waiting.reason, told) if part)
     for condition in status.conditions or []:
         if condition.type == "PodScheduled" and condition.status == "False":
             return condition.message or condition.reason or ""
     return ""
+
+
+def _last_words(container: "V1ContainerStatus") -> str:
+    """What its last life said in the end; Kubernetes itself only says how long it waits now."""
+    ended = container.last_state.terminated if container.last_state is not None else None
+    if ended is None:
+        return ""
+    return (ended.message or "").strip() or f"exit code {ended.exit_code}"

@@ -9,7 +9,7 @@ from baton.core.states import Role
 from baton.core.trust import Trust
 from baton.errors import NotFound, Unavailable
 from baton.registry.base import Registry
-from baton.rpc.worker_client import drain_worker
+from baton.rpc.worker_client import convert_worker, drain_worker, inspect_worker
 
 
 class Reach(Protocol):
@@ -19,7 +19,15 @@ class Reach(Protocol):
 
     async def drain(self, worker_id: WorkerId) -> None:
         """Tells it to take nothing new. Raises NotFound when nobody knows it, Unavailable when it
-        does not answer."""
+        does not answer. So do the others."""
+        ...
+
+    async def is_drained(self, worker_id: WorkerId) -> bool:
+        """Whether nothing is left there, neither to do nor to hand over."""
+        ...
+
+    async def stay(self, worker_id: WorkerId) -> None:
+        """Ends its drain: it serves again. Raises Unavailable when its process is to end, too."""
         ...
 
 
@@ -32,9 +40,20 @@ class RegistryReach:
         return {member.id: load_of(member) for member in await self._registry.members()}
 
     async def drain(self, worker_id: WorkerId) -> None:
+        await drain_worker((await self._member(worker_id)).address, self._trust)
+
+    async def is_drained(self, worker_id: WorkerId) -> bool:
+        member = await self._member(worker_id)
+        return (await inspect_worker(member.address, self._trust)).drained
+
+    async def stay(self, worker_id: WorkerId) -> None:
+        member = await self._member(worker_id)
+        await convert_worker(member.address, member.role, self._trust)
+
+    async def _member(self, worker_id: WorkerId) -> Member:
         for member in await self._registry.members():
             if member.id == worker_id:
-                return await drain_worker(member.address, self._trust)
+                return member
         raise NotFound(f"the registry does not know {worker_id}")
 
 
@@ -51,4 +70,10 @@ class NoReach:
         raise Unavailable("redis_url is not set")
 
     async def drain(self, worker_id: WorkerId) -> None:
+        raise Unavailable("redis_url is not set")
+
+    async def is_drained(self, worker_id: WorkerId) -> bool:
+        raise Unavailable("redis_url is not set")
+
+    async def stay(self, worker_id: WorkerId) -> None:
         raise Unavailable("redis_url is not set")
