@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 import xxhash
+from prometheus_client import CollectorRegistry
 
 from baton.clock import SystemClock
 from baton.core.handoff import CHECKSUM_XXH3, WorkerRef
@@ -20,6 +21,7 @@ from baton.engine.constraint import Constraints
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, StepOutput
+from baton.obs.span import Spans
 from baton.transport.base import Transport
 from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.transport.region import HostMemory
@@ -28,6 +30,7 @@ from baton.worker.intake import Intake, IntakeConfig
 from baton.worker.kv_layout import KvLayout
 from baton.worker.memory_peers import MemoryPeers
 from baton.worker.stream import OutputStream
+from baton.worker.witness import Witness
 from baton.worker.worker import SWEEP_SECONDS, Worker, WorkerConfig
 from tests.sim.no_store import NoStore
 
@@ -46,6 +49,7 @@ class Node:
     runner: "SharedRunner"
     thread: EngineThread
     ref: WorkerRef
+    metrics: CollectorRegistry
     crashes: list[BaseException] = field(default_factory=list)
 
     async def wait_until_free(self) -> None:
@@ -116,6 +120,7 @@ def make_node(
     config: WorkerConfig,
     constraints: Constraints | None = None,
     eos: frozenset[TokenId] = frozenset(),
+    spans: Spans | None = None,
 ) -> Node:
     runner = SharedRunner(num_blocks)
     engine_config = EngineConfig(
@@ -139,13 +144,15 @@ def make_node(
         thread, peers, transports, layout, DIGEST.hex(), "here", CLOCK,
         IntakeConfig(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5),
     )  # fmt: skip
+    metrics = CollectorRegistry()
     worker = Worker(
         WorkerId(name), Generation(1), config, thread, intake, NoStore(), layout, transports,
         BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK, role=Role(name), constraints=constraints,
+        witness=Witness(name, metrics, CLOCK, spans),
     )  # fmt: skip
     peers.workers[name] = worker
     ref = WorkerRef(WorkerId(name), name, Generation(1))
-    return Node(worker, engine, runner, thread, ref, crashes)
+    return Node(worker, engine, runner, thread, ref, metrics, crashes)
 
 
 @dataclass
@@ -163,11 +170,12 @@ async def cluster(
     config: WorkerConfig | None = None,
     constraints: Constraints | None = None,
     eos: frozenset[TokenId] = frozenset(),
+    spans: Spans | None = None,
 ) -> AsyncIterator[Cluster]:
     fabric, peers = MemoryFabric(), MemoryPeers()
     config = config or WorkerConfig()
-    prefill = make_node("prefill", fabric, peers, prefill_blocks, config, constraints, eos)
-    decode = make_node("decode", fabric, peers, decode_blocks, config, constraints, eos)
+    prefill = make_node("prefill", fabric, peers, prefill_blocks, config, constraints, eos, spans)
+    decode = make_node("decode", fabric, peers, decode_blocks, config, constraints, eos, spans)
     running = [asyncio.create_task(node.worker.run()) for node in (prefill, decode)]
     for node in (prefill, decode):
         node.thread.start()
