@@ -130,5 +130,5 @@ def cluster(
                 (place / "ca.crt").read_bytes(), server.accounts.token,
             )  # fmt: skip
             with Kubelet(node).running() as kubelet:
-                server.log = kubelet.log
+                server.containers = kubelet
                 yield Cluster(api, server, controllers, kubelet, place)

@@ -9,6 +9,7 @@ SUB_VERBS = {
     "status": ["get", "patch", "update"],
     "eviction": ["create"],
     "log": ["get"],
+    "exec": ["create", "get"],
 }
 IN_ALL = {
     "Pod", "Service", "Deployment", "ReplicaSet", "StatefulSet", "DaemonSet", "Job", "CronJob",

@@ -40,7 +40,7 @@ def _plain(kind: str, plural: str, *subresources: str, short: str = "") -> Kind:
 
 NAMESPACE = Kind("", "v1", "Namespace", "namespaces", False, ("status",), ("ns",))
 NODE = Kind("", "v1", "Node", "nodes", False, ("status",), ("no",))
-POD = _plain("Pod", "pods", "status", "eviction", "log", short="po")
+POD = _plain("Pod", "pods", "status", "eviction", "log", "exec", short="po")
 SERVICE = _plain("Service", "services", "status", short="svc")
 ENDPOINTS = _plain("Endpoints", "endpoints", short="ep")
 CONFIG_MAP = _plain("ConfigMap", "configmaps", short="cm")

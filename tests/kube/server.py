@@ -4,11 +4,11 @@ import json
 import ssl
 import threading
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
@@ -16,7 +16,8 @@ import yaml
 from tests.kube import discovery, protobuf
 from tests.kube.accounts import Accounts, Call
 from tests.kube.api import Api
-from tests.kube.failures import Refused
+from tests.kube.execution import Channels, accepted, execute
+from tests.kube.failures import Refused, bad_request
 from tests.kube.kinds import Object
 from tests.kube.request import Request, parsed
 from tests.kube.subresources import subresource
@@ -30,22 +31,33 @@ LONGEST_BODY = 16 * 2**20
 
 PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 
-Log = Callable[[str, str, str], str]
-"""Namespace, pod, container → what it wrote. Raises Refused."""
+
+class Containers(Protocol):
+    """What a kubelet answers for. ``container`` may be empty: the first one. All raise Refused."""
+
+    def log(self, namespace: str, pod: str, container: str) -> str:
+        """What it has written."""
+        ...
+
+    def entering(
+        self, namespace: str, pod: str, container: str, command: Sequence[str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """A command of this machine that runs ``command`` in it, and its environment."""
+        ...
 
 
 class KubeServer:
     """Serves ``api``. ``before`` sees each request first, and may raise Refused: for tests that
     want something to go wrong."""
 
-    def __init__(self, api: Api, log: Log | None = None) -> None:
+    def __init__(self, api: Api, containers: Containers | None = None) -> None:
         self.api = api
         self.accounts = Accounts(api.store)
         self.before: Callable[[Request], None] = lambda request: None
         self.paths: list[tuple[str, str]] = []
         """Method and path of each request; for whoever wonders what a client does."""
         self.failures: list[str] = []
-        self.log = log
+        self.containers = containers
         self.closed = threading.Event()
         self.url = ""
 
@@ -206,6 +218,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._watch(request)
         elif request.subresource == "log":
             self._log(request)
+        elif request.subresource == "exec":
+            self._exec(
+                request, [value for name, value in parse_qsl(parts.query) if name == "command"]
+            )
         else:
             code, told = self.kube.answer(request, user)
             self._send(code, json.dumps(told).encode())
@@ -236,9 +252,31 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _log(self, request: Request) -> None:
         self.kube.api.store.get(request.kind, request.namespace, request.name)
-        assert self.kube.log is not None, "this cluster has no kubelet"
-        told = self.kube.log(request.namespace, request.name, request.query.get("container", ""))
+        container = request.query.get("container", "")
+        told = self._containers.log(request.namespace, request.name, container)
         self._send(200, told.encode(), "text/plain")
+
+    def _exec(self, request: Request, command: list[str]) -> None:
+        if (self.headers.get("Upgrade") or "").lower() != "websocket":
+            raise bad_request("exec is served over WebSockets alone")
+        container = request.query.get("container", "")
+        words, environment = self._containers.entering(
+            request.namespace, request.name, container, command
+        )
+        key = self.headers.get("Sec-WebSocket-Key") or ""
+        self.send_response(101)
+        for name, value in accepted(key, self.headers.get("Sec-WebSocket-Protocol") or "").items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.flush()
+        self.close_connection = True
+        takes_input = request.query.get("stdin") in ("true", "1")
+        execute(Channels(self.rfile, self.wfile), words, environment, takes_input)
+
+    @property
+    def _containers(self) -> Containers:
+        assert self.kube.containers is not None, "this cluster has no kubelet"
+        return self.kube.containers
 
     def _send(self, code: int, text: bytes, content_type: str = "application/json") -> None:
         self.send_response(code)

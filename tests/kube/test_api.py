@@ -1,4 +1,4 @@
-"""The API server: what it keeps, refuses, merges and tells, as the Kubernetes of the clients does."""
+"""The API server: what it keeps, refuses, merges and tells, as the clients expect it."""
 
 import json
 from collections.abc import Iterator

@@ -84,7 +84,7 @@ class Container:
         self._stamp = stamp
         self._changed = changed
         self._told = told
-        self._process: ContainerProcess | None = None
+        self.process: ContainerProcess | None = None
         self._leaving = False
 
     async def run(self, policy: str) -> None:
@@ -109,7 +109,7 @@ class Container:
 
     async def _once(self) -> int:
         recipe = self._recipe()
-        process = self._process = await ContainerProcess.start(
+        process = self.process = await ContainerProcess.start(
             self._sandbox, recipe.script, recipe.environment, recipe.identity.command(), self.log
         )
         self.state.waiting = self.state.why = ""
@@ -177,8 +177,8 @@ class Container:
 
     async def execute(self, command: Sequence[str]) -> int:
         """Another command in it: a probe's, a hook's, or a test's."""
-        assert self._process is not None, "it was never started"
-        return await self._process.execute(command, self.log)
+        assert self.process is not None, "it was never started"
+        return await self.process.execute(command, self.log)
 
     # -- its end ---------------------------------------------------------------------------
 
@@ -188,7 +188,7 @@ class Container:
     async def stop(self, seconds: float, for_good: bool = True) -> None:
         """preStop, SIGTERM, and SIGKILL when the time is up that both have together."""
         self._leaving = self._leaving or for_good
-        process = self._process
+        process = self.process
         if process is None or not process.alive:
             return
         try:
@@ -219,7 +219,7 @@ class Container:
 
     async def kill(self) -> None:
         self._leaving = True
-        if self._process is not None:
-            self._process.signal(signal.SIGKILL)
+        if self.process is not None:
+            self.process.signal(signal.SIGKILL)
             async with asyncio.timeout(REAP_SECONDS):
-                await self._process.wait()
+                await self.process.wait()

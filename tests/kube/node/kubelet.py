@@ -3,9 +3,8 @@
 import asyncio
 import threading
 import traceback
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 from tests.kube.failures import Refused, not_found
 from tests.kube.kinds import POD
@@ -19,8 +18,6 @@ GATHER_SECONDS = 0.02
 
 TICK_SECONDS = 1.0
 DNS_PORT = 53
-
-T = TypeVar("T")
 
 
 class Kubelet:
@@ -50,11 +47,6 @@ class Kubelet:
             thread.join()
         assert not self.failures, self.failures[0]
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """In its loop, from another thread."""
-        assert self._loop is not None
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
     def runner(self, namespace: str, name: str) -> PodRunner:
         """Raises Refused (404)."""
         found = self._node.api.store.get(POD, namespace, name)
@@ -67,9 +59,12 @@ class Kubelet:
         """Raises Refused (404)."""
         return self.runner(namespace, pod).log(container)
 
-    def execute(self, namespace: str, pod: str, command: list[str], container: str = "") -> int:
-        """The exit code of a command in a container."""
-        return self.call(self.runner(namespace, pod).execute(container, command))
+    def entering(
+        self, namespace: str, pod: str, container: str, command: Sequence[str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """A command of this machine that runs ``command`` in a container, and its environment.
+        Raises Refused (404, or 400 for a container that isn't running)."""
+        return self.runner(namespace, pod).entering(container, command)
 
     # -- its loop --------------------------------------------------------------------------
 

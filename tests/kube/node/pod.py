@@ -2,7 +2,7 @@
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.kube.api import Api
 from tests.kube.events import tell
-from tests.kube.failures import Refused
+from tests.kube.failures import Refused, bad_request
 from tests.kube.kinds import POD, SERVICE_ACCOUNT, Object
 from tests.kube.node.container import Container, Recipe
 from tests.kube.node.environment import Missing, environment, expanded
@@ -224,19 +224,14 @@ class PodRunner:
             return ""
         return found[-1].log.read_text(encoding="utf-8", errors="replace")
 
-    async def execute(self, container: str, command: list[str]) -> int:
-        """Raises StopIteration for a container that there isn't."""
-        found = next(c for c in self._containers if container in ("", c.spec["name"]))
-        return await found.execute(command)
-
-    @property
-    def pids(self) -> dict[str, int]:
-        """Of each container's process 1."""
-        found = {}
-        for container in self._containers:
-            process = container._process
-            found[container.spec["name"]] = process.pid if process else 0
-        return found
+    def entering(
+        self, container: str, command: Sequence[str]
+    ) -> tuple[list[str], Mapping[str, str]]:
+        """As :meth:`ContainerProcess.entering`. Raises Refused (400)."""
+        for each in self._containers:
+            if container in ("", each.spec["name"]) and each.process and each.process.pid:
+                return each.process.entering(command)
+        raise bad_request(f"container {container!r} of pod {self._name} is not running")
 
     def _tell(self, reason: str, message: str) -> None:
         kind = "Normal" if reason in ("Started", "Killing") else "Warning"

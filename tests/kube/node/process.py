@@ -74,18 +74,21 @@ class ContainerProcess:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
 
+    def entering(self, command: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+        """A command of this machine that runs ``command`` in here, and its environment."""
+        inside = ["nsenter", f"--target={self.pid}", *(f"--{name}" for name in INSIDE)]
+        return [*inside, *self._identity, *command], self._environment
+
     async def execute(self, command: Sequence[str], log: Path | None = None) -> int:
         """The exit code of another command in here; 137 when it was killed with the container.
         It is killed when this is cancelled."""
-        pid = self.pid
-        if not pid:
+        if not self.pid:
             return 137
-        inside = ["nsenter", f"--target={pid}", *(f"--{name}" for name in INSIDE)]
+        words, environment = self.entering(command)
         written = log.open("ab") if log else None
         try:
             process = await asyncio.create_subprocess_exec(
-                *DIE_WITH_US, *inside, *self._identity, *command,
-                env=self._environment, stdin=asyncio.subprocess.DEVNULL,
+                *DIE_WITH_US, *words, env=environment, stdin=asyncio.subprocess.DEVNULL,
                 stdout=written or asyncio.subprocess.DEVNULL,
                 stderr=written or asyncio.subprocess.DEVNULL,
             )  # fmt: skip

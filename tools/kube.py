@@ -1,0 +1,84 @@
+"""A Kubernetes of this machine's processes with the chart installed, to try things by hand.
+
+    python -m tools.kube [--values FILE]... [--set a.b=1]... [--gpus N] [--empty]
+
+Nodes are namespaces on this machine, containers are its processes (no images are pulled: what a
+pod runs is this checkout). Needs root. Prints what to export for kubectl and helm, and the
+router's URL; Ctrl-C ends everything.
+"""
+
+import argparse
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.kube.cluster import Cluster, cluster
+from tests.kube.node.network import why_not
+from tests.kube.patches import merged
+
+CHART = Path(__file__).parents[1] / "deploy" / "helm" / "baton"
+INSTALL_SECONDS = 300
+
+
+def values_of(files: Sequence[Path], settings: Sequence[str]) -> dict[str, Any]:
+    """As Helm puts them together: later files over earlier ones, then each ``--set``."""
+    from helm_python import parse_set_string
+
+    values: dict[str, Any] = {}
+    for path in files:
+        values = merged(values, yaml.safe_load(path.read_text(encoding="utf-8")) or {})
+    for setting in settings:
+        values = merged(values, parse_set_string(setting))
+    return values
+
+
+def install(kube: Cluster, release: str, namespace: str, values: dict[str, Any]) -> None:
+    """Until all that was installed is ready. Raises TimeoutError telling what is not."""
+    kube.helm(namespace).install(
+        CHART, release, values, create_namespace=True, wait="watcher", timeout=INSTALL_SECONDS
+    )
+
+
+def show(kube: Cluster, release: str, namespace: str) -> None:
+    print(f"export KUBECONFIG={kube.kubeconfig} NS={namespace}")
+    if release:
+        name = release if "baton" in release else f"{release}-baton"
+        print(f"export URL={kube.url(f'{name}-router', namespace)}")
+        print(kube.describe())
+    print("Ctrl-C ends it.", flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--values", "-f", type=Path, action="append", default=[])
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--release", default="baton")
+    parser.add_argument("--namespace", "-n", default="default")
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--gpus", type=int, default=0, help="that each node pretends to have")
+    parser.add_argument("--empty", action="store_true", help="install nothing")
+    options = parser.parse_args(arguments)
+    if why := why_not():
+        print(f"this machine can't: {why}", file=sys.stderr)
+        return 2
+    stopped = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stopped.set())
+    nodes = [f"node-{number + 1}" for number in range(options.nodes)]
+    resources = {"nvidia.com/gpu": str(options.gpus)} if options.gpus else {}
+    with cluster(nodes=nodes, resources=resources) as kube:
+        if not options.empty:
+            values = values_of(options.values, options.set)
+            install(kube, options.release, options.namespace, values)
+        show(kube, "" if options.empty else options.release, options.namespace)
+        stopped.wait()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
