@@ -2,8 +2,8 @@
 
     python -m tools.chart_readme [--check]
 
-In ``values.yaml``, ``# @section TITLE`` begins a table, and ``# -- TEXT`` says what the key below it
-is. What stands between the two marks of README.md is written anew; the rest of it is ours. With
+In ``values.yaml``, ``# @section TITLE`` begins a table, and ``# -- TEXT`` says what the key below
+it is. What stands between the two marks of README.md is written anew; the rest of it is ours. With
 ``--check`` nothing is written, and code 1 says that it is stale.
 """
 

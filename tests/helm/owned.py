@@ -7,19 +7,21 @@ from pydantic import BeforeValidator
 
 from baton.config import Settings
 
-OWNED = frozenset(
+OWNED = frozenset({
     # Who and where a process is, and what is secret.
-    "id cluster redis_url cluster_secret host port reuse_port grpc_host grpc_port line_port"
-    " ops_host ops_port advertise_address tls_certificate tls_key rpc_tls_certificate rpc_tls_key"
-    " rpc_tls_ca api_keys tenants_file admin_key tenant_secret allow_open_http control_socket"
+    "id", "cluster", "redis_url", "cluster_secret", "host", "port", "reuse_port", "grpc_host",
+    "grpc_port", "line_port", "ops_host", "ops_port", "advertise_address", "tls_certificate",
+    "tls_key", "rpc_tls_certificate", "rpc_tls_key", "rpc_tls_ca", "api_keys", "tenants_file",
+    "admin_key", "tenant_secret", "allow_open_http", "control_socket",
     # What has a place of its own in the values.
-    " model served_model_name drain_seconds endpoint_grace_seconds store_bytes store_disk_bytes"
-    " store_folder batch_folder log_level log_format trace_endpoint trace_sample autoscale"
-    " autoscale_pools kubernetes_namespace kubernetes_watch min_prefill max_prefill min_decode"
-    " max_decode max_workers"
+    "model", "served_model_name", "drain_seconds", "endpoint_grace_seconds", "store_bytes",
+    "store_disk_bytes", "store_folder", "batch_folder", "log_level", "log_format",
+    "trace_endpoint", "trace_sample", "autoscale", "autoscale_pools", "autoscale_prefill_pool",
+    "autoscale_decode_pool", "kubernetes_namespace", "kubernetes_pools", "kubernetes_lease",
+    "kubernetes_watch", "min_prefill", "max_prefill", "min_decode", "max_decode", "max_workers",
     # What only `baton up` and mock workers read.
-    " on prefill decode routers ray_address ray_worker_gpus mock".split()
-)
+    "on", "prefill", "decode", "routers", "ray_address", "ray_worker_gpus", "mock",
+})  # fmt: skip
 
 BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "enum", "const")
 
@@ -51,5 +53,5 @@ def _bounds(kind: dict[str, Any]) -> dict[str, Any]:
 
 def _is_read(name: str) -> bool:
     field = Settings.model_fields[name]
-    parts = [*field.metadata, *(part for kind in get_args(field.annotation) for part in get_args(kind))]
-    return any(isinstance(part, BeforeValidator) for part in parts)
+    inner = [part for kind in get_args(field.annotation) for part in get_args(kind)]
+    return any(isinstance(part, BeforeValidator) for part in (*field.metadata, *inner))

@@ -46,7 +46,7 @@ def test_what_ray_makes_pods_from_is_valid(version: str) -> None:
 
 def test_a_wrong_object_is_not_valid() -> None:
     """The schemas are there, and are strict."""
-    wrong = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "a"}, "spec": {"prots": []}}
+    wrong: Object = {"apiVersion": "v1", "kind": "Service", "spec": {"prots": []}}
     with pytest.raises(kubernetes_validate.ValidationError, match="prots"):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 

@@ -76,12 +76,12 @@ def test_secrets_come_from_secrets(scenario: str) -> None:
 
 @EVERY
 def test_rights_are_of_named_things(scenario: str) -> None:
-    """But for pods, which have names of their own, and for a list and a creation, for which
-    Kubernetes knows no names."""
+    """But for pods, whose names nobody knows before, and for a creation, which is asked for without
+    a name."""
     for role in released(scenario).all("Role"):
         for rule in role["rules"]:
             assert "*" not in [*rule["apiGroups"], *rule["resources"], *rule["verbs"]]
-            unnamed = rule["resources"] == ["pods"] or rule["verbs"] in (["list"], ["create"])
+            unnamed = rule["resources"] == ["pods"] or rule["verbs"] == ["create"]
             assert bool(rule.get("resourceNames")) is not unnamed, rule
     assert not released(scenario).all("ClusterRole")
 
@@ -92,20 +92,26 @@ def verbs(release: Release, resource: str) -> set[str]:
     return {verb for rule in rules for verb in rule["verbs"]}
 
 
-def test_who_does_not_resize_may_not() -> None:
-    modes = {"off": released("demo"), "on": released("autoscaled")}
-    modes["dry_run"] = render(setting(conductor__autoscale__mode="dry_run"))
-    assert {mode: verbs(each, "deployments/scale") for mode, each in modes.items()} == {
-        "off": set(),
-        "dry_run": {"get"},
-        "on": {"get", "update"},
-    }
-    watching = {"get", "list", "watch"}
-    assert {mode: verbs(each, "pods") for mode, each in modes.items()} == {
-        "off": watching,
-        "dry_run": watching,
-        "on": watching | {"patch", "delete"},
-    }
+@pytest.mark.parametrize(
+    ("mode", "resize", "scale", "pods", "leases"),
+    [
+        ("off", False, set(), {"list", "watch"}, set()),
+        ("off", True, {"get", "update"}, {"list", "watch", "patch", "delete"}, set()),
+        ("dry_run", False, {"get"}, {"list", "watch"}, {"create", "get", "update"}),
+        ("on", True, {"get", "update"}, {"list", "watch", "patch", "delete"},
+         {"create", "get", "update"}),
+    ],
+)  # fmt: skip
+def test_conductors_may_do_what_they_do(
+    mode: str, resize: bool, scale: set[str], pods: set[str], leases: set[str]
+) -> None:
+    values = setting(
+        conductor__autoscale__mode=mode, rbac__resize=resize, replicasManagedBy="external"
+    )
+    release = render(values)
+    assert verbs(release, "deployments/scale") == scale
+    assert verbs(release, "pods") == pods
+    assert verbs(release, "leases") == leases
 
 
 def test_only_pools_of_this_release_may_be_resized() -> None:

@@ -97,6 +97,27 @@ def problems(values: Object) -> list[str]:
             setting(conductor__autoscale__maxWorkers=1),
             "conductor.autoscale.maxWorkers (1) is less than the least of both pools together",
         ),
+        (
+            setting(
+                conductor__autoscale__mode="dry_run",
+                pools__prefill__enabled=False,
+                pools__short__role="prefill",
+                pools__long__role="prefill",
+            ),
+            "several pools have the role prefill: set conductor.autoscale.prefill.pool to the one"
+            " that is to be resized",
+        ),
+        (
+            setting(conductor__autoscale__mode="dry_run", conductor__autoscale__decode__pool="x"),
+            "conductor.autoscale.decode.pool: there is no pool x with the role decode",
+        ),
+        (
+            setting(
+                replicasManagedBy="external", conductor__autoscale__mode=True, rbac__resize=False
+            ),
+            "conductor.autoscale.mode is on, and conductors may not resize pools: set"
+            " rbac.resize=true",
+        ),
         # Redis
         (
             setting(redis__enabled=False),
@@ -179,6 +200,12 @@ def test_a_source_without_a_model_is_told_of_all_who_need_it() -> None:
         setting(replicasManagedBy="external", pools__decode__hpa__enabled=True),
         setting(conductor__autoscale__mode="dry_run"),
         setting(replicasManagedBy="external", conductor__autoscale__mode=True),
+        # The autoscaler resizes one pool of a role, something else another one.
+        overlaid(
+            setting(replicasManagedBy="external", conductor__autoscale__mode=True),
+            "pools.long",
+            {"role": "decode", "hpa": {"enabled": True}},
+        ),
         setting(pools__decode__sharedMemory=""),
         OUTSIDE | {"cluster": "c"},
         setting(router__service__type="LoadBalancer", auth__allowOpenToTheWorld=True),
@@ -198,8 +225,8 @@ def test_what_works_is_not_complained_of(values: Object) -> None:
 )
 def test_nothing_is_something_that_a_pool_may_say(path: str, value: Any, below: Any) -> None:
     """False, 0 and an empty text win over what all pools have."""
-    values = overlaid({"pools": {"more": {"role": "decode", path: value}}}, f"poolDefaults.{path}", below)
-    release = render(values)
+    own = {"pools": {"more": {"role": "decode", path: value}}}
+    release = render(overlaid(own, f"poolDefaults.{path}", below))
     if path == "enabled":
         assert "demo-baton-more" not in release.names("Deployment")
         return

@@ -56,7 +56,7 @@ no pool has the role {{ . }}: set pools.{{ . }}.enabled=true and pools.{{ . }}.r
 {{- $on := eq (include "baton.autoscaleMode" .) "on" -}}
 {{- range $key, $pool := include "baton.pools" . | fromJson -}}
 {{- $owners := list -}}
-{{- if $on -}}{{- $owners = append $owners "conductor.autoscale.mode=on" -}}{{- end -}}
+{{- if and $on (eq $key (include "baton.autoscaledPool" (dict "root" $ "role" $pool.role))) -}}{{- $owners = append $owners "conductor.autoscale.mode=on" -}}{{- end -}}
 {{- if $pool.hpa.enabled -}}{{- $owners = append $owners (printf "pools.%s.hpa.enabled" $key) -}}{{- end -}}
 {{- if $pool.keda.enabled -}}{{- $owners = append $owners (printf "pools.%s.keda.enabled" $key) -}}{{- end -}}
 {{- if gt (len $owners) 1 }}
@@ -73,19 +73,34 @@ the replicas of pools.{{ $key }} have two owners: {{ first $owners }} and this c
 pools.{{ $key }}.keda has no triggers: it would do nothing; set pools.{{ $key }}.keda.triggers
 {{- end -}}
 {{- end -}}
+{{- include "baton.autoscaleProblems" . -}}
 {{- if and .Values.router.hpa.enabled (ne .Values.router.replicasManagedBy "external") }}
 the replicas of the router have two owners: router.hpa.enabled and this chart; set router.replicasManagedBy=external
 {{- end -}}
 {{- include "baton.boundProblems" (dict "hpa" .Values.router.hpa "where" "router.hpa") -}}
+{{- end -}}
+
+{{- define "baton.autoscaleProblems" -}}
+{{- $mode := include "baton.autoscaleMode" . -}}
 {{- $autoscale := .Values.conductor.autoscale -}}
 {{- range list "prefill" "decode" -}}
 {{- $bounds := get $autoscale . -}}
+{{- if and (ne $mode "off") (not (include "baton.autoscaledPool" (dict "root" $ "role" .))) }}
+{{- if $bounds.pool }}
+conductor.autoscale.{{ . }}.pool: there is no pool {{ $bounds.pool }} with the role {{ . }}
+{{- else }}
+several pools have the role {{ . }}: set conductor.autoscale.{{ . }}.pool to the one that is to be resized
+{{- end -}}
+{{- end -}}
 {{- if gt (int $bounds.min) (int $bounds.max) }}
 conductor.autoscale.{{ . }}.min ({{ $bounds.min }}) is above its max ({{ $bounds.max }})
 {{- end -}}
 {{- end -}}
 {{- if gt (add (int $autoscale.prefill.min) (int $autoscale.decode.min)) (int $autoscale.maxWorkers) }}
 conductor.autoscale.maxWorkers ({{ $autoscale.maxWorkers }}) is less than the least of both pools together
+{{- end -}}
+{{- if and (eq $mode "on") .Values.rbac.create (not .Values.rbac.resize) }}
+conductor.autoscale.mode is on, and conductors may not resize pools: set rbac.resize=true
 {{- end -}}
 {{- end -}}
 

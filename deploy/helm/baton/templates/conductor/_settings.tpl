@@ -1,12 +1,23 @@
-{{/* What only conductors need: whether they follow the load, and how far; as JSON. */}}
+{{/* What only conductors need: where pools are, and whether and how far they follow the load; as JSON. */}}
 {{- define "baton.conductorSettings" -}}
+{{- $name := include "baton.fullname" . -}}
 {{- $autoscale := .Values.conductor.autoscale -}}
 {{- $mode := include "baton.autoscaleMode" . -}}
-{{- $settings := dict "kubernetes_namespace" .Release.Namespace "kubernetes_watch" .Values.conductor.watchPods -}}
+{{- $places := list -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- $places = append $places (printf "%s=%s/%s-%s" $key $pool.role $name $key) -}}
+{{- end -}}
+{{- $settings := dict
+      "kubernetes_namespace" .Release.Namespace
+      "kubernetes_pools" (join "," $places)
+      "kubernetes_lease" (printf "%s-conductor" $name)
+      "kubernetes_watch" .Values.conductor.watchPods -}}
 {{- if ne $mode "off" -}}
 {{- $settings = merge $settings (dict
       "autoscale" $mode
       "autoscale_pools" "kubernetes"
+      "autoscale_prefill_pool" (include "baton.autoscaledPool" (dict "root" . "role" "prefill"))
+      "autoscale_decode_pool" (include "baton.autoscaledPool" (dict "root" . "role" "decode"))
       "min_prefill" (int $autoscale.prefill.min)
       "max_prefill" (int $autoscale.prefill.max)
       "min_decode" (int $autoscale.decode.min)
@@ -14,4 +25,20 @@
       "max_workers" (int $autoscale.maxWorkers)) -}}
 {{- end -}}
 {{- merge $settings (deepCopy .Values.conductor.settings) | toJson -}}
+{{- end -}}
+
+{{/*
+Which pool of a role the autoscaler resizes: the one that is named, else the only one, else the one that is called
+like the role; empty when none of these is. Takes root and role.
+*/}}
+{{- define "baton.autoscaledPool" -}}
+{{- $named := (get .root.Values.conductor.autoscale .role).pool -}}
+{{- $same := list -}}
+{{- range $key, $pool := include "baton.pools" .root | fromJson -}}
+{{- if eq $pool.role $.role -}}{{- $same = append $same $key -}}{{- end -}}
+{{- end -}}
+{{- if $named -}}{{- if has $named $same -}}{{ $named }}{{- end -}}
+{{- else if eq (len $same) 1 -}}{{ first $same }}
+{{- else if has .role $same -}}{{ .role }}
+{{- end -}}
 {{- end -}}
