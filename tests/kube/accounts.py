@@ -48,11 +48,12 @@ class Accounts:
     def user(self, authorization: str) -> str:
         """Raises Refused (401)."""
         kind, _, token = authorization.partition(" ")
-        if kind == "Bearer" and token == ADMIN:
+        kind = kind.lower()
+        if kind == "bearer" and token == ADMIN:
             return ADMIN
         namespace, _, rest = token.partition(".")
         account, _, last = rest.rpartition(".")
-        if kind != "Bearer" or last != "token" or not account:
+        if kind != "bearer" or last != "token" or not account:
             raise Refused(401, "Unauthorized", "Unauthorized")
         return user_of(namespace, account)
 

@@ -174,6 +174,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.request = server.context.wrap_socket(self.request, server_side=True)
         super().setup()
 
+    def finish(self) -> None:
+        """The server itself knows only the socket below, and closes that."""
+        super().finish()
+        self.request.close()
+
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""
 

@@ -11,6 +11,8 @@ FIRST, LAST = 90, 119
 """Of the second numbers of 10.x.0.0/16 that clusters of this machine share among them."""
 
 BRIDGE = "bkube"
+INTERFACES = count()
+"""Of this process: the kernel takes seconds to forget one, so no name is used twice."""
 
 
 def run(*command: str, given: str = "") -> str:
@@ -41,14 +43,13 @@ class Network:
         self.gateway = f"{self.prefix}.0.1"
         self.service_subnet = f"{self.prefix}.200"
         self.bridge = f"{BRIDGE}{number}"
-        self._number = number
         self._numbers = count(2)
 
     def attach(self, pid: int) -> str:
         """An interface for the namespace of that process; returns its address."""
         number = next(self._numbers)  # threads call this
         address = f"{self.prefix}.{number // 250}.{number % 250 + 2}"
-        outside = f"bk{self._number}v{number}"
+        outside = f"bk{os.getpid():x}v{next(INTERFACES):x}"
         run("ip", "-batch", "-", given=_outside(outside, self.bridge, pid))
         inside = ["nsenter", f"--net=/proc/{pid}/ns/net", "ip", "-batch", "-"]
         run(*inside, given=_inside(address, self.gateway))
