@@ -3,11 +3,14 @@
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from router.record import JourneyRecord
+from router.slo import Slo, Verdict
 from router.tenants.metrics import TenantMetrics
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 FETCH_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
 GAP_SECONDS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+
+RATIOS = (0.1, 0.25, 0.5, 0.75, 0.9, 1.1, 1.25, 1.5, 2, 4, 10)
 
 
 class Metrics:
@@ -15,7 +18,8 @@ class Metrics:
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self) -> None:
+    def __init__(self, slo: Slo = Slo()) -> None:
+        self._slo = slo
         registry = self.registry = CollectorRegistry()
         self.tenants = TenantMetrics(registry)
         self.requests = Counter(
@@ -92,6 +96,19 @@ class Metrics:
         self.answers = Counter(
             "baton_answers_total", "Answers, by how they ended.", ["reason"], registry=registry
         )
+        judged = Counter(
+            "baton_slo_answers_total",
+            "Answers by whether they met the SLO; batches, and those whose client left, count not.",
+            ["verdict"],
+            registry=registry,
+        )
+        self._judged = {verdict: judged.labels(verdict.value) for verdict in Verdict}
+        self._predicted = Histogram(
+            "baton_first_token_prediction_ratio",
+            "Time to the first token, by what the conductor had predicted.",
+            buckets=RATIOS,
+            registry=registry,
+        )
 
     def note_answer(self, record: JourneyRecord) -> None:
         """Once per answer, at its end."""
@@ -106,6 +123,16 @@ class Metrics:
         if record.bytes_shipped:
             self.shipped_bytes.labels(record.transport).inc(record.bytes_shipped)
         self._note_seconds(record)
+        self._judge(record)
+
+    def _judge(self, record: JourneyRecord) -> None:
+        verdict = self._slo.verdict(record)
+        if verdict is not None:
+            self._judged[verdict].inc()
+            self.tenants.note_judged(record.tenant, met=verdict is Verdict.MET)
+        predicted = record.placements[0].placement.ttft_seconds if record.placements else None
+        if predicted and record.ttft_seconds is not None:
+            self._predicted.observe(record.ttft_seconds / predicted)
 
     def note_refusal(self, reason: str) -> None:
         self.refusals.labels(reason).inc()

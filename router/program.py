@@ -36,6 +36,7 @@ from router.placement import FirstThatAnswers
 from router.ports import Ports
 from router.ring import RingPlacer
 from router.service import Service, ServiceConfig
+from router.slo import Slo
 from router.tenants.redis_treasury import RedisTreasury
 from router.tenants.redis_usage import RedisUsage
 from router.tenants.tenancy import Tenancy
@@ -59,7 +60,8 @@ class RouterProgram:
         self._id = WorkerId(settings.id or f"router-{os.getpid()}")
         self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
         self._links = WorkerLinks(settings.trust)
-        self._metrics = Metrics()
+        slo = Slo(settings.slo_first_token_seconds, settings.slo_token_gap_seconds)
+        self._metrics = Metrics(slo)
         self._usage = RedisUsage(settings.needs_redis_url, settings.cluster)
         self._treasury = RedisTreasury(settings.needs_redis_url, settings.cluster)
         self._spans: OpenSpans | None = None

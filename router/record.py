@@ -6,13 +6,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from baton.core.handoff import WorkerRef
-from baton.core.ids import Epoch, RequestId
+from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput
 from baton.core.trace import TraceContext
 
 MAX_RECORDS = 4096
 """About 5 KB each; the record that was written longest ago goes first."""
+
+NOBODY = TenantId("")
 
 
 @dataclass(slots=True)
@@ -68,13 +70,15 @@ class PinRecord:
 @dataclass(slots=True)
 class JourneyRecord:
     """One answer. Seconds count from the request's arrival, but for ``queue_seconds``, which
-    placement took. ``cached_tokens`` is None until the first token. ``question`` is the epoch that
-    a placement was asked for, and when, while there is no answer; ``trace`` is the request's span,
-    if it is traced."""
+    placement took. ``cached_tokens`` is None until the first token. ``is_promised`` says whether it
+    has to meet the SLO. ``question`` is the epoch that a placement was asked for, and when, while
+    there is no answer; ``trace`` is the request's span, if it is traced."""
 
     request_id: RequestId
     arrived_at: float
     num_prompt_tokens: int
+    tenant: TenantId = NOBODY
+    is_promised: bool = True
     placements: list[PlacementRecord] = field(default_factory=list)
     details: dict[str, str] = field(default_factory=dict)
     pins: list[PinRecord] = field(default_factory=list)

@@ -168,7 +168,10 @@ class Service:
         for prompt in prompts:
             for number in range(body.candidates):
                 name = request_id if total == 1 else f"{request_id}-{len(choices)}"
-                record = JourneyRecord(RequestId(name), arrived_at, len(prompt.token_ids))
+                size = len(prompt.token_ids)
+                record = JourneyRecord(
+                    RequestId(name), arrived_at, size, tenant, standing.is_urgent
+                )
                 if prompt.pins and number == 0 and self.pinner is not None:
                     self.pinner.expect(record, prompt.pins)
                 spec = _spec(prompt, name, number, standing, self.config.slo_first_token_seconds)

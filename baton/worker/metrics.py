@@ -192,7 +192,7 @@ class EngineGauges(Collector):
 
     def _of_engine(self, stats: EngineStats) -> Iterator[Metric]:
         requests = GaugeMetricFamily(
-            "baton_worker_requests",
+            "baton_worker_sequences",
             "Requests in the engine: waiting, running (prompts and answers), held for their "
             "reader, or with room reserved for what is being read.",
             labels=["state"],

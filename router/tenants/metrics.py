@@ -39,6 +39,12 @@ class TenantMetrics:
             ["tenant", "reason"],
             registry=registry,
         )
+        self._judged = Counter(
+            "baton_tenant_slo_answers_total",
+            "Answers by tenant, and whether they met the SLO.",
+            ["tenant", "verdict"],
+            registry=registry,
+        )
         self.unsent = Gauge(
             "baton_usage_unsent",
             "Counters of usage that Redis does not know yet.",
@@ -67,6 +73,10 @@ class TenantMetrics:
         meters.cached.inc(spent.cached_tokens)
         meters.completion.inc(spent.completion_tokens)
 
+    def note_judged(self, tenant: TenantId, *, met: bool) -> None:
+        meters = self._meters_of(tenant)
+        (meters.met if met else meters.missed).inc()
+
     def note_refused(self, tenant: TenantId, reason: str) -> None:
         self._refusals.labels(self._meters_of(tenant).name, reason).inc()
 
@@ -82,6 +92,8 @@ class TenantMetrics:
                 self._prompt_tokens.labels(name, "computed"),
                 self._prompt_tokens.labels(name, "cached"),
                 self._completion_tokens.labels(name),
+                self._judged.labels(name, "met"),
+                self._judged.labels(name, "missed"),
             )
         return self._meters[name]
 
@@ -95,3 +107,5 @@ class _Meters:
     computed: Counter
     cached: Counter
     completion: Counter
+    met: Counter
+    missed: Counter

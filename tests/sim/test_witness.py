@@ -87,7 +87,7 @@ async def test_blocks_and_requests_are_those_of_the_engine() -> None:
         assert blocks == {
             "free": 27, "filling": 0, "idle": 0, "referenced": 5, "quarantined": 0,
         }  # fmt: skip
-        assert value(reader, "requests", state="held") == 1
+        assert value(reader, "sequences", state="held") == 1
         assert value(reader, "preemptions_total") == 0
         stream.close()
         await running.prefill.wait_until_free()
@@ -171,7 +171,9 @@ async def test_a_cancelled_request_ends_its_spans_too(moment: int) -> None:
     spans = MemorySpans()
     async with cluster(spans=spans) as running:
         spec = traced(request("r", list(range(50)), 60))
+        gate = running.decode.runner.close_after(moment)
         await hand_off(running, spec, cancel_after=moment)
+        gate.open()
         await settled(running)
     assert_whole(spans.spans)
     jobs = {s.name: s.attributes["baton.outcome"] for s in spans.spans if s.name.endswith("job")}
