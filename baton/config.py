@@ -251,7 +251,7 @@ class Settings(BaseSettings):
     refused."""
     access_log: bool = False
     """A line of JSON for each request, to stderr. Neither prompts nor answers."""
-    tool_parser: Literal["auto", "llama3", "hermes", "mistral", "none"] = "auto"
+    tool_parser: Literal["auto", "llama3", "pythonic", "hermes", "mistral", "none"] = "auto"
     """How the model writes calls of tools; auto: by its chat template."""
     reasoning_parser: Literal["auto", "qwen3", "deepseek_r1", "none"] = "auto"
     """Whether it thinks in ``<think>`` first; auto: by its chat template. ``deepseek_r1`` is for

@@ -27,6 +27,8 @@ class Formats:
     def __init__(self, check: Callable[[Grammar], None] = check) -> None:
         self._check = check
         self._known: OrderedDict[bytes, str] = OrderedDict()
+        self._turns: dict[bytes, asyncio.Lock] = {}
+        """Of grammars that are being compiled: whoever asks for the same waits."""
         self._compiling = asyncio.Semaphore(MAX_COMPILING)
 
     async def admit(self, grammar: Grammar | None, field: str = FORCED_CALL) -> None:
@@ -41,12 +43,18 @@ class Formats:
         """Empty when there is none."""
         key = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode(errors="replace")).digest()
         if key not in self._known:
-            async with self._compiling:
-                self._known[key] = await asyncio.to_thread(self._try, grammar)
+            async with self._turns.setdefault(key, asyncio.Lock()):
+                if key not in self._known:
+                    await self._learn(key, grammar)
+            self._turns.pop(key, None)
         self._known.move_to_end(key)
+        return self._known[key]
+
+    async def _learn(self, key: bytes, grammar: Grammar) -> None:
+        async with self._compiling:
+            self._known[key] = await asyncio.to_thread(self._try, grammar)
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
-        return self._known[key]
 
     def _try(self, grammar: Grammar) -> str:
         try:
@@ -56,15 +64,12 @@ class Formats:
         return ""
 
 
-def after_thought(grammar: Grammar, field: str, *, in_thought: bool) -> Grammar:
-    """The same, for a model that may think aloud first, or has begun to. Whoever writes a whole
-    grammar says so in it. Raises Problem (400) as :meth:`Formats.admit`."""
+def rule_for(grammar: Grammar, field: str) -> str | None:
+    """Its right side, to be a part of a greater one; None for who writes a whole grammar. Raises
+    Problem (400) as :meth:`Formats.admit`."""
     if grammar.kind is GrammarKind.LARK:
-        return grammar
+        return None
     try:
-        rule = rule_of(grammar)
+        return rule_of(grammar)
     except Invalid as error:
         raise Problem(400, f"{field}: {error}", param=field, code="invalid_value") from error
-    thought = r"thought /\n{0,2}/ " if in_thought else r'("<think>" thought /\n{0,2}/)? '
-    rules = [f"start: {thought}answer", 'thought[suffix="</think>"]: /(?s:.*)/', f"answer: {rule}"]
-    return Grammar(GrammarKind.LARK, "\n".join(rules) + "\n")

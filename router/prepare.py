@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+from baton.core.grammar import Grammar
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import MAX_PROMPT_LOGPROBS, SamplingParams
 from baton.text.tokenizer import Tokenizer
 from router.breakpoints import Pin, pins_of
 from router.conversation import Conversation
-from router.formats import after_thought
+from router.formats import rule_for
 from router.key_chain import KeyChain
 from router.markup.dialect import Dialect
 from router.problem import Problem
@@ -76,7 +77,8 @@ class Preparer:
         check_scores([len(ids)], body)
         pins = self._pins(body, tools, prompt)
         prompt = replace(prompt, in_thought=self._dialect.in_thought(text), pins=pins)
-        return [self._forced(prompt, body) if body.must_call else self._shaped(prompt, body)]
+        calls = body.must_call or (body.has_strict_tools and self._dialect.call_form is not None)
+        return [self._calling(prompt, body) if calls else self._shaped(prompt, body)]
 
     def _pins(self, body: ChatBody, tools: Sequence[Tool], prompt: Prompt) -> tuple[Pin, ...]:
         if self._chain is None:
@@ -89,14 +91,16 @@ class Preparer:
         if body.format is None or not (self._dialect.thinks or prompt.in_thought):
             return prompt
         field, grammar = body.format
-        grammar = after_thought(grammar, field, in_thought=prompt.in_thought)
-        return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
+        rule = rule_for(grammar, field)
+        if rule is None:
+            return prompt
+        return _held_to(self._dialect.after_thought(rule, in_thought=prompt.in_thought), prompt)
 
-    def _forced(self, prompt: Prompt, body: ChatBody) -> Prompt:
-        grammar = self._dialect.forced(
-            body.offered_tools, in_thought=prompt.in_thought, max_calls=body.max_calls
-        )
-        return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
+    def _calling(self, prompt: Prompt, body: ChatBody) -> Prompt:
+        """One that must call, or may, and then by the schema."""
+        grammar = self._dialect.forced if body.must_call else self._dialect.offered
+        held = grammar(body.offered_tools, in_thought=prompt.in_thought, max_calls=body.max_calls)
+        return _held_to(held, prompt)
 
     def completion(self, body: CompletionBody) -> list[Prompt]:
         """Raises Problem or Invalid, naming what is wrong."""
@@ -166,6 +170,10 @@ class Preparer:
             min_tokens=body.min_tokens or 0,
             prompt_logprobs=body.num_prompt_logprobs,
         )
+
+
+def _held_to(grammar: Grammar, prompt: Prompt) -> Prompt:
+    return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
 
 
 def tokens_of(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:

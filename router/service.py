@@ -192,7 +192,7 @@ class Service:
                 in_thought=prompt.in_thought,
                 max_calls=body.max_calls,
             )
-            shown = self.dialect.marks if reader is not None else shown
+            shown = self.dialect.shown if reader is not None else shown
         if body.skip_special_tokens is False:
             shown = self.tokenizer.special_ids
         return Choice(

@@ -44,6 +44,7 @@ class Tokenizer:
         ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
         self.vocab_size = 1 + max(ids, default=-1)
         added = tokenizer.get_added_tokens_decoder().items()
+        self.added_ids = frozenset(token_id for token_id, _ in added)
         self.special_ids = frozenset(token_id for token_id, token in added if token.special)
         self._hidden = self.special_ids | (set(range(self.vocab_size)) - ids)
         self.token_bytes = lru_cache(maxsize=self.vocab_size)(self._token_bytes)

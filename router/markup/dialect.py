@@ -5,24 +5,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from baton.core.grammar import Grammar
+from baton.core.grammar import Grammar, GrammarKind
 from baton.text.tokenizer import Tokenizer
-from router.markup.forced import CallForm, forced_calls
+from router.markup.call_form import CallForm
+from router.markup.forced import CallGrammar, thought_rules
 from router.markup.hermes import HermesParser
 from router.markup.llama3 import Llama3Parser
+from router.markup.marks import MARKS, NO_MARKS, Marks
 from router.markup.mistral import MistralParser
 from router.markup.parser import CallParser
+from router.markup.pythonic import PythonicParser
 from router.markup.reader import Reader
-from router.markup.thinking import CLOSE, OPEN, Thinking
-
-MARKS = ("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",
-         OPEN, CLOSE)  # fmt: skip
-"""Some tokenizers have them as special tokens, which are not shown otherwise."""
+from router.markup.thinking import OPEN, Thinking
 
 FORMS: dict[str, CallForm | None] = {
     "hermes": CallForm.HERMES,
     "llama3": CallForm.LLAMA3,
     "mistral": CallForm.MISTRAL,
+    "pythonic": CallForm.PYTHONIC,
     "none": None,
 }
 """By the names of the setting ``tool_parser``."""
@@ -34,13 +34,14 @@ Tool = Mapping[str, Any]
 class Dialect:
     """``call_form`` is None where calls are not to be told from text, unless they are forced.
     ``thinks_first`` is for models whose prompts don't open the thought that their answers close.
-    ``marks`` are tokens that are special and yet to be read."""
+    ``shown`` are tokens that are special and yet to be read."""
 
     call_form: CallForm | None = None
     knows_tools: bool = False
     thinks: bool = False
     thinks_first: bool = False
-    marks: frozenset[int] = frozenset()
+    marks: Marks = NO_MARKS
+    shown: frozenset[int] = frozenset()
 
     @classmethod
     def of(
@@ -50,12 +51,14 @@ class Dialect:
         form = _form_of(template) if tool_parser == "auto" else FORMS[tool_parser]
         thinks = OPEN in template if reasoning_parser == "auto" else reasoning_parser != "none"
         ids = map(tokenizer.token_id, MARKS)
+        shown = tokenizer.special_ids.intersection(id_ for id_ in ids if id_ is not None)
         return cls(
             call_form=form,
             knows_tools="tools" in template,
             thinks=thinks,
             thinks_first=reasoning_parser == "deepseek_r1",
-            marks=tokenizer.special_ids.intersection(id_ for id_ in ids if id_ is not None),
+            marks=Marks.of(tokenizer),
+            shown=shown,
         )
 
     def in_thought(self, prompt: str) -> bool:
@@ -74,13 +77,22 @@ class Dialect:
 
     def forced(self, tools: Sequence[Tool], *, in_thought: bool, max_calls: int | None) -> Grammar:
         """An answer that calls some of ``tools``, and says nothing else."""
-        return forced_calls(
-            self.call_form or CallForm.JSON,
-            [tool["function"] for tool in tools],
-            thinks=self.thinks,
-            in_thought=in_thought,
-            one=max_calls == 1,
-        )
+        calls = self._call_grammar(in_thought, max_calls)
+        return calls.forced([tool["function"] for tool in tools])
+
+    def offered(self, tools: Sequence[Tool], *, in_thought: bool, max_calls: int | None) -> Grammar:
+        """An answer that may call some of ``tools``, those that are strict by their schemas."""
+        calls = self._call_grammar(in_thought, max_calls)
+        return calls.offered([tool["function"] for tool in tools])
+
+    def after_thought(self, rule: str, *, in_thought: bool) -> Grammar:
+        """An answer by a rule, for a model that may think aloud first, or has begun to."""
+        lines = thought_rules(self.marks, thinks=self.thinks, in_thought=in_thought, body="answer")
+        return Grammar(GrammarKind.LARK, "\n".join([*lines, f"answer: {rule}"]) + "\n")
+
+    def _call_grammar(self, in_thought: bool, max_calls: int | None) -> CallGrammar:
+        form = self.call_form or CallForm.JSON
+        return CallGrammar(form, self.marks, self.thinks, in_thought, max_calls == 1)
 
     def call_id(self, request_id: str, choice: int, call: int) -> str:
         """Mistral's templates refuse any but such short ones."""
@@ -94,6 +106,8 @@ class Dialect:
             return HermesParser({n: f.get("parameters") or {} for n, f in functions.items()})
         if self.call_form is CallForm.MISTRAL:
             return MistralParser()
+        if self.call_form is CallForm.PYTHONIC:
+            return PythonicParser(functions.keys())
         return Llama3Parser(functions.keys())
 
 
@@ -102,5 +116,7 @@ def _form_of(template: str) -> CallForm:
         return CallForm.HERMES
     if "[TOOL_CALLS]" in template:
         return CallForm.MISTRAL
+    if "func_name1(" in template:
+        return CallForm.PYTHONIC
     is_llama = "<|start_header_id|>" in template and '"parameters"' in template
     return CallForm.LLAMA3 if is_llama or "<|python_tag|>" in template else CallForm.JSON

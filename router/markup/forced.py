@@ -1,66 +1,105 @@
-"""Grammars of answers that are calls, each in the markup of its family."""
+"""Grammars of answers with calls, each in the markup of its family: calls alone, or free text with
+calls whose arguments follow their schemas."""
 
-import json
-from collections.abc import Mapping, Sequence
-from enum import StrEnum
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baton.core.grammar import Grammar, GrammarKind
+from router.markup.call_form import CallForm, Function, call_rules, names_first
+from router.markup.marks import NO_MARKS, Marks, without
 
-SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Of arguments: as models write them in training, and never without end."""
+SPACE = r"[\s\x1c-\x1f]"
+"""What parsers take for blanks."""
 
-NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-
-
-class CallForm(StrEnum):
-    """JSON is what no family writes by itself, as Llama's but for ``arguments``."""
-
-    HERMES = "hermes"
-    LLAMA3 = "llama3"
-    MISTRAL = "mistral"
-    JSON = "json"
+ANY_ARGUMENTS = {"type": "object"}
 
 
-def forced_calls(
-    form: CallForm,
-    functions: Sequence[Mapping[str, Any]],
-    *,
-    thinks: bool,
-    in_thought: bool,
-    one: bool,
-) -> Grammar:
-    """With ``in_thought`` the prompt has opened a thought; a model that ``thinks`` may open one."""
-    rules = [f"start: {_before(thinks, in_thought)}{_calls(form, one)}"]
-    if thinks or in_thought:
-        rules.append('thought[suffix="</think>"]: /(?s:.*)/')
-    rules.append("call: " + " | ".join(f"call_{number}" for number in range(len(functions))))
-    for number, function in enumerate(functions):
-        rules += _call(form, number, function)
-    return Grammar(GrammarKind.LARK, "\n".join(rules) + "\n")
+@dataclass(frozen=True, slots=True)
+class CallGrammar:
+    """With ``in_thought`` the prompt has opened a thought; a model that ``thinks`` may open one.
+    ``one``: no second call."""
+
+    form: CallForm
+    marks: Marks = NO_MARKS
+    thinks: bool = False
+    in_thought: bool = False
+    one: bool = False
+
+    def forced(self, functions: Sequence[Function]) -> Grammar:
+        """Calls, and nothing else."""
+        return self._grammar(self._calls(), functions)
+
+    def offered(self, functions: Sequence[Function]) -> Grammar:
+        """Text, or calls, or both as the family writes them. Arguments are those of their schemas
+        for functions that are ``strict``, and any for others."""
+        held = [
+            function if function.get("strict") else {**function, "parameters": ANY_ARGUMENTS}
+            for function in functions
+        ]
+        body, rules = self._text_or_calls()
+        return self._grammar(body, held, rules)
+
+    def _grammar(
+        self, body: str, functions: Sequence[Function], rules: Sequence[str] = ()
+    ) -> Grammar:
+        lines = [
+            *thought_rules(self.marks, thinks=self.thinks, in_thought=self.in_thought, body=body),
+            *rules,
+            *call_rules(self.form, functions, self.marks),
+        ]
+        return Grammar(GrammarKind.LARK, "\n".join(lines) + "\n")
+
+    def _calls(self) -> str:
+        if self.form is CallForm.HERMES:
+            return self._several(f"{self.marks.rule('<tool_call>')} {self._hermes_rest()}", r"\n")
+        if self.form is CallForm.MISTRAL:
+            return f"{self.marks.rule('[TOOL_CALLS]')} {self._mistral_rest()}"
+        if self.form is CallForm.PYTHONIC:
+            return self._list()
+        return self._several("call", "; ")
+
+    def _several(self, call: str, between: str = "") -> str:
+        separator = f'"{between}" ' if between else ""
+        return call if self.one else f"{call} ({separator}{call})*"
+
+    def _list(self) -> str:
+        return f'"[" {self._several("call", ", ")} "]"'
+
+    def _hermes_rest(self) -> str:
+        return rf'"\n" call "\n" {self.marks.rule("</tool_call>")}'
+
+    def _mistral_rest(self) -> str:
+        """After the first mark."""
+        if not names_first(self.marks):
+            return f'" "? {self._list()}'
+        more = "" if self.one else f" ({self.marks.rule('[TOOL_CALLS]')} call)*"
+        return f"call{more}"
+
+    def _text_or_calls(self) -> tuple[str, list[str]]:
+        """The body of the answer, and further rules."""
+        if self.form is CallForm.HERMES:
+            mark, times = "<tool_call>", "?" if self.one else "*"
+            rules = [*self.marks.until("opening", mark), f"TEXT: {without(mark)}"]
+            return f"(opening {self._hermes_rest()}){times} TEXT?", rules
+        if self.form is CallForm.MISTRAL:
+            mark = "[TOOL_CALLS]"
+            rules = [*self.marks.until("opening", mark), f"TEXT: {without(mark)}"]
+            return f"(TEXT? | opening {self._mistral_rest()})", rules
+        mark = "<|python_tag|>"
+        begins = "[" if self.form is CallForm.PYTHONIC else "{"
+        plain = rf"{SPACE}*([^\s\x1c-\x1f\{begins}](?s:.*))?"
+        rules = [f"TEXT: {without(mark, plain)}"]
+        if self.form is CallForm.LLAMA3 and mark in self.marks.ids:
+            return f"(TEXT? | (TEXT? {self.marks.rule(mark)})? {self._calls()})", rules
+        return f"(TEXT? | {self._calls()})", rules
 
 
-def _before(thinks: bool, in_thought: bool) -> str:
+def thought_rules(marks: Marks, *, thinks: bool, in_thought: bool, body: str) -> list[str]:
+    """``start``: the body, after a thought if there may be one."""
     if in_thought:
-        return r"thought /\n{0,2}/ "
-    return r'("<think>" thought /\n{0,2}/)? ' if thinks else ""
-
-
-def _calls(form: CallForm, one: bool) -> str:
-    if form is CallForm.HERMES:
-        call = r'"<tool_call>\n" call "\n</tool_call>"'
-        return call if one else rf'{call} ("\n" {call})*'
-    if form is CallForm.MISTRAL:
-        more = "" if one else ' (", " call)*'
-        return f'"[" call{more} "]"'
-    return "call" if one else 'call ("; " call)*'
-
-
-def _call(form: CallForm, number: int, function: Mapping[str, Any]) -> list[str]:
-    key = "parameters" if form is CallForm.LLAMA3 else "arguments"
-    head = f'{{"name": {json.dumps(function["name"])}, "{key}": '
-    schema = {**(function.get("parameters") or NO_ARGUMENTS), "x-guidance": SPACING}
-    return [
-        f'call_{number}: {json.dumps(head, ensure_ascii=False)} arguments_{number} "}}"',
-        f"arguments_{number}: %json {json.dumps(schema)}",
-    ]
+        before = r"thought /\n{0,2}/ "
+    elif thinks:
+        before = rf"({marks.rule('<think>')} thought /\n{{0,2}}/)? "
+    else:
+        return [f"start: {body}"]
+    return [f"start: {before}{body}", *marks.until("thought", "</think>")]

@@ -69,8 +69,9 @@ class ChatBody(Generation, ChatHints):
             raise wrong_field("tool_choice", str(error)) from error
         if mode == "required" and not tools:
             raise wrong_field("tool_choice", f"tool_choice {mode!r} is only allowed with tools")
-        if mode == "required" and self.min_tokens:
-            raise wrong_field("min_tokens", "min_tokens is not allowed with a call that is forced")
+        if self.min_tokens and (mode == "required" or self.has_strict_tools):
+            message = "min_tokens is not allowed with a call that is forced, or strict"
+            raise wrong_field("min_tokens", message)
         if mode == "required" and self.format is not None:
             field = self.format[0]
             raise wrong_field(field, f"an answer that must call a tool can't follow {field}, too")
@@ -95,6 +96,12 @@ class ChatBody(Generation, ChatHints):
     @property
     def must_call(self) -> bool:
         return choose(self.tool_choice, self.tools or ())[0] == "required"
+
+    @property
+    def has_strict_tools(self) -> bool:
+        """Whether calls that are not forced are held to a schema; a format allows none."""
+        strict = any(tool["function"].get("strict") for tool in self.offered_tools)
+        return strict and self.format is None
 
     @property
     def max_calls(self) -> int | None:

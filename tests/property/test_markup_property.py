@@ -12,6 +12,7 @@ from router.markup.llama3 import Llama3Parser
 from router.markup.mistral import MistralParser
 from router.markup.parser import CallParser
 from router.markup.pieces import CallBegun, CallGrown, Piece, Text, Thought
+from router.markup.pythonic import PythonicParser
 from router.markup.reader import Reader
 from router.markup.thinking import Thinking
 
@@ -25,11 +26,13 @@ PARSERS: dict[str, Callable[[], CallParser]] = {
     "tagged": lambda: Llama3Parser(frozenset(NAMES)),
     "mistral": MistralParser,
     "mistral_named": MistralParser,
+    "pythonic": lambda: PythonicParser(frozenset(NAMES)),
 }
 
 FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<tool_", "<function=f>", "<parameter=x>", "</parameter>",
     "</function>", "<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[", "]", "<think>", "</think>",
+    "[f(", "x=", ")", "'",
     '{"name": "f", "arguments": {"x": 1}}', '{"name": "f", "parameters": ', '{"', '"name"', ": ",
     '"f"', ", ", "{}", "{", "}", '"', "\\", "; ", "\n", " ", "ö", "text", "null", "12",
 ]  # fmt: skip
@@ -107,6 +110,9 @@ def written(family: str, made: list[tuple[str, dict[str, Any]]], indent: int | N
             return "<|python_tag|>" + "; ".join(objects)
         case "mistral":
             return "[TOOL_CALLS] [" + ", ".join(objects) + "]"
+        case "pythonic":
+            written = (f"{name}(x={arguments!r})" for name, arguments in made)
+            return "[" + ", ".join(written) + "]"
         case _:
             return "".join(
                 f"[TOOL_CALLS]{name}[ARGS]{json.dumps(arguments, indent=indent)}"
@@ -126,6 +132,8 @@ def test_calls_come_back_as_they_were_written(
     parts = split(written(family, made, indent), cuts)
     thought, text, got = read(Reader(None, PARSERS[family]()), parts)
     assert thought == text == ""
+    if family == "pythonic":
+        made = [(name, {"x": arguments}) for name, arguments in made]
     assert [(name, json.loads(arguments)) for name, arguments in got] == made
 
 

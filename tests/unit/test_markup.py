@@ -10,6 +10,7 @@ from router.markup.llama3 import Llama3Parser
 from router.markup.mistral import MistralParser
 from router.markup.parser import CallParser
 from router.markup.pieces import CallBegun, CallGrown, Piece, Text, Thought
+from router.markup.pythonic import PythonicParser
 from router.markup.reader import Reader
 from router.markup.thinking import Thinking
 
@@ -25,6 +26,10 @@ def hermes() -> CallParser:
 
 def llama3() -> CallParser:
     return Llama3Parser(SCHEMAS.keys())
+
+
+def pythonic() -> CallParser:
+    return PythonicParser(SCHEMAS.keys())
 
 
 Told = tuple[str, list[tuple[str, str]]]
@@ -137,6 +142,34 @@ CASES: list[tuple[Callable[[], CallParser], str, str, list[tuple[str, str]]]] = 
     ),
     (MistralParser, "[TOOL_CALLS] never mind", " never mind", []),
     (MistralParser, "[TOOL", "[TOOL", []),
+    # -- Python's: a list as the whole answer; values of both languages
+    (pythonic, "[f(x=1)]", "", [("f", '{"x": 1}')]),
+    (
+        pythonic,
+        """\n[f(x=-1.5, s='a"]) ö', b=[True, None, (1,)]), g(s={"k": false})]\n""",
+        "",
+        [
+            ("f", '{"x": -1.5, "s": "a\\"]) ö", "b": [true, null, [1]]}'),
+            ("g", '{"s": {"k": false}}'),
+        ],
+    ),
+    (pythonic, '[f(s="\\ud83d\\ude00\\n")]', "", [("f", '{"s": "😀\\n"}')]),
+    (pythonic, "[g( ) , f ( x = 2 ) ] and more", "and more", [("g", "{}"), ("f", '{"x": 2}')]),
+    (pythonic, "[g()", "", [("g", "{}")]),
+    (pythonic, "[g(), f(x=", "f(x=", [("g", "{}")]),
+    (pythonic, "[g(), f(x=y)] z", "f(x=y)] z", [("g", "{}")]),
+    (pythonic, "[h(x=1)]", "[h(x=1)]", []),
+    (pythonic, "[f(1)]", "[f(1)]", []),
+    (pythonic, "[f(x=1, x=2)]", "[f(x=1, x=2)]", []),
+    (pythonic, "[f(x=open('a'))]", "[f(x=open('a'))]", []),
+    (pythonic, "[f(**{})]", "[f(**{})]", []),
+    (pythonic, "[f(x=1e999)]", "[f(x=1e999)]", []),
+    (pythonic, '[f(s="\\ud83d")]', '[f(s="\\ud83d")]', []),
+    (pythonic, "[1, 2]", "[1, 2]", []),
+    (pythonic, "[f", "[f", []),
+    (pythonic, " f(x=1)", " f(x=1)", []),
+    (pythonic, "Say [f(x=1)]", "Say [f(x=1)]", []),
+    (pythonic, "[f(x=" + "(" * 70 + ")" * 70 + ")]", "[f(x=" + "(" * 70 + ")" * 70 + ")]", []),
 ]  # fmt: skip
 
 

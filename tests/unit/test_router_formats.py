@@ -1,6 +1,7 @@
 """What clients say of an answer's format: what reaches the workers, and what is refused."""
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
 from baton.text.grammar import check
 from baton.text.tokenizer import Tokenizer
-from router.formats import Formats, after_thought
+from router.formats import Formats, rule_for
+from router.markup.dialect import Dialect
 from router.problem import Problem
 from tests.unit.test_router_http import CHAT, USER, open_house, tokenizer, wrong_error
 
@@ -126,18 +128,59 @@ async def test_a_grammar_is_compiled_once_and_few_at_once() -> None:
 
 
 async def test_the_same_grammar_from_many_at_once() -> None:
-    formats = Formats()
-    await asyncio.gather(*(formats.admit(OBJECT) for _ in range(20)))
+    """Those that come while it is compiled wait for that, and are told the same."""
+    compiled: list[str] = []
+    going_on = threading.Event()
+
+    def check(grammar: Grammar) -> None:
+        compiled.append(grammar.text)
+        going_on.wait()
+        raise Invalid("no")
+
+    formats = Formats(check)
+    grammar = Grammar(GrammarKind.REGEX, "a")
+    asked = [asyncio.create_task(formats.admit(grammar, "guided_regex")) for _ in range(20)]
+    async with asyncio.timeout(10):
+        while not compiled:
+            await asyncio.sleep(0)
+    going_on.set()
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    assert [str(each) for each in told] == ["guided_regex: no"] * 20
+    assert compiled == ["a"]
+
+
+async def test_whoever_compiles_may_leave() -> None:
+    """Others that wait for the same grammar compile it themselves."""
+    compiled: list[str] = []
+    going_on = threading.Event()
+
+    def check(grammar: Grammar) -> None:
+        compiled.append(grammar.text)
+        going_on.wait()
+
+    formats = Formats(check)
+    grammar = Grammar(GrammarKind.REGEX, "a")
+    first, second = (asyncio.create_task(formats.admit(grammar)) for _ in range(2))
+    async with asyncio.timeout(10):
+        while not compiled:
+            await asyncio.sleep(0)
+    first.cancel()
+    going_on.set()
+    await second
+    with pytest.raises(asyncio.CancelledError):
+        await first
 
 
 @pytest.mark.parametrize("in_thought", [True, False])
 def test_a_thought_may_come_first(in_thought: bool) -> None:
+    dialect = Dialect(thinks=True)
     for grammar in (OBJECT, SHAPED, Grammar(GrammarKind.CHOICE, '["a"]')):
-        wrapped = after_thought(grammar, "guided_json", in_thought=in_thought)
+        rule = rule_for(grammar, "guided_json")
+        assert rule is not None
+        wrapped = dialect.after_thought(rule, in_thought=in_thought)
         assert wrapped.kind is GrammarKind.LARK
         check(wrapped)
-    own = Grammar(GrammarKind.LARK, 'start: "a"')
-    assert after_thought(own, "guided_grammar", in_thought=in_thought) == own
+    assert rule_for(Grammar(GrammarKind.LARK, 'start: "a"'), "guided_grammar") is None
     with pytest.raises(Problem) as refusal:
-        after_thought(Grammar(GrammarKind.REGEX, ""), "guided_regex", in_thought=in_thought)
+        rule_for(Grammar(GrammarKind.REGEX, ""), "guided_regex")
     assert refusal.value.param == "guided_regex"

@@ -209,14 +209,14 @@ async def test_forced_calls_have_a_grammar(hermes: Tokenizer) -> None:
             assert message_of(await client.post(CHAT, json=asked))["tool_calls"]
     required, named = (job.spec.sampling.grammar for job in house.prefill.submitted)
     assert required is not None and named is not None
-    tags = r'"<tool_call>\n" call "\n</tool_call>"'
+    tags = r'"<tool_call>" "\n" call "\n" "</tool_call>"'
     assert required.kind is named.kind is GrammarKind.LARK
     assert required.text.splitlines()[:2] == [
         rf'start: {tags} ("\n" {tags})*',
         "call: call_0 | call_1",
     ]
     assert named.text.splitlines()[:3] == [
-        r'start: "<tool_call>\n" call "\n</tool_call>"',
+        f"start: {tags}",
         "call: call_0",
         r'call_0: "{\"name\": \"f\", \"arguments\": " arguments_0 "}"',
     ]
@@ -311,7 +311,7 @@ async def test_thoughts_before_a_call(thinker: Tokenizer) -> None:
     assert message["reasoning_content"] == "f?" and message["content"] is None
     grammar = house.prefill.submitted[1].spec.sampling.grammar
     assert grammar is not None
-    assert grammar.text.startswith(r'start: thought /\n{0,2}/ "<tool_call>\n" call')
+    assert grammar.text.startswith(r'start: thought /\n{0,2}/ "<tool_call>" "\n" call')
 
 
 async def test_thinking_can_be_switched(thinker: Tokenizer) -> None:

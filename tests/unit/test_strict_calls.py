@@ -1,0 +1,270 @@
+"""Calls that may come, and then follow their schemas: each family's grammar against its parser."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
+
+from baton.core.grammar import Grammar
+from baton.core.ids import TokenId
+from baton.text.detokenizer import byte_level_alphabet
+from baton.text.grammar import Grammars, check
+from baton.text.tokenizer import Tokenizer
+from router.markup.call_form import CallForm
+from router.markup.dialect import Dialect
+from router.markup.marks import MARKS
+from router.markup.pieces import CallBegun, CallGrown, Text, Thought
+from tests.unit.test_router_http import CHAT, chat, open_house
+from tests.unit.test_router_tools import load as load_template
+from tests.unit.test_router_tools import wrong_error
+
+EOS = 256
+FAMILIES = (CallForm.HERMES, CallForm.LLAMA3, CallForm.MISTRAL, CallForm.PYTHONIC, CallForm.JSON)
+PLACE = {
+    "type": "object",
+    "properties": {
+        "city": {"enum": ["Rome", "Oslo", 'Sa"o, (P)']},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "far": {"type": "boolean"},
+    },
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "weather", "parameters": PLACE, "strict": True}},
+    {"type": "function", "function": {"name": "now", "strict": True}},
+]
+
+
+class Model:
+    """A vocabulary of bytes, and of marks as the family has them."""
+
+    def __init__(self, folder: Path, marks: Sequence[str]) -> None:
+        characters = {byte: character for character, byte in byte_level_alphabet().items()}
+        made = tokenizers.Tokenizer(models.BPE({characters[b]: b for b in range(256)}, []))
+        made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        made.decoder = decoders.ByteLevel()
+        made.add_special_tokens(["<|end|>"])
+        made.add_tokens([tokenizers.AddedToken(mark, special=False) for mark in marks])
+        made.save(str(folder / "tokenizer.json"))
+        self.tokenizer = Tokenizer.load(folder)
+        self.grammars = Grammars(made.to_str(), 257 + len(marks), [TokenId(EOS)])
+        self.num_tokens = 257 + len(marks)
+
+    def dialect(self, form: CallForm, *, thinks: bool = False) -> Dialect:
+        found = Dialect.of(self.tokenizer)
+        return Dialect(form, True, thinks, False, found.marks, found.shown)
+
+    def follows(self, grammar: Grammar, text: str) -> bool:
+        """Whether all of it is an answer, spelt as the tokenizer does."""
+        walk = self.grammars.open(grammar)
+        for token in self.tokenizer.encode(text):
+            if not _allows(walk.mask(), token):
+                return False
+            walk.accept(TokenId(token))
+        return _allows(walk.mask(), EOS)
+
+    def begins(self, grammar: Grammar, text: str) -> bool:
+        walk = self.grammars.open(grammar)
+        for token in self.tokenizer.encode(text):
+            if not _allows(walk.mask(), token):
+                return False
+            walk.accept(TokenId(token))
+        return True
+
+    def says(self, grammar: Grammar, start: str, seed: int) -> str:
+        """``start``, and then what the grammar allows, at random: its shortest ways first."""
+        randomness = np.random.default_rng(seed)
+        tokens = self.tokenizer.encode(start)
+        walk = self.grammars.open(grammar, [TokenId(token) for token in tokens])
+        while len(tokens) < 600:
+            bits = np.unpackbits(np.frombuffer(walk.mask(), np.uint8), bitorder="little")
+            allowed = [int(token) for token in np.flatnonzero(bits)]
+            may_end, is_free = EOS in allowed, len(allowed) > 100
+            if may_end and (allowed == [EOS] or is_free or randomness.random() < 0.5):
+                break
+            token = int(randomness.choice([token for token in allowed if token != EOS]))
+            tokens.append(token)
+            walk.accept(TokenId(token))
+        return self.tokenizer.decode(tokens, skip_special_tokens=False)
+
+
+def _allows(mask: bytes, token: int) -> bool:
+    return bool(mask) and bool(mask[token // 8] >> (token % 8) & 1)
+
+
+def calls_in(dialect: Dialect, text: str) -> tuple[str, list[tuple[str, Any]]]:
+    reader = dialect.reader(TOOLS, forced=False, in_thought=False, max_calls=None)
+    assert reader is not None
+    said, calls = "", list[list[str]]()
+    for piece in reader.push(text) + reader.flush():
+        match piece:
+            case Text(more):
+                said += more
+            case CallBegun(_, name):
+                calls.append([name, ""])
+            case CallGrown(_, more):
+                calls[-1][1] += more
+            case Thought():
+                pass
+    return said, [(name, json.loads(arguments)) for name, arguments in calls]
+
+
+@pytest.fixture(params=["spelt", "tokens"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
+    """With the marks spelt in bytes, and with tokens of their own (but for Mistral's [ARGS])."""
+    marks = [mark for mark in MARKS if "ARGS" not in mark and "CALL_ID" not in mark]
+    return Model(tmp_path, marks if request.param == "tokens" else [])
+
+
+CALLS = {
+    CallForm.HERMES: 'So:\n<tool_call>\n{"name": "weather", "arguments": ',
+    CallForm.LLAMA3: '{"name": "weather", "parameters": ',
+    CallForm.MISTRAL: '[TOOL_CALLS] [{"name": "weather", "arguments": ',
+    CallForm.PYTHONIC: "[weather(",
+    CallForm.JSON: '{"name": "weather", "arguments": ',
+}
+
+
+@pytest.mark.parametrize("form", FAMILIES)
+def test_what_begins_as_a_call_ends_as_one_by_its_schema(model: Model, form: CallForm) -> None:
+    dialect = model.dialect(form)
+    grammar = dialect.offered(TOOLS, in_thought=False, max_calls=None)
+    for seed in range(6):
+        text = model.says(grammar, CALLS[form], seed)
+        said, calls = calls_in(dialect, text)
+        assert calls[0][0] == "weather", text
+        assert said.strip() == ("So:" if form is CallForm.HERMES else ""), text
+        for name, arguments in calls:
+            jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
+
+
+@pytest.mark.parametrize("form", FAMILIES)
+def test_forced_calls_are_read_as_such(model: Model, form: CallForm) -> None:
+    dialect = model.dialect(form)
+    grammar = dialect.forced(TOOLS, in_thought=False, max_calls=None)
+    for seed in range(6):
+        said, calls = calls_in(dialect, model.says(grammar, "", seed))
+        assert (said, bool(calls)) == ("", True)
+        for name, arguments in calls:
+            jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
+
+
+@pytest.mark.parametrize("form", FAMILIES)
+@pytest.mark.parametrize(
+    "text", ["", "Hello.", " \n It is\n\n30 °C in {Rome} [1] <b>", "<tool", "1"]
+)
+def test_text_is_as_free_as_ever(model: Model, form: CallForm, text: str) -> None:
+    grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=None)
+    assert model.follows(grammar, text)
+
+
+GOOD = '{"city": "Rome", "days": 3}'
+BAD = ('{"city": "Rom', '{"town"', '{"city": "Rome", "days": 10', '{"days"', '{"city":"')
+
+
+@pytest.mark.parametrize("form", [CallForm.HERMES, CallForm.LLAMA3, CallForm.MISTRAL])
+def test_arguments_beyond_the_schema_are_not_to_be_said(model: Model, form: CallForm) -> None:
+    grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=None)
+    assert model.begins(grammar, CALLS[form] + GOOD + "}")
+    for arguments in BAD:
+        wrong = arguments if arguments != BAD[0] else '{"city": "Roma'
+        assert not model.begins(grammar, CALLS[form] + wrong + "x")
+    assert not model.begins(grammar, CALLS[form].replace("weather", "whether"))
+
+
+def test_pythonic_arguments(model: Model) -> None:
+    grammar = model.dialect(CallForm.PYTHONIC).offered(TOOLS, in_thought=False, max_calls=None)
+    for text in ('[weather(city="Rome")]', '[weather(city="Oslo", far=true), now()]', "[now()]"):
+        assert model.follows(grammar, text)
+    for text in ('[weather(city="Roma', "[weather()", "[weather(days=3", "[wh", "[1, 2]"):
+        assert not model.begins(grammar, text)
+
+
+def test_one_call_at_a_time(model: Model) -> None:
+    for form, text in (
+        (CallForm.HERMES, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
+        (CallForm.LLAMA3, '{"name": "now", "parameters": {}}'),
+        (CallForm.MISTRAL, '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
+        (CallForm.PYTHONIC, "[now()]"),
+    ):
+        grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=1)
+        assert model.follows(grammar, text)
+        assert not model.begins(grammar, f"{text}; {text}")
+
+
+def test_functions_that_are_not_strict_take_any_object(model: Model) -> None:
+    loose = {"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}
+    grammar = model.dialect(CallForm.LLAMA3).offered(
+        [loose, TOOLS[1]], in_thought=False, max_calls=1
+    )
+    assert model.follows(grammar, '{"name": "weather", "parameters": {"town": [1]}}')
+    assert not model.begins(grammar, '{"name": "now", "parameters": {"t')
+
+
+@pytest.mark.parametrize("form", [CallForm.HERMES, CallForm.LLAMA3])
+def test_thoughts_come_first(model: Model, form: CallForm) -> None:
+    dialect = model.dialect(form, thinks=True)
+    opened = dialect.offered(TOOLS, in_thought=True, max_calls=None)
+    closed = dialect.offered(TOOLS, in_thought=False, max_calls=None)
+    call = CALLS[form] + GOOD + "}"
+    assert model.begins(opened, f"Hm, {{...</think>\n\n{call}")
+    assert model.begins(closed, f"<think>\nHm</think>\n\n{call}")
+    assert model.follows(closed, "Hi")
+    assert not model.begins(opened, f"Hm</think>\n\n{CALLS[form]}[")
+
+
+def test_a_name_before_its_arguments(tmp_path: Path) -> None:
+    """As Mistral's newer vocabularies have it."""
+    model = Model(tmp_path, ["[TOOL_CALLS]", "[ARGS]"])
+    dialect = model.dialect(CallForm.MISTRAL)
+    text = f"Hm.[TOOL_CALLS]weather[ARGS]{GOOD}[TOOL_CALLS]now[ARGS]{{}}"
+    grammar = dialect.offered(TOOLS, in_thought=False, max_calls=None)
+    assert model.follows(grammar, text)
+    assert calls_in(dialect, text)[1] == [("weather", json.loads(GOOD)), ("now", {})]
+    assert not model.begins(grammar, "[TOOL_CALLS]weather[ARGS]{}")
+    said, calls = calls_in(
+        dialect, model.says(dialect.forced(TOOLS, in_thought=False, max_calls=1), "", 1)
+    )
+    assert (said, len(calls)) == ("", 1)
+
+
+def test_a_schema_with_definitions(model: Model) -> None:
+    parameters = {
+        "$defs": {"n": {"enum": [1, 2]}},
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/n"}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
+    for form, text in (
+        (CallForm.PYTHONIC, "[f(a=2)]"),
+        (CallForm.LLAMA3, '{"name": "f", "parameters": {"a": 2}}'),
+    ):
+        grammar = model.dialect(form).offered([tool], in_thought=False, max_calls=None)
+        check(grammar)
+        assert model.follows(grammar, text)
+        assert not model.begins(grammar, text.replace("2", "3"))
+
+
+async def test_strict_tools_reach_the_workers(tmp_path: Path) -> None:
+    template = "{{ tools[0].function.name }}{# <tool_call> #}{{ messages[0].content }}"
+    tokenizer = load_template(tmp_path, template)
+    async with open_house(tokenizer, "Hi") as (house, client):
+        loose = [{"type": "function", "function": {"name": "now"}}]
+        for tools, held in ((TOOLS, True), (loose, False)):
+            await client.post(CHAT, json=chat(tools=tools, max_tokens=2))
+            grammar = house.prefill.submitted[-1].spec.sampling.grammar
+            assert (grammar is not None) == held
+        few = await client.post(CHAT, json=chat(tools=TOOLS, min_tokens=1, max_tokens=2))
+        assert wrong_error(few)["param"] == "min_tokens"
+        hostile = {"name": "f", "strict": True, "parameters": {"type": "nothing"}}
+        bad = await client.post(CHAT, json=chat(tools=[{"type": "function", "function": hostile}]))
+        assert wrong_error(bad)["param"] == "tools"
