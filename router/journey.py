@@ -191,7 +191,9 @@ class Journey:
         self._source = left.source if self._emitted else None
         known = self._emitted[:-1] if self._source is not None else self._emitted
         await self._begin_epoch(known)
-        log.info("request_moves", request_id=self._spec.request_id, epoch=self._spec.epoch)
+        log.info(
+            "request_moves", epoch=self._spec.epoch, worker=left.worker.id, **self.record.named
+        )
 
     async def _begin_epoch(self, answered: Sequence[TokenId]) -> None:
         """What was answered becomes part of what is computed."""
@@ -217,7 +219,7 @@ class Journey:
         await self._begin_epoch(self._emitted)
         log.warning(
             "request_fails_over",
-            request_id=self._spec.request_id,
+            **self.record.named,
             epoch=self._spec.epoch,
             error=str(failure.error),
             excluded=sorted(self._excluded),

@@ -136,6 +136,13 @@ class JourneyRecord:
         return self.trace.child("attempt", self.request_id, epoch)
 
     @property
+    def named(self) -> dict[str, str]:
+        """For the log: by what the request is found there, and its trace."""
+        if self.trace is None:
+            return {"request_id": self.request_id}
+        return {"request_id": self.request_id, "trace_id": self.trace.trace_id}
+
+    @property
     def transport(self) -> str:
         return self.details.get("transport", "")
 
@@ -247,4 +254,6 @@ def _by_tier(cached_tokens: int, details: Mapping[str, str]) -> dict[str, int]:
 
 
 def _worker(worker: WorkerRef | None) -> dict[str, Any] | None:
-    return None if worker is None else asdict(worker)
+    if worker is None:
+        return None
+    return {"id": worker.id, "address": worker.address, "generation": worker.generation}

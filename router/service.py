@@ -8,10 +8,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
+import structlog
+
 from baton.clock import Clock
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.request import RequestSpec
-from baton.errors import BatonError, Unavailable
+from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.text.tokenizer import Tokenizer
 from router.auth import Doorkeeper
 from router.choice import Choice, Emit, Outlet, ScorePrompt
@@ -38,6 +40,8 @@ from router.tenants.treasury import Treasury
 from router.tenants.usage import MemoryUsageStore, UsageStore
 from router.tenants.visit import Entrance
 from router.tracing import Tracing
+
+log = structlog.get_logger(__name__)
 
 LARGE_BODY_BYTES = 32 * 1024
 """Beyond, parsing and tokenising take milliseconds, and move to a thread."""
@@ -238,6 +242,7 @@ class Service:
             record.note_end(await choice.run(emit, outlet), self.clock.monotonic())
         except BatonError as error:
             record.note_end("error", self.clock.monotonic(), str(error))
+            _log_failure(record, error)
             raise
         except asyncio.CancelledError:
             record.note_end("cancelled", self.clock.monotonic())
@@ -269,6 +274,13 @@ def _spec(
         priority=standing.priority,
         weight=standing.weight,
     )
+
+
+def _log_failure(record: JourneyRecord, error: BatonError) -> None:
+    """Whoever is refused may come again, or asked wrongly; everything else is a failure of ours."""
+    refused = isinstance(error, Overloaded | Invalid)
+    tell, event = (log.info, "request_refused") if refused else (log.warning, "request_failed")
+    tell(event, error=str(error), placements=len(record.placements), **record.named)
 
 
 def _first(group: BaseExceptionGroup[BatonError]) -> BatonError:

@@ -34,7 +34,7 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
     try:
         settings = load_settings(config, **flags)
         log_level = settings.log_level
-        set_up_logs(settings.log_level, settings.log_format, id=settings.id or role)
+        set_up_logs(settings.log_level, settings.log_format, id=settings.id or role, role=role)
         prepare_threads(settings.threads if Role(role) in WORKERS else 1)
         ops = OpsServer(STATUS.vitals, settings.hung_seconds)
         address = _open(ops, settings)

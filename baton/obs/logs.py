@@ -1,30 +1,54 @@
-"""Logs: one line per event, to stderr, as text or JSON. Never a prompt, never an answer."""
+"""Logs: one line per event, to stderr, as text or JSON. Never a prompt, never an answer.
+
+Events and their fields are listed in docs/logs.md. What other libraries say comes in the same form.
+"""
 
 import logging
 import sys
 
 import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 
 def set_up_logs(level: str, style: str, **fields: str) -> None:
-    """Once per process. ``fields`` stand on every line."""
+    """Once per process. ``fields`` stand on every line, from whatever thread it comes."""
     number = getattr(logging, level.upper())
-    logging.basicConfig(level=max(number, logging.WARNING), stream=sys.stderr)
-    last: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if style == "json"
-        else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
+
+    def describe(logger: WrappedLogger, method: str, event: EventDict) -> EventDict:
+        for name, value in fields.items():
+            event.setdefault(name, value)
+        return event
+
+    common: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        describe,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+    ]
+    last = _renderers(style)
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso"),
-            structlog.processors.format_exc_info,
-            last,
-        ],
+        processors=[*common, *last],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
-    structlog.contextvars.bind_contextvars(**fields)
+    _set_up_others(max(number, logging.WARNING), common, last)
+
+
+def _renderers(style: str) -> list[Processor]:
+    if style == "json":
+        return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+
+
+def _set_up_others(number: int, common: list[Processor], last: list[Processor]) -> None:
+    """Libraries that use Python's own logging: only their warnings matter to us."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*common, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *last],
+        )
+    )
+    logging.basicConfig(level=number, handlers=[handler], force=True)
+    logging.captureWarnings(True)

@@ -97,6 +97,8 @@ class Witness:
             self.metrics.note_held(now - job.prefilled_at)
         if outcome in (Outcome.MOVED, Outcome.TURNED_AWAY):
             log.info(f"request_{outcome.value}", **_named(job))
+        else:
+            log.debug("request_ended", outcome=outcome.value, **_named(job))
         if job.times is not None and self._spans is not None:
             name = f"{self._name}/{job.spec.request_id}/{job.task.value}"
             told = _attributes(job, outcome)

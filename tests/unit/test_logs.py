@@ -1,0 +1,56 @@
+"""Lines of a process's log, as whoever collects them gets them."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+SCRIPT = """
+import logging, threading, warnings
+import structlog
+from baton.obs.logs import set_up_logs
+set_up_logs("info", STYLE, id="decode-0", role="decode")
+log = structlog.get_logger("x")
+log.info("request_moves", request_id="chatcmpl-1", epoch=2)
+log.debug("too_small_to_say")
+thread = threading.Thread(target=lambda: log.warning("from_a_thread"))
+thread.start(); thread.join()
+try:
+    raise ValueError("two\\nlines")
+except ValueError:
+    log.exception("request_crashed", request_id="chatcmpl-2")
+logging.getLogger("some.library").warning("it says %s", "so")
+logging.getLogger("some.library").info("noise")
+warnings.warn("odd")
+"""
+
+
+def lines(style: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", f"STYLE = {style!r}\n{SCRIPT}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == ""
+    return done.stderr.splitlines()
+
+
+def test_each_line_is_one_object_whoever_wrote_it() -> None:
+    told: list[dict[str, Any]] = [json.loads(line) for line in lines("json")]
+    events = [each["event"] for each in told]
+    assert events[:4] == ["request_moves", "from_a_thread", "request_crashed", "it says so"]
+    assert "odd" in events[4] and len(events) == 5
+    for each in told:
+        assert (each["id"], each["role"]) == ("decode-0", "decode")
+        assert {"level", "timestamp"} <= each.keys()
+    assert told[0]["request_id"] == "chatcmpl-1" and told[0]["epoch"] == 2
+    assert "ValueError: two\nlines" in told[2]["exception"]
+    assert [each["level"] for each in told] == ["info", "warning", "error", "warning", "warning"]
+    assert told[3]["logger"] == "some.library"
+
+
+def test_a_person_gets_text() -> None:
+    told = lines("console")
+    assert "request_moves" in told[0] and "chatcmpl-1" in told[0] and "decode-0" in told[0]
+    assert not any(line.startswith("{") for line in told)
