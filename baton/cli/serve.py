@@ -5,6 +5,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import disable_created_metrics
+
 from baton.config import Settings, load_settings, prepare_threads
 from baton.core.states import Role
 from baton.errors import BatonError, Invalid
@@ -35,6 +37,7 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         settings = load_settings(config, **flags)
         log_level = settings.log_level
         set_up_logs(settings.log_level, settings.log_format, id=settings.id or role, role=role)
+        disable_created_metrics()  # a series more for each, of when it began, that nobody asks for
         prepare_threads(settings.threads if Role(role) in WORKERS else 1)
         ops = OpsServer(STATUS.vitals, settings.hung_seconds)
         address = _open(ops, settings)
