@@ -114,6 +114,11 @@ class Conductor:
             self._admissions.view,
         )
 
+    def leave(self, leaving: frozenset[WorkerId]) -> None:
+        """Nothing is placed on these from now on; those of the last time that are not among them
+        may be placed on again."""
+        self._roster.leave(leaving)
+
     def plan_pools(self) -> PoolPlan | None:
         """Anew, from what came since the last time."""
         return self._planner.plan(self.snapshot(), self._ledger.num_conductors)

@@ -23,8 +23,6 @@ from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.line_server import LineServer
 from baton.rpc.server import build_server, listen
-from baton.runtime import autoscaler
-from baton.runtime.pools.open_kubernetes import kubernetes_pools
 from baton.runtime.serve import Program
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.metrics import ConductorMetrics, KnownGauges
@@ -32,6 +30,8 @@ from conductor.mirror import Mirror, Watchers
 from conductor.planner import PLAN_SECONDS, PlannerConfig
 from conductor.policy.policies import policy_named
 from conductor.policy.sizing import SizingConfig
+from conductor.resizer import Resizer
+from conductor.watched_pods import WatchedPods
 from conductor.witness import Witness
 
 
@@ -50,19 +50,27 @@ class ConductorProgram:
         self._line = ""
         self._state = WorkerState.READY
         self._address = ""
+        self._pods: WatchedPods | None = None
+        self._resizer = Resizer.of(settings, self._id, self._tell_plan, self._clock)
+        self._resizing: asyncio.Task[None] | None = None
 
     @property
     def address(self) -> str:
         return self._address
 
     async def start(self) -> None:
-        """Raises Unavailable, Invalid for a placement policy that there isn't."""
+        """Raises Unavailable, Invalid for a placement policy that there isn't, or for pools in
+        Kubernetes that can't be watched or resized as the settings want it."""
         settings = self._settings
         policy_named(settings.placement_policy)
+        if self._resizer is not None:
+            self._resizer.check()
         await self._registry.ping()
         await self._membership.refresh()
         mirror = Mirror()
         self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
+        if settings.kubernetes_watch:
+            self._pods = WatchedPods(settings, self._conductor.leave)
         witness = self._witness(mirror)
         self._watchers = Watchers(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.trust)
@@ -83,15 +91,21 @@ class ConductorProgram:
             tasks.create_task(self._heartbeat.run())
             tasks.create_task(self._watchers.run())
             tasks.create_task(self._plan())
-            if self._settings.autoscale_pools == "kubernetes":
-                tasks.create_task(self._resize())
+            if self._resizer is not None:
+                self._resizing = tasks.create_task(self._resizer.run())
 
     async def drain(self) -> None:
-        """A placement takes microseconds; routers learn that they should ask another."""
+        """A placement takes microseconds; routers learn that they should ask another, and another
+        one resizes the pools."""
         self._state = WorkerState.DRAINING
         self._heartbeat.hurry()
+        if self._resizing is not None:
+            self._resizing.cancel()
+            await asyncio.wait([self._resizing])
 
     async def stop(self) -> None:
+        if self._pods is not None:
+            self._pods.close()
         if self._lines is not None:
             await self._lines.close()
         if self._server is not None:
@@ -120,15 +134,8 @@ class ConductorProgram:
             await self._clock.sleep(PLAN_SECONDS)
             self._conductor.plan_pools()
 
-    async def _resize(self) -> None:
-        settings, clock = self._settings, self._clock
-        async with kubernetes_pools(settings, clock, autoscaler.say_in_log) as pools:
-            await autoscaler.run(settings, pools, self._plan_to_follow, clock)
-
-    async def _plan_to_follow(self) -> PoolPlan | None:
-        """Of several conductors, the first by name resizes the pools."""
-        ready = [member.id for member in self._membership.ready(Role.CONDUCTOR)]
-        return self._conductor.pool_plan() if min(ready, default="") == self._id else None
+    async def _tell_plan(self) -> PoolPlan | None:
+        return self._conductor.pool_plan()
 
     async def _watch(
         self, node: Member, generation: Generation, number: int

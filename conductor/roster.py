@@ -60,12 +60,18 @@ class Roster:
         self._beliefs = beliefs
         self._clock = clock
         self._read_alone = read_alone
+        self._leaving: frozenset[WorkerId] = frozenset()
         self._seen: list[Member] | None = None
         self._looked_at = -math.inf
         self._ready: dict[WorkerId, Member] = {}
         self._nodes: dict[str, WorkerId] = {}
         self._generations: dict[WorkerId, Generation] = {}
         self._prefill_cost, self._decode_cost = PRIOR_PREFILL, PRIOR_DECODE
+
+    def leave(self, leaving: frozenset[WorkerId]) -> None:
+        """These are to end, as somebody knows who sees it before they do themselves."""
+        if leaving != self._leaving:
+            self._leaving, self._seen = leaving, None
 
     def follow(self) -> None:
         members = self._membership.members
@@ -75,7 +81,7 @@ class Roster:
         self._looked_at = min(self._membership.fresh_at, self._clock.monotonic())
         known = self._ready
         workers = [member for member in members if member.role in (Role.PREFILL, Role.DECODE)]
-        ready = [member for member in workers if member.state is WorkerState.READY]
+        ready = [member for member in workers if self._is_ready(member)]
         self._ready = {member.id: member for member in ready}
         self._nodes = _nodes(members)
         self._learn(ready)
@@ -95,6 +101,9 @@ class Roster:
     def node_of(self, worker: WorkerId) -> str:
         """The store of its host; empty where there is none."""
         return self._nodes.get(self._ready[worker].host, "")
+
+    def _is_ready(self, member: Member) -> bool:
+        return member.state is WorkerState.READY and member.id not in self._leaving
 
     # -- who comes and goes ----------------------------------------------------------------
 

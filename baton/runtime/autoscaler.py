@@ -21,8 +21,8 @@ def say_in_log(told: str) -> None:
 
 
 class Autoscaler:
-    """Looks every ``look_seconds``; a look that fails changes nothing. Restarting it loses nothing
-    but the time for which a change was wanted already."""
+    """Looks every ``look_seconds``, while it ``leads``; a look that fails changes nothing.
+    Restarting it loses nothing but the time for which a change was wanted already."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Autoscaler:
         dry_run: bool = False,
         look_seconds: float = 5.0,
         say: Callable[[str], None] = say_in_log,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self._pools = pools
         self._ask_plan = ask_plan
@@ -42,6 +43,7 @@ class Autoscaler:
         self._dry_run = dry_run
         self._look_seconds = look_seconds
         self._say = say
+        self._leads = leads
         self._past = Past()
         self._failing = ""
 
@@ -52,7 +54,11 @@ class Autoscaler:
             await self.look()
 
     async def look(self) -> Step | None:
-        """The step that was taken, or would have been."""
+        """The step that was taken, or would have been. What somebody else has done since is
+        nothing to be taken back: who leads again begins anew."""
+        if not self._leads():
+            self._past = Past()
+            return None
         try:
             sight = await self._sight()
         except BatonError as error:
@@ -119,9 +125,10 @@ async def run(
     ask_plan: AskPlan,
     clock: Clock,
     can_convert: bool = False,
+    leads: Callable[[], bool] = lambda: True,
 ) -> None:
     """As the settings say, until cancelled; returns at once when it is off. ``can_convert``:
-    workers of these pools can change from one to the other."""
+    workers of these pools can change from one to the other. ``leads``: whether this one may act."""
     if settings.autoscale == "off":
         return
     scaler = Autoscaler(
@@ -131,5 +138,6 @@ async def run(
         scaling_config(settings, can_convert),
         dry_run=settings.autoscale == "dry_run",
         look_seconds=settings.autoscale_seconds,
+        leads=leads,
     )
     await scaler.run()

@@ -181,9 +181,16 @@ def _take_back(sight: Sight, past: Past, config: ScalingConfig) -> Step | None:
         size, serving = sight.sizes[growth.role], sight.serving(growth.role)
         kept = max(growth.old, serving, config.bounds(growth.role).least)
         if waited >= config.pending_seconds and kept < size:
-            why = f"{size - serving} do not serve after {waited:.0f} s"
-            return Step(growth.role, size, kept, f"taken back, {why}")
+            why = f"taken back, {size - serving} do not serve after {waited:.0f} s"
+            return Step(growth.role, size, kept, why + _waits_for(sight, growth.role))
     return None
+
+
+def _waits_for(sight: Sight, role: Role) -> str:
+    """What one of those that come says, if any does."""
+    coming = [each for each in sight.workers if each.role is role and each.state != "serving"]
+    told = [each.message for each in coming if each.stays and each.message]
+    return f": {told[0]}" if told else ""
 
 
 def _after_taking_back(sight: Sight, past: Past, step: Step, config: ScalingConfig) -> Past:

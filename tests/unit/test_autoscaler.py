@@ -241,6 +241,18 @@ def test_growth_that_does_not_come_is_taken_back_and_rests() -> None:
     assert house.looks(20) == [(215.0, PREFILL, 3)]
 
 
+def test_what_is_taken_back_says_why_it_did_not_come() -> None:
+    house = House(1, 1)
+    house.plan = plan(2, 1)
+    house.looks(3)
+    sight, why = house.sight(), "0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+    pending = PoolWorker(WorkerId("x"), PREFILL, "pending", "", why)
+    workers = [*(each for each in sight.workers if each.state == "serving"), pending]
+    late = replace(sight, now_seconds=house.now + 100.0, workers=workers)
+    step, _ = decide(late, house.past, CONFIG)
+    assert str(step) == f"prefill 2 to 1: taken back, 1 do not serve after 100 s: {why}"
+
+
 def test_what_has_come_of_a_growth_stays() -> None:
     """Of two, one serves."""
     house = House(2, 2, replace(CONFIG, step=2))
@@ -304,10 +316,12 @@ class FakePools:
 class Loop:
     def __init__(self, dry_run: bool = False) -> None:
         self.pools, self.clock, self.said = FakePools(), ManualClock(), list[str]()
+        self.leads = True
         self.plan: PoolPlan | Exception = plan(2, 1)
         self.scaler = Autoscaler(
-            self.pools, self.ask, self.clock, CONFIG, dry_run=dry_run, say=self.said.append
-        )
+            self.pools, self.ask, self.clock, CONFIG, dry_run=dry_run, say=self.said.append,
+            leads=lambda: self.leads,
+        )  # fmt: skip
 
     async def ask(self) -> PoolPlan:
         if isinstance(self.plan, Exception):
@@ -325,6 +339,19 @@ async def test_a_step_is_taken_and_told() -> None:
     await loop.looks(3)
     assert loop.pools.asked == [{PREFILL: 2}]
     assert loop.said == ["changes prefill 1 to 2: why"]
+
+
+async def test_who_does_not_lead_does_nothing_and_forgets() -> None:
+    """A growth that it asked for before is the next one's to take back."""
+    loop = Loop()
+    await loop.looks(3)
+    assert loop.pools.asked == [{PREFILL: 2}]
+    loop.leads = False
+    await loop.looks(100)
+    assert loop.pools.asked == [{PREFILL: 2}]
+    loop.leads, loop.plan = True, plan(1, 1)
+    await loop.looks(100)
+    assert loop.pools.asked == [{PREFILL: 2}]
 
 
 async def test_a_dry_run_only_says_so() -> None:

@@ -109,6 +109,18 @@ async def test_a_snapshot_holds_those_that_take_requests() -> None:
     assert house.conductor.snapshot().decodes.ids == ()
 
 
+async def test_who_is_to_end_gets_nothing_more_at_once() -> None:
+    """Before the registry knows, and until the hint is taken back."""
+    house = House()
+    await house.announce(reader("p"), writer("d"), writer("e"))
+    house.conductor.snapshot()
+    house.conductor.leave(frozenset({WorkerId("e"), WorkerId("of another role")}))
+    assert [view.id for view in house.conductor.snapshot().decodes] == ["d"]
+    assert {house.place(f"r{n}").decode.id for n in range(20)} == {"d"}
+    house.conductor.leave(frozenset())
+    assert {view.id for view in house.conductor.snapshot().decodes} == {"d", "e"}
+
+
 async def test_nothing_is_looked_at_while_the_registry_was_not() -> None:
     house = House()
     await house.announce(reader("p"), writer("d"))

@@ -1,22 +1,28 @@
 """Who makes the pools follow the load: the supervisor for its own, a conductor for Kubernetes'."""
 
-from collections.abc import AsyncIterator
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 
 from baton.clock import ManualClock
-from baton.config import Settings, load_settings
-from baton.core.ids import Generation, WorkerId
-from baton.core.member import Member
+from baton.config import load_settings
+from baton.core.ids import WorkerId
 from baton.core.pool_plan import PoolPlan
-from baton.core.states import Role, WorkerState
-from baton.registry.membership import Membership
-from baton.registry.memory import MemoryRegistry
+from baton.core.states import Role
+from baton.core.trust import Trust
+from baton.errors import Invalid
 from baton.runtime import supervisor as supervisor_module
-from conductor import program as conductor_program
-from conductor.program import ConductorProgram
+from baton.runtime.election import LeaseRecord
+from baton.runtime.pools.base import PoolWorker
+from conductor import resizer as resizer_module
+from conductor.resizer import Resizer
+from conductor.watched_pods import WatchedPods
 from tests.unit.test_supervisor import House
 
 PLAN = PoolPlan(1, 2, "why", 1, 1, 1.0, 1000.0, 100.0, 0.0)
@@ -27,8 +33,8 @@ async def test_the_supervisor_follows_its_conductors_plan(
 ) -> None:
     asked = []
 
-    async def ask(address: str, secret: str | None) -> PoolPlan:
-        asked.append((address, secret))
+    async def ask(address: str, trust: Trust) -> PoolPlan:
+        asked.append((address, trust.secret))
         return PLAN
 
     monkeypatch.setattr(supervisor_module, "ask_pool_plan", ask)
@@ -46,46 +52,142 @@ async def test_the_supervisor_follows_its_conductors_plan(
     assert set(asked) == {("127.0.0.1:1009", "s")}
 
 
-async def test_of_several_conductors_the_first_resizes() -> None:
-    clock = ManualClock()
-    registry = MemoryRegistry(clock)
-    for name in ("b", "a"):
-        address, state = f"{name}:1", WorkerState.READY
-        one = Member(WorkerId(name), Role.CONDUCTOR, address, Generation(1), state)
-        await registry.announce(one, 60.0)
-    membership = Membership(registry, clock)
-    await membership.refresh()
-    told = [await follows(name, membership) for name in ("a", "b", "c")]
-    assert told == [PLAN, None, None]
+class Pools:
+    def __init__(self) -> None:
+        self.asked: list[Mapping[Role, int]] = []
+        self.mended = 0
+
+    async def sizes(self) -> Mapping[Role, int]:
+        return {Role.PREFILL: 1, Role.DECODE: 1}
+
+    async def workers(self) -> list[PoolWorker]:
+        return [PoolWorker(WorkerId(role.value), role, "serving") for role in await self.sizes()]
+
+    async def scale(self, wanted: Mapping[Role, int]) -> None:
+        self.asked.append(wanted)
+
+    async def mend(self) -> None:
+        self.mended += 1
 
 
-async def follows(name: str, membership: Membership) -> PoolPlan | None:
-    class Planned:
-        def pool_plan(self) -> PoolPlan:
-            return PLAN
+class Kubernetes:
+    """Pools and a lease that all conductors of a cluster share."""
 
-    program = ConductorProgram(load_settings(id=name, redis_url="redis://127.0.0.1:1/0"))
-    program._membership, program._conductor = membership, Planned()  # type: ignore[assignment]
-    try:
-        return await program._plan_to_follow()
-    finally:
-        await program.stop()
-
-
-async def test_a_conductor_opens_the_pools_of_its_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = []
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pools, self.record = Pools(), LeaseRecord("")
+        self.clock = ManualClock()
+        monkeypatch.setattr(resizer_module, "kubernetes_pools", self._open_pools)
+        monkeypatch.setattr(resizer_module, "kubernetes_lease", self._open_lease)
 
     @asynccontextmanager
-    async def pools(settings: Settings, clock: object, note: object) -> AsyncIterator[object]:
-        opened.append((settings.cluster, settings.kubernetes_namespace))
-        yield object()
+    async def _open_pools(self, *_: object) -> AsyncIterator[Pools]:
+        yield self.pools
 
-    monkeypatch.setattr(conductor_program, "kubernetes_pools", pools)
-    settings = load_settings(
-        cluster="c", kubernetes_namespace="models", autoscale_pools="kubernetes",
-        redis_url="redis://127.0.0.1:1/0",
-    )  # fmt: skip
-    program = ConductorProgram(settings, ManualClock())
-    await program._resize()  # autoscale is off
-    await program.stop()
-    assert opened == [("c", "models")]
+    @asynccontextmanager
+    async def _open_lease(self, *_: object) -> AsyncIterator["Kubernetes"]:
+        yield self
+
+    async def read(self) -> LeaseRecord:
+        return self.record
+
+    async def write(self, record: LeaseRecord) -> LeaseRecord:
+        assert record.version == self.record.version
+        number = str(int(self.record.version or 0) + 1)
+        self.record = replace(record, renewals=number, version=number)
+        return self.record
+
+    def resizer(self, name: str, autoscale: str = "on") -> Resizer:
+        settings = load_settings(
+            autoscale=autoscale, autoscale_pools="kubernetes", autoscale_stable_seconds=0
+        )
+
+        async def plan() -> PoolPlan:
+            return PLAN
+
+        made = Resizer.of(settings, WorkerId(name), plan, self.clock)
+        assert made is not None
+        return made
+
+    async def wait(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.clock.advance(1.0)
+            for _ in range(10):
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+def kubernetes(monkeypatch: pytest.MonkeyPatch) -> Kubernetes:
+    return Kubernetes(monkeypatch)
+
+
+async def test_of_several_conductors_one_resizes(kubernetes: Kubernetes) -> None:
+    """And mends first what another one may have left."""
+    one = asyncio.create_task(kubernetes.resizer("one").run())
+    await kubernetes.wait(1)
+    two = asyncio.create_task(kubernetes.resizer("two").run())
+    await kubernetes.wait(20)
+    assert (kubernetes.record.holder, kubernetes.pools.mended) == ("one", 1)
+    assert kubernetes.pools.asked == [{Role.DECODE: 2}]
+    one.cancel()
+    await asyncio.wait([one])
+    assert kubernetes.record.holder == ""  # given back, so that nobody waits for its end
+    await kubernetes.wait(5)
+    assert (kubernetes.record.holder, kubernetes.pools.mended) == ("two", 2)
+    two.cancel()
+    await asyncio.wait([two])
+
+
+async def test_a_dry_run_changes_nothing(kubernetes: Kubernetes) -> None:
+    running = asyncio.create_task(kubernetes.resizer("one", autoscale="dry_run").run())
+    await kubernetes.wait(60)
+    running.cancel()
+    await asyncio.wait([running])
+    assert kubernetes.pools.asked == [] and kubernetes.pools.mended == 0
+
+
+@pytest.mark.parametrize("given", [{}, {"autoscale": "on"}, {"autoscale_pools": "kubernetes"}])
+def test_nobody_resizes_unless_it_is_asked_for(given: dict[str, str]) -> None:
+    settings = load_settings(**given)
+    assert Resizer.of(settings, WorkerId("c"), AsyncMock(), ManualClock()) is None
+
+
+def test_of_several_pools_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resizer_module, "kubernetes_client", MagicMock())
+    places = {"big": "decode/x-big", "small": "decode/x-small", "prefill": "prefill/x-prefill"}
+    given = {"autoscale": "on", "autoscale_pools": "kubernetes", "kubernetes_pools": places}
+    wrong = "autoscale_decode_pool is {}: of the decode pools .*: big, small"
+    for name in (None, "prefill"):
+        settings = load_settings(**given, autoscale_decode_pool=name)
+        resizer = Resizer.of(settings, WorkerId("c"), AsyncMock(), ManualClock())
+        assert resizer is not None
+        with pytest.raises(Invalid, match=wrong.format(name)):
+            resizer.check()
+    for fine in (
+        load_settings(**given, autoscale_decode_pool="small"),
+        load_settings(**given | {"kubernetes_pools": places | {"decode": "decode/x-decode"}}),
+    ):
+        resizer = Resizer.of(fine, WorkerId("c"), AsyncMock(), ManualClock())
+        assert resizer is not None
+        resizer.check()
+
+
+async def test_pods_that_end_are_told_in_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a thread, to the conductor."""
+
+    class Watch:
+        def __init__(self, client: object, cluster: str, tell: Callable[..., None]) -> None:
+            assert cluster == "c"
+            self._thread = threading.Thread(target=tell, args=[frozenset({WorkerId("w")})])
+
+        def start(self) -> None:
+            self._thread.start()
+
+        def stop(self) -> None:
+            self._thread.join()
+
+    monkeypatch.setattr("conductor.watched_pods.kubernetes_client", MagicMock())
+    monkeypatch.setattr("baton.runtime.pools.kubernetes_watch.PodWatch", Watch)
+    told: asyncio.Future[frozenset[WorkerId]] = asyncio.get_running_loop().create_future()
+    pods = WatchedPods(load_settings(cluster="c"), told.set_result)
+    assert await told == {"w"}
+    pods.close()

@@ -9,6 +9,7 @@ from baton.config import Settings
 from baton.core.states import Role
 from baton.errors import Invalid
 from baton.registry.redis import RedisRegistry
+from baton.runtime.election import LeaseStore
 from baton.runtime.pools.reach import NoReach, RegistryReach
 
 if TYPE_CHECKING:
@@ -40,6 +41,19 @@ async def kubernetes_pools(
         client.close()
         if registry is not None:
             await registry.close()
+
+
+@asynccontextmanager
+async def kubernetes_lease(settings: Settings, clock: Clock) -> AsyncIterator[LeaseStore]:
+    """By which the conductors of ``settings.cluster`` agree on one of them. Raises Invalid."""
+    client = kubernetes_client(settings)
+    from baton.runtime.pools.kubernetes_lease import KubernetesLease
+
+    name = settings.kubernetes_lease or f"baton-{settings.cluster}-conductor"
+    try:
+        yield KubernetesLease(client, name, clock)
+    finally:
+        client.close()
 
 
 def kubernetes_client(settings: Settings) -> "KubernetesClient":

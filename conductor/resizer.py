@@ -1,0 +1,93 @@
+"""Keeps a cluster's pools in Kubernetes as large as this conductor plans them, while it leads."""
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from baton.clock import Clock
+from baton.config import Settings
+from baton.core.ids import WorkerId
+from baton.errors import BatonError, Invalid
+from baton.runtime import autoscaler
+from baton.runtime.election import Election
+from baton.runtime.pools.open_kubernetes import (
+    kubernetes_client,
+    kubernetes_lease,
+    kubernetes_pools,
+)
+
+if TYPE_CHECKING:
+    from baton.runtime.pools.kubernetes import KubernetesPools
+
+log = structlog.get_logger(__name__)
+
+
+class Resizer:
+    """Each conductor has one; they agree by a lease on the one that acts."""
+
+    def __init__(
+        self, settings: Settings, me: WorkerId, ask_plan: autoscaler.AskPlan, clock: Clock
+    ) -> None:
+        self._settings = settings
+        self._me = me
+        self._ask_plan = ask_plan
+        self._clock = clock
+        self._began = asyncio.Event()
+
+    @classmethod
+    def of(
+        cls, settings: Settings, me: WorkerId, ask_plan: autoscaler.AskPlan, clock: Clock
+    ) -> "Resizer | None":
+        """None where nobody is to resize pools in Kubernetes."""
+        if settings.autoscale == "off" or settings.autoscale_pools != "kubernetes":
+            return None
+        return cls(settings, me, ask_plan, clock)
+
+    def check(self) -> None:
+        """Raises Invalid where there is no way to an API server, and for a role with several pools
+        of which nobody says which one follows the load."""
+        settings = self._settings
+        kubernetes_client(settings).close()
+        chosen = (
+            ("prefill", settings.autoscale_prefill_pool),
+            ("decode", settings.autoscale_decode_pool),
+        )
+        for role, name in chosen:
+            places = settings.kubernetes_pools.items()
+            pools = [pool for pool, place in places if place.startswith(f"{role}/")]
+            if len(pools) > 1 and (name or role) not in pools:
+                raise Invalid(
+                    f"autoscale_{role}_pool is {name}: of the {role} pools it must name the one "
+                    f"that follows the load: {', '.join(sorted(pools))}"
+                )
+
+    async def run(self) -> None:
+        """Until cancelled; then it gives the lease back."""
+        settings, clock = self._settings, self._clock
+        async with (
+            kubernetes_pools(settings, clock, autoscaler.say_in_log) as pools,
+            kubernetes_lease(settings, clock) as lease,
+        ):
+            election = Election(lease, self._me, clock, self._began.set)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(election.run())
+                    tasks.create_task(self._mend(pools))
+                    await autoscaler.run(
+                        settings, pools, self._ask_plan, clock, leads=lambda: election.leads
+                    )
+            finally:
+                await election.resign()
+
+    async def _mend(self, pools: "KubernetesPools") -> None:
+        """What whoever led before may have left half done."""
+        while True:
+            await self._began.wait()
+            self._began.clear()
+            if self._settings.autoscale == "dry_run":
+                continue
+            try:
+                await pools.mend()
+            except BatonError as error:
+                log.warning("pools_not_mended", error=str(error))

@@ -1,0 +1,178 @@
+"""Pods that are being deleted, and the lease of those that resize, on a test API server."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from queue import Queue
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes")
+
+from kubernetes import client
+
+from baton.clock import SystemClock
+from baton.errors import Overloaded
+from baton.runtime.election import NOBODY, Election, LeaseRecord
+from baton.runtime.pools import kubernetes_watch as watch_module
+from baton.runtime.pools.kubernetes_client import KubernetesClient
+from baton.runtime.pools.kubernetes_lease import KubernetesLease
+from baton.runtime.pools.kubernetes_watch import PodWatch
+from tests.contract.fake_kubernetes import labels_of
+from tests.kube.api import Api
+from tests.kube.failures import Refused
+from tests.kube.kinds import NAMESPACE, POD
+from tests.kube.request import Request
+from tests.kube.server import KubeServer
+
+SECONDS = 20.0
+
+
+class House:
+    def __init__(self, server: KubeServer, folder: Path) -> None:
+        self.server = server
+        self.heard: Queue[set[str]] = Queue()
+        configuration = client.Configuration(host=server.url)
+        configuration.ssl_ca_cert = str(folder / "ca.crt")
+        configuration.tls_server_name = "localhost"
+        configuration.api_key = {"authorization": "Bearer admin"}
+        self.kubernetes = KubernetesClient(configuration, "models", call_seconds=5.0)
+        self.watch = PodWatch(self.kubernetes, "test", self._hear)
+
+    def _hear(self, leaving: frozenset[str]) -> None:
+        self.heard.put({name.partition(".")[0] for name in leaving})
+
+    def pod(self, name: str, role: str = "decode", cluster: str = "test") -> str:
+        """Its worker's id."""
+        body: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "models", "labels": labels_of(role, cluster)},
+            "spec": {"nodeName": "n1", "containers": [{"name": "baton", "image": "baton:1"}]},
+        }
+        return f"{name}.{self.server.api.create(POD, body)['metadata']['uid']}"
+
+    def delete(self, name: str, grace_seconds: int = 30) -> None:
+        options = {"gracePeriodSeconds": grace_seconds}
+        self.server.api.delete(POD, "models", name, options)
+
+
+@pytest.fixture
+def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    monkeypatch.setattr(watch_module, "WAIT_SECONDS", (0.01,))
+    server = KubeServer(Api(SystemClock()))
+    server.api.create(NAMESPACE, {"metadata": {"name": "models"}})
+    with server.running(tmp_path):
+        made = House(server, tmp_path)
+        yield made
+        made.watch.stop()
+        made.kubernetes.close()
+
+
+def test_who_is_deleted_is_told_at_once_and_forgotten_once_gone(house: House) -> None:
+    house.pod("decode-a")
+    house.pod("prefill-b", "prefill")
+    house.delete("decode-a")
+    house.watch.start()
+    assert house.heard.get(timeout=SECONDS) == {"decode-a"}
+    house.delete("prefill-b")
+    assert house.heard.get(timeout=SECONDS) == {"decode-a", "prefill-b"}
+    house.delete("decode-a", 0)
+    assert house.heard.get(timeout=SECONDS) == {"prefill-b"}
+
+
+def test_a_name_that_is_used_again_is_somebody_else(house: House) -> None:
+    ids: list[frozenset[str]] = []
+    heard: Queue[None] = Queue()
+
+    def hear(leaving: frozenset[str]) -> None:
+        ids.append(leaving)
+        heard.put(None)
+
+    house.watch = PodWatch(house.kubernetes, "test", hear)
+    first = house.pod("decode-a")
+    house.watch.start()
+    house.delete("decode-a")
+    heard.get(timeout=SECONDS)
+    house.delete("decode-a", 0)
+    heard.get(timeout=SECONDS)
+    second = house.pod("decode-a")
+    house.delete("decode-a")
+    heard.get(timeout=SECONDS)
+    assert first != second
+    assert ids == [{first}, set(), {second}]
+
+
+def test_others_pods_are_not_looked_at(house: House) -> None:
+    house.watch.start()
+    for name, role, cluster in (("x", "decode", "other"), ("y", "router", "test")):
+        house.pod(name, role, cluster)
+        house.delete(name)
+    house.pod("decode-a")
+    house.delete("decode-a")
+    assert house.heard.get(timeout=SECONDS) == {"decode-a"}
+
+
+@pytest.mark.parametrize("verb", ["list", "watch"])
+@pytest.mark.parametrize("code", [403, 410, 500])
+def test_what_goes_wrong_is_tried_again(house: House, verb: str, code: int) -> None:
+    """Whatever it was, what has happened meanwhile is seen in the end."""
+    failures = iter([True, True, False])
+
+    def before(request: Request) -> None:
+        if request.verb == verb and next(failures, False):
+            raise Refused(code, "Whatever", "for the test")
+
+    house.pod("decode-a")
+    house.server.before = before
+    house.watch.start()
+    house.delete("decode-a")
+    assert house.heard.get(timeout=SECONDS) == {"decode-a"}
+
+
+def test_without_an_api_server_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: Queue[float] = Queue()
+    nobody = KubernetesClient(client.Configuration(host="http://127.0.0.1:1"), "models", 1.0)
+    watch = PodWatch(nobody, "test", lambda leaving: pytest.fail("there is nobody"))
+    monkeypatch.setattr(watch._stopped, "wait", waits.put)
+    watch.start()
+    assert [waits.get(timeout=SECONDS) for _ in range(6)] == [1.0, 2.0, 5.0, 15.0, 30.0, 30.0]
+    watch.stop()
+    nobody.close()
+
+
+# -- the lease -------------------------------------------------------------------------------
+
+
+def lease_of(house: House) -> KubernetesLease:
+    return KubernetesLease(house.kubernetes, "baton-test-conductor", SystemClock())
+
+
+async def test_a_lease_is_made_renewed_and_given_back(house: House) -> None:
+    lease = lease_of(house)
+    assert await lease.read() is None
+    made = await lease.write(LeaseRecord("one"))
+    assert (made.holder, made.transitions) == ("one", 0)
+    assert await lease.read() == made
+    renewed = await lease.write(made)
+    assert renewed.renewals > made.renewals and renewed.version != made.version
+    given = await lease.write(LeaseRecord(NOBODY, version=renewed.version))
+    assert given.holder == NOBODY
+    for stale in (made, LeaseRecord("two")):
+        with pytest.raises(Overloaded, match="leases"):
+            await lease.write(stale)
+
+
+async def test_two_that_want_it_at_once(house: House) -> None:
+    clock = SystemClock()
+    elections = [Election(lease_of(house), name, clock) for name in ("one", "two", "three")]
+    await asyncio.gather(*(each.look() for each in elections))
+    assert sum(each.leads for each in elections) == 1
+    leader = next(each for each in elections if each.leads)
+    await leader.resign()
+    assert not any(each.leads for each in elections)
+    for each in elections:
+        if each is not leader:
+            await each.look()
+    assert sum(each.leads for each in elections) == 1 and not leader.leads
