@@ -199,6 +199,14 @@ def test_nobody_is_sent_to_who_is_not_ready(scenario: str) -> None:
         assert service["spec"]["publishNotReadyAddresses"] is False
 
 
+@EVERY
+def test_why_a_program_ended_is_in_its_pods_status(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        for container in pod.containers:
+            if container["name"] != "ray":
+                assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
+
+
 # -- resources -----------------------------------------------------------------------------
 
 

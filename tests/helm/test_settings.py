@@ -158,7 +158,8 @@ def test_the_schema_knows_the_settings(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("--rewrite"):
         schema["definitions"]["settings"] = settings_schema()
         path.write_text(json.dumps(schema, indent=2) + "\n")
-    assert schema["definitions"]["settings"] == settings_schema()
+    known = schema["definitions"]["settings"]
+    assert known == settings_schema(), "pytest tests/helm --rewrite, and look at the diff"
 
 
 def test_the_charts_own_settings_are_settings() -> None:

@@ -43,6 +43,7 @@ containers:
     image: {{ include "baton.image" . | quote }}
     imagePullPolicy: {{ .root.Values.images.pullPolicy }}
     command: ["baton", "serve", {{ .role | quote }}]
+    terminationMessagePolicy: FallbackToLogsOnError
     env:
       {{- include "baton.env" . | nindent 6 }}
     {{- with .v.extraEnvFrom }}

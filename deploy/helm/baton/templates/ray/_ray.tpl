@@ -89,6 +89,7 @@ livenessProbe:
 - name: baton
   image: {{ include "baton.image" . | quote }}
   imagePullPolicy: {{ .root.Values.images.pullPolicy }}
+  terminationMessagePolicy: FallbackToLogsOnError
   command:
     - sh
     - -c

@@ -1,0 +1,66 @@
+"""What the chart gives to Prometheus and Grafana: the files as they are, and pods that can be
+scraped."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm.chart import CHART, released, render, setting
+from tests.helm.test_references import selects
+
+DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
+RULES = sorted((CHART / "rules").glob("*.yaml"))
+MOST_BYTES = 2**20
+"""Of a ConfigMap."""
+
+
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.name)
+def test_a_dashboard_is_a_config_map(path: Path) -> None:
+    (found,) = [each for each in released("everything").all("ConfigMap")
+                if path.name in each["data"]]  # fmt: skip
+    assert json.loads(found["data"][path.name]) == json.loads(path.read_text())
+    assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert found["metadata"]["annotations"]["grafana_folder"] == "Baton"
+    assert len(found["data"][path.name].encode()) < MOST_BYTES
+
+
+@pytest.mark.parametrize("path", RULES, ids=lambda path: path.name)
+def test_rules_are_as_in_their_file(path: Path) -> None:
+    """Their own braces are left alone."""
+    specs = [each["spec"] for each in released("everything").all("PrometheusRule")]
+    assert yaml.safe_load(path.read_text()) in specs
+
+
+def test_there_is_nothing_of_it_unless_asked_for() -> None:
+    release = released("demo")
+    assert not release.all("PrometheusRule")
+    assert release.names("ConfigMap") == {"demo-baton-config"}
+
+
+def test_a_pod_monitor_finds_every_pod_of_ours() -> None:
+    release = released("everything")
+    (monitor,) = release.all("PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    assert endpoint == {"port": "ops", "path": "/metrics", "interval": "15s"}
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    for pod in release.serving():
+        assert selects(monitor["spec"]["selector"], pod.labels)
+        assert "ops" in {port["name"] for port in pod.main["ports"]}
+
+
+def test_a_service_monitor_stands_for_it() -> None:
+    """Every role has one Service with the port, and the router's own hasn't."""
+    release = render(setting(monitoring__serviceMonitor=True, monitoring__podMonitor=True))
+    assert not release.all("PodMonitor")
+    (monitor,) = release.all("ServiceMonitor")
+    roles = [
+        service["metadata"]["labels"]["baton.dev/role"]
+        for service in release.all("Service")
+        if selects(monitor["spec"]["selector"], service["metadata"]["labels"])
+        and "ops" in {port["name"] for port in service["spec"]["ports"]}
+    ]
+    assert sorted(roles) == ["conductor", "decode", "prefill", "router"]
+    router = release.one("Service", "demo-baton-router")
+    assert [port["name"] for port in router["spec"]["ports"]] == ["http"]
