@@ -4,6 +4,8 @@ with cluster() as kube:
     kube.helm().install(chart, "baton")
 """
 
+import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,6 +31,7 @@ from tests.kube.subresources import is_ready
 
 NODES = ("node-1", "node-2", "node-3")
 LOOK_SECONDS = 0.05
+FOLDER = "baton-kube-"
 
 
 @dataclass
@@ -40,6 +43,7 @@ class Cluster:
     controllers: Controllers
     kubelet: Kubelet
     folder: Path
+    bridge: str
 
     @property
     def kubeconfig(self) -> Path:
@@ -49,7 +53,8 @@ class Cluster:
         """Helm 4, as a ``helm_python.Config``."""
         from helm_python import Config
 
-        return Config(kubeconfig_path=self.kubeconfig, namespace=namespace)
+        path = self.kubeconfig
+        return Config(kubeconfig_path=path, namespace=namespace, qps=500, burst_limit=500)
 
     def client(self) -> client.ApiClient:
         """Of the administrator."""
@@ -116,7 +121,9 @@ def cluster(
 ) -> Iterator[Cluster]:
     """``resources`` of each node, beside those that all have. Whatever
     happens, no process, mount or interface is left; what a killed process leaves ends with it."""
-    with tempfile.TemporaryDirectory(prefix="baton-kube-") as own, network() as net:
+    _sweep()
+    prefix = f"{FOLDER}{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix) as own, network() as net:
         place = folder or Path(own)
         place.mkdir(parents=True, exist_ok=True)
         api = Api(clock or SystemClock(), net.service_subnet)
@@ -131,4 +138,12 @@ def cluster(
             )  # fmt: skip
             with Kubelet(node).running() as kubelet:
                 server.containers = kubelet
-                yield Cluster(api, server, controllers, kubelet, place)
+                yield Cluster(api, server, controllers, kubelet, place, net.bridge)
+
+
+def _sweep() -> None:
+    """Folders of clusters that were killed."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER}*-*"):
+        owner = folder.name.removeprefix(FOLDER).partition("-")[0]
+        if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -171,13 +171,20 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         assert isinstance(server, _Server)
         self.request.settimeout(IDLE_SECONDS)
-        self.request = server.context.wrap_socket(self.request, server_side=True)
+        plain = self.request
+        try:
+            self.request = server.context.wrap_socket(plain, server_side=True)
+        except OSError:
+            plain.close()
+            raise
         super().setup()
 
     def finish(self) -> None:
         """The server itself knows only the socket below, and closes that."""
-        super().finish()
-        self.request.close()
+        try:
+            super().finish()
+        finally:
+            self.request.close()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Quiet."""

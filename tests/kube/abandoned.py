@@ -1,0 +1,18 @@
+"""A cluster that is killed in the middle: prints its container's process id, and waits for it."""
+
+import sys
+
+from tests.kube.cluster import cluster
+from tests.kube.kinds import POD
+from tests.kube.pods import phase
+
+SECONDS = 20.0
+
+if __name__ == "__main__":
+    with cluster(nodes=["n"]) as kube:
+        spec = {"containers": [{"name": "c", "image": "x:1", "command": ["sleep", "99"]}]}
+        kube.api.create(POD, {"metadata": {"name": "p", "namespace": "default"}, "spec": spec})
+        kube.wait(lambda: phase(kube.pods()[0]) == "Running", SECONDS, "a pod")
+        words, _ = kube.kubelet.entering("default", "p", "", [])
+        print(words[1].partition("=")[2], flush=True)
+        sys.stdin.read()

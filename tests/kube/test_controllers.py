@@ -1,0 +1,391 @@
+"""Controllers: from a wish to pods, step by step, with a kubelet that does what the test says."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from baton.clock import ManualClock
+from tests.kube import instant
+from tests.kube.api import Api
+from tests.kube.controllers import scheduler
+from tests.kube.controllers.manager import Controllers
+from tests.kube.controllers.replica_set import COST
+from tests.kube.failures import Refused
+from tests.kube.kinds import (
+    BUDGET,
+    CLAIM,
+    DEPLOYMENT,
+    ENDPOINTS,
+    JOB,
+    NAMESPACE,
+    NODE,
+    POD,
+    REPLICA_SET,
+    SERVICE,
+    SLICE,
+    STATEFUL_SET,
+    Kind,
+    Object,
+)
+from tests.kube.pods import is_leaving
+from tests.kube.request import Request
+from tests.kube.selectors import labels_match
+from tests.kube.subresources import condition, evict, is_ready
+
+
+class Rig:
+    """Two nodes; ``settle`` until all that was placed runs and all that was to go has gone."""
+
+    def __init__(self) -> None:
+        self.clock = ManualClock(1_000_000.0)
+        self.api = Api(self.clock)
+        self.controllers = Controllers(self.api)
+        for name in ("n1", "n2"):
+            instant.add_node(self.api, name)
+
+    def settle(self, ready: bool = True) -> None:
+        for _ in range(100):
+            before = self.api.store.version
+            self.controllers.settle()
+            instant.start(self.api, ready)
+            instant.end(self.api)
+            self.clock.advance(1)
+            if self.api.store.version == before:
+                return
+        raise AssertionError("it goes on for ever")
+
+    def create(self, kind: Kind, name: str, spec: Object) -> Object:
+        return self.api.create(kind, {"metadata": {"name": name, "namespace": "default"},
+                                      "spec": spec})  # fmt: skip
+
+    def change(self, kind: Kind, name: str, change: Callable[[Object], None]) -> Object:
+        found = self.api.store.get(kind, "default" if kind.namespaced else "", name)
+        change(found)
+        return self.api.update(kind, found)
+
+    def pods(self, selector: str = "") -> list[Object]:
+        found = self.api.store.all(POD)
+        return [pod for pod in found if labels_match(selector, pod["metadata"].get("labels", {}))]
+
+    def names(self) -> set[str]:
+        return {pod["metadata"]["name"] for pod in self.pods() if not is_leaving(pod)}
+
+    def deploy(self, replicas: int = 3, **more: Any) -> None:
+        self.create(DEPLOYMENT, "web", {**workload("web", replicas), **more})
+        self.settle()
+
+    def scale(self, replicas: int) -> None:
+        self.change(DEPLOYMENT, "web", lambda found: found["spec"].update(replicas=replicas))
+        self.controllers.settle()
+
+    def new_image(self, image: str) -> None:
+        def change(found: Object) -> None:
+            found["spec"]["template"]["spec"]["containers"][0]["image"] = image
+
+        self.change(DEPLOYMENT, "web", change)
+
+    def status(self, kind: Kind, name: str = "web") -> Object:
+        status: Object = self.api.store.get(kind, "default", name)["status"]
+        return status
+
+
+def pod_spec() -> Object:
+    container: Object = {"name": "c", "image": "x:1"}
+    container["ports"] = [{"name": "http", "containerPort": 8000}]
+    return {"containers": [container]}
+
+
+def workload(name: str, replicas: int) -> Object:
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": pod_spec()}
+    return {"replicas": replicas, "selector": {"matchLabels": labels}, "template": template}
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig()
+
+
+# -- deployments -------------------------------------------------------------------------------
+
+
+def test_a_deployment_becomes_ready_pods_spread_over_the_nodes(rig: Rig) -> None:
+    rig.deploy(4)
+    nodes = sorted(pod["spec"]["nodeName"] for pod in rig.pods("app=web"))
+    assert nodes == ["n1", "n1", "n2", "n2"]
+    status = rig.status(DEPLOYMENT)
+    assert status["readyReplicas"] == status["updatedReplicas"] == 4
+    assert condition({"status": status}, "Available") == "True"
+    reasons = {each["type"]: each["reason"] for each in status["conditions"]}
+    assert reasons["Progressing"] == "NewReplicaSetAvailable"
+
+
+def test_a_rolling_update_never_has_too_few_nor_too_many(rig: Rig) -> None:
+    rig.deploy(4, strategy={"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}})
+    rig.new_image("x:2")
+    seen = set()
+    for _ in range(40):
+        rig.controllers.settle()
+        alive = [pod for pod in rig.pods("app=web") if not is_leaving(pod)]
+        seen.add((len(alive), sum(map(is_ready, alive))))
+        instant.start(rig.api)
+        instant.end(rig.api)
+    assert min(ready for _, ready in seen) == 3 and max(count for count, _ in seen) == 5
+    assert {pod["spec"]["containers"][0]["image"] for pod in rig.pods()} == {"x:2"}
+
+
+def test_without_surge_one_goes_before_one_comes(rig: Rig) -> None:
+    rig.deploy(2, strategy={"rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}})
+    rig.new_image("x:2")
+    rig.controllers.settle()
+    assert [is_leaving(pod) for pod in rig.pods()].count(True) == 1
+    assert len(rig.names()) == 2, "the new one is there, whether or not there is room for it"
+
+
+def test_a_rollout_that_never_gets_ready_stops(rig: Rig) -> None:
+    rig.deploy(3, strategy={"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}})
+    rig.new_image("broken:1")
+    rig.settle(ready=False)
+    images = [pod["spec"]["containers"][0]["image"] for pod in rig.pods() if is_ready(pod)]
+    assert images == ["x:1"] * 3
+    rig.clock.advance(601)
+    rig.controllers.settle()
+    assert condition({"status": rig.status(DEPLOYMENT)}, "Progressing") == "False"
+
+
+def test_rolling_back_takes_the_old_replica_set_again(rig: Rig) -> None:
+    rig.deploy(2)
+    first = {pod["metadata"]["labels"]["pod-template-hash"] for pod in rig.pods()}
+    rig.new_image("x:2")
+    rig.settle()
+    rig.new_image("x:1")
+    rig.settle()
+    assert {pod["metadata"]["labels"]["pod-template-hash"] for pod in rig.pods()} == first
+    revisions = [
+        each["metadata"]["annotations"]["deployment.kubernetes.io/revision"]
+        for each in rig.api.store.all(REPLICA_SET)
+    ]
+    assert sorted(revisions) == ["2", "3"]
+
+
+def test_recreate_waits_until_the_old_ones_are_gone(rig: Rig) -> None:
+    rig.deploy(2, strategy={"type": "Recreate"})
+    rig.new_image("x:2")
+    rig.controllers.settle()
+    assert [is_leaving(pod) for pod in rig.pods()] == [True, True]
+    rig.settle()
+    assert {pod["spec"]["containers"][0]["image"] for pod in rig.pods()} == {"x:2"}
+
+
+def test_old_replica_sets_are_forgotten_beyond_the_limit(rig: Rig) -> None:
+    rig.deploy(1, revisionHistoryLimit=1)
+    for number in range(2, 5):
+        rig.new_image(f"x:{number}")
+        rig.settle()
+    assert len(rig.api.store.all(REPLICA_SET)) == 2
+
+
+# -- who goes ----------------------------------------------------------------------------------
+
+
+def test_the_cheapest_pod_goes_whatever_its_age(rig: Rig) -> None:
+    rig.deploy(3)
+    victim = sorted(rig.names())[1]
+    metadata = {"annotations": {COST: "-2147483647"}}
+    rig.change(POD, victim, lambda found: found["metadata"].update(metadata))
+    rig.scale(2)
+    assert victim not in rig.names() and len(rig.names()) == 2
+
+
+def test_who_has_no_node_or_is_not_ready_goes_before_the_cheapest(rig: Rig) -> None:
+    rig.deploy(3)
+    cheap, sick, _ = sorted(rig.names())
+    metadata = {"annotations": {COST: "-2147483647"}}
+    rig.change(POD, cheap, lambda found: found["metadata"].update(metadata))
+    instant.set_ready(rig.api, rig.api.store.get(POD, "default", sick), False)
+    for node in ("n1", "n2"):
+        rig.change(NODE, node, lambda found: found["spec"].update(unschedulable=True))
+    rig.scale(4)
+    assert len(rig.names()) == 4
+    rig.scale(3)
+    assert {cheap, sick} < rig.names(), "the one that was never placed went"
+    rig.scale(2)
+    assert cheap in rig.names() and sick not in rig.names()
+    rig.scale(1)
+    assert cheap not in rig.names()
+
+
+def test_the_newest_goes_else(rig: Rig) -> None:
+    rig.deploy(2)
+    old = rig.names()
+    rig.clock.advance(100)
+    rig.scale(3)
+    rig.settle()
+    rig.scale(2)
+    assert rig.names() == old
+
+
+# -- other workloads ---------------------------------------------------------------------------
+
+
+def test_stateful_pods_have_numbers_claims_and_an_order(rig: Rig) -> None:
+    template = {"metadata": {"name": "data"}, "spec": {
+        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}},
+    }}  # fmt: skip
+    spec = {**workload("db", 2), "serviceName": "db", "volumeClaimTemplates": [template]}
+    rig.create(STATEFUL_SET, "db", spec)
+    rig.controllers.settle()
+    assert rig.names() == {"db-0"}, "the second waits for the first"
+    rig.settle()
+    assert rig.names() == {"db-0", "db-1"}
+    claims = [claim["metadata"]["name"] for claim in rig.api.store.all(CLAIM)]
+    assert claims == ["data-db-0", "data-db-1"]
+    rig.change(STATEFUL_SET, "db", lambda found: found["spec"].update(replicas=1))
+    rig.settle()
+    assert rig.names() == {"db-0"} and len(rig.api.store.all(CLAIM)) == 2
+    status = rig.status(STATEFUL_SET, "db")
+    assert status["currentRevision"] == status["updateRevision"]
+
+
+def test_stateful_updates_go_from_the_last_to_the_first(rig: Rig) -> None:
+    rig.create(STATEFUL_SET, "db", {**workload("db", 2), "serviceName": "db"})
+    rig.settle()
+
+    def change(found: Object) -> None:
+        found["spec"]["template"]["spec"]["containers"][0]["image"] = "x:2"
+
+    rig.change(STATEFUL_SET, "db", change)
+    rig.controllers.settle()
+    leaving = [pod["metadata"]["name"] for pod in rig.pods() if is_leaving(pod)]
+    assert leaving == ["db-1"]
+    rig.settle()
+    assert {pod["spec"]["containers"][0]["image"] for pod in rig.pods()} == {"x:2"}
+
+
+def test_a_job_tries_again_until_it_has_failed_often_enough(rig: Rig) -> None:
+    template = {"spec": {**pod_spec(), "restartPolicy": "Never"}}
+    rig.create(JOB, "once", {"template": template, "backoffLimit": 1})
+    rig.settle()
+
+    def end(phase: str) -> None:
+        for pod in rig.pods():
+            if pod["status"]["phase"] == "Running":
+                rig.api.set_status(POD, {**pod, "status": {**pod["status"], "phase": phase}})
+        rig.settle()
+
+    end("Failed")
+    assert len(rig.pods()) == 2 and condition({"status": rig.status(JOB, "once")}, "Failed") == (
+        "Unknown"
+    )
+    end("Failed")
+    assert condition({"status": rig.status(JOB, "once")}, "Failed") == "True"
+
+
+# -- services, budgets, nodes ------------------------------------------------------------------
+
+
+def addresses(rig: Rig) -> list[str]:
+    subsets = rig.api.store.get(ENDPOINTS, "default", "web")["subsets"]
+    return sorted(a["ip"] for subset in subsets for a in subset.get("addresses", []))
+
+
+@pytest.mark.parametrize("always", [False, True])
+def test_who_leaves_is_no_endpoint_unless_the_service_wants_everybody(
+    rig: Rig, always: bool
+) -> None:
+    spec = {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}
+    rig.create(SERVICE, "web", {**spec, "publishNotReadyAddresses": always})
+    rig.deploy(2)
+    assert len(addresses(rig)) == 2
+    rig.api.delete(POD, "default", min(rig.names()))
+    rig.controllers.settle()
+    running = [pod for pod in rig.pods() if pod["status"].get("podIP")]
+    assert len(running) == 2 and len(addresses(rig)) == (2 if always else 1)
+    entries = rig.api.store.get(SLICE, "default", "web-1")["endpoints"]
+    leaving = [each["conditions"] for each in entries if each["conditions"]["terminating"]]
+    assert leaving == [{"ready": always, "serving": True, "terminating": True}]
+    port = rig.api.store.get(ENDPOINTS, "default", "web")["subsets"][0]["ports"][0]
+    assert port["port"] == 8000
+
+
+def evicted(rig: Rig, name: str) -> None:
+    body = {"deleteOptions": {}}
+    evict(rig.api, Request("create", POD, "default", name, "eviction", body=body))
+
+
+def test_a_budget_lets_go_one_at_a_time(rig: Rig) -> None:
+    rig.create(BUDGET, "web", {"selector": {"matchLabels": {"app": "web"}}, "maxUnavailable": 1})
+    rig.deploy(3)
+    one, two, _ = sorted(rig.names())
+    evicted(rig, one)
+    with pytest.raises(Refused, match="would violate the pod's disruption budget") as refused:
+        evicted(rig, two)
+    assert refused.value.code == 429
+    rig.settle()
+    evicted(rig, two)
+
+
+@pytest.mark.parametrize(("policy", "goes"), [("AlwaysAllow", True), ("IfHealthyBudget", False)])
+def test_whether_a_sick_pod_may_be_evicted_is_the_budgets_to_say(
+    rig: Rig, policy: str, goes: bool
+) -> None:
+    spec = {"selector": {"matchLabels": {"app": "web"}}, "maxUnavailable": 0}
+    rig.create(BUDGET, "web", {**spec, "unhealthyPodEvictionPolicy": policy})
+    rig.create(DEPLOYMENT, "web", workload("web", 1))
+    rig.settle(ready=False)
+    (name,) = rig.names()
+    try:
+        evicted(rig, name)
+        assert goes
+    except Refused as refused:
+        assert refused.code == 429 and not goes
+
+
+def test_a_pod_without_room_says_why(rig: Rig) -> None:
+    spec = workload("web", 1)
+    limits = {"limits": {"nvidia.com/gpu": "1"}}
+    spec["template"]["spec"]["containers"][0]["resources"] = limits
+    rig.create(DEPLOYMENT, "web", spec)
+    rig.settle()
+    (pod,) = rig.pods()
+    (entry,) = [c for c in pod["status"]["conditions"] if c["type"] == "PodScheduled"]
+    assert (entry["reason"], entry["message"]) == (
+        "Unschedulable", "0/2 nodes are available: 2 Insufficient nvidia.com/gpu.",
+    )  # fmt: skip
+    instant.add_node(rig.api, "n3", {"nvidia.com/gpu": "1"})
+    rig.settle()
+    assert rig.pods()[0]["spec"]["nodeName"] == "n3"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("500m", 0.5), ("1Gi", 2**30), ("2", 2), ("1.5k", 1500), (3, 3)]
+)
+def test_quantities(text: str | int, value: float) -> None:
+    assert scheduler.quantity(text) == value
+
+
+# -- what goes with what -----------------------------------------------------------------------
+
+
+def test_what_is_owned_goes_with_its_owner(rig: Rig) -> None:
+    rig.deploy(2)
+    rig.api.delete(DEPLOYMENT, "default", "web")
+    rig.settle()
+    assert rig.pods() == [] and rig.api.store.all(REPLICA_SET) == []
+
+
+def test_in_foreground_the_owner_goes_last(rig: Rig) -> None:
+    rig.deploy(1)
+    rig.api.delete(DEPLOYMENT, "default", "web", {"propagationPolicy": "Foreground"})
+    assert is_leaving(rig.api.store.get(DEPLOYMENT, "default", "web"))
+    rig.settle()
+    assert rig.pods() == [] and rig.api.store.all(DEPLOYMENT) == []
+
+
+def test_a_namespace_takes_all_with_it(rig: Rig) -> None:
+    rig.deploy(2)
+    rig.api.delete(NAMESPACE, "", "default")
+    rig.settle()
+    assert rig.pods() == []
+    assert [each["metadata"]["name"] for each in rig.api.store.all(NAMESPACE)] == ["kube-system"]

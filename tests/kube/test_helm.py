@@ -1,0 +1,140 @@
+"""Helm 4 and the chart on the API server: who owns the replicas, and that releases come and go.
+
+Pods become ready at once here; ``test_journey.py`` starts them for real.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.clock import SystemClock
+from tests.kube import instant
+from tests.kube.api import Api
+from tests.kube.controllers.manager import Controllers
+from tests.kube.kinds import DEPLOYMENT, POD, SECRET, SERVICE
+from tests.kube.request import Request
+from tests.kube.server import KubeServer
+from tests.kube.subresources import change_scale
+
+helm_python = pytest.importorskip("helm_python")
+
+CHART = Path(__file__).parents[2] / "deploy" / "helm" / "baton"
+SECONDS = 60
+
+
+class Releases:
+    """The chart's release ``baton`` in a cluster whose pods need no processes."""
+
+    def __init__(self, api: Api, folder: Path) -> None:
+        self.api = api
+        self.config = helm_python.Config(
+            kubeconfig_path=folder / "kubeconfig", namespace="default", qps=500, burst_limit=500
+        )
+
+    def install(self, **values: Any) -> None:
+        self.config.install(CHART, "baton", values, wait="watcher", timeout=SECONDS)
+
+    def upgrade(self, **values: Any) -> None:
+        self.config.upgrade(CHART, "baton", values, wait="watcher", timeout=SECONDS)
+
+    def scale(self, name: str, replicas: int) -> None:
+        """As ``kubectl scale`` does it."""
+        body = {"spec": {"replicas": replicas}}
+        change_scale(
+            self.api,
+            Request(
+                "patch", DEPLOYMENT, "default", name, "scale", {}, body,
+                "application/merge-patch+json", "kubectl",
+            ),
+        )  # fmt: skip
+
+    def replicas(self, name: str) -> int:
+        count: int = self.api.store.get(DEPLOYMENT, "default", name)["spec"]["replicas"]
+        return count
+
+    def templates(self) -> dict[str, Any]:
+        return {
+            each["metadata"]["name"]: each["spec"]["template"]
+            for each in self.api.store.all(DEPLOYMENT)
+        }
+
+    def secrets(self) -> Any:
+        return self.api.store.get(SECRET, "default", "baton-secrets")["data"]
+
+
+@contextmanager
+def kept_ready(api: Api) -> Iterator[None]:
+    """Whatever is placed on a node runs at once, and what is to go has gone."""
+    over, changed = threading.Event(), threading.Event()
+    api.store.listen(changed.set)
+
+    def run() -> None:
+        while not over.is_set():
+            changed.wait(0.1)
+            changed.clear()
+            with api.store.locked():
+                instant.start(api)
+                instant.end(api)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.fixture
+def releases(tmp_path: Path) -> Iterator[Releases]:
+    api = Api(SystemClock())
+    instant.add_node(api, "n1")
+    server = KubeServer(api)
+    with server.running(tmp_path), Controllers(api).running(), kept_ready(api):
+        yield Releases(api, tmp_path)
+
+
+def test_a_pool_that_the_chart_owns_is_not_scaled_behind_its_back(releases: Releases) -> None:
+    releases.install()
+    releases.scale("baton-decode", 3)
+    with pytest.raises(helm_python.HelmReleaseError) as refused:
+        releases.upgrade()
+    assert 'conflict with "kubectl" with subresource "scale"' in str(refused.value)
+    assert ".spec.replicas" in str(refused.value)
+    assert releases.replicas("baton-decode") == 3
+    releases.upgrade(pools={"decode": {"replicas": 3}})
+    assert releases.replicas("baton-decode") == 3
+
+
+def test_a_pool_that_others_own_keeps_its_size_over_upgrades(releases: Releases) -> None:
+    external = {"replicasManagedBy": "external"}
+    releases.install(**external, pools={"decode": {"replicas": 2}})
+    assert releases.replicas("baton-decode") == 2
+    releases.scale("baton-decode", 4)
+    secrets, before = releases.secrets(), releases.templates()
+    releases.upgrade(**external, pools={"decode": {"replicas": 2}}, settings={"max_running": 8})
+    assert releases.replicas("baton-decode") == 4 and releases.replicas("baton-prefill") == 1
+    assert releases.secrets() == secrets, "generated secrets are kept"
+    changed = {name for name, each in releases.templates().items() if each != before[name]}
+    assert "baton-decode" in changed, "new settings roll out"
+    releases.scale("baton-decode", 5)
+    releases.upgrade(**external)
+    assert releases.replicas("baton-decode") == 5
+
+
+def test_a_release_goes_back_and_away(releases: Releases) -> None:
+    releases.install()
+    before = releases.templates()
+    releases.upgrade(settings={"max_running": 8})
+    assert releases.templates() != before
+    releases.config.rollback("baton", version=1, wait="watcher", timeout=SECONDS)
+    assert releases.templates() == before
+    history = [each["status"] for each in releases.config.history("baton")]
+    assert history == ["superseded", "superseded", "deployed"]
+    releases.config.uninstall("baton", wait="watcher", timeout=SECONDS)
+    left = [kind.kind for kind in (DEPLOYMENT, SERVICE, POD) if releases.api.store.all(kind)]
+    assert left == []
