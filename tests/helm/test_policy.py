@@ -240,6 +240,30 @@ def test_gpus_and_rdma_are_limits() -> None:
     assert pod.spec["runtimeClassName"] == "nvidia"
 
 
+def test_what_is_fetched_from_the_hub_has_room_on_the_node() -> None:
+    values = setting(model__source="hub", model__hub__id="a/b", model__hub__cache__size="10Gi")
+    limits = {
+        pod.role: pod.main["resources"]["limits"]["ephemeral-storage"]
+        for pod in render(values).serving()
+    }
+    fetching = f"{14 * 1024}Mi"
+    assert limits == {
+        "router": fetching, "prefill": fetching, "decode": fetching, "conductor": "2Gi",
+    }  # fmt: skip
+
+
+def test_devices_by_claims() -> None:
+    claim = {"name": "gpu", "resourceClaimTemplateName": "one-gpu"}
+    values = setting(
+        pools__decode__resourceClaims=[claim], pools__decode__image="cuda",
+        pools__decode__resources__claims=[{"name": "gpu"}],
+    )  # fmt: skip
+    (pod,) = [pod for pod in render(values).serving() if pod.role == "decode"]
+    assert pod.spec["resourceClaims"] == [claim]
+    assert pod.main["resources"]["claims"] == [{"name": "gpu"}]
+    assert pod.main["image"] == "baton-cuda:0.1.0"
+
+
 @EVERY
 def test_a_runtime_class_is_asked_for_only_by_name(scenario: str) -> None:
     named = {pod.name for pod in released(scenario).pods() if "runtimeClassName" in pod.spec}

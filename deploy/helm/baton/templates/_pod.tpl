@@ -88,6 +88,10 @@ imagePullSecrets:
 hostNetwork: true
 dnsPolicy: ClusterFirstWithHostNet
 {{- end }}
+{{- with .v.resourceClaims }}
+resourceClaims:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 securityContext:
   {{- include "baton.podSecurity" . | nindent 2 }}
 {{- end -}}
@@ -166,7 +170,10 @@ livenessProbe:
 ["baton", "drain", "--self", "--timeout", {{ add (int .root.Values.endpointGraceSeconds) (int .v.drainSeconds) | toString | quote }}]
 {{- end -}}
 
-{{/* What it may use: as given, with GPUs and RDMA devices, which are limits. */}}
+{{/*
+What it may use: as given, with GPUs and RDMA devices, which are limits, and room on the node's disk for what a pod of its
+own fetches from the hub. Takes v, and model if there is one.
+*/}}
 {{- define "baton.resources" -}}
 {{- $limits := deepCopy (.v.resources.limits | default dict) -}}
 {{- with .v.gpu -}}
@@ -174,6 +181,11 @@ livenessProbe:
 {{- end -}}
 {{- with .v.rdma -}}
 {{- if .enabled -}}{{- $_ := set $limits .resourceName (int .count) -}}{{- end -}}
+{{- end -}}
+{{- $disk := get $limits "ephemeral-storage" -}}
+{{- if and $disk .model (eq (dig "source" "" (.model | default dict)) "hub") (not (dig "hub" "cache" "claimName" "" (.model | default dict))) -}}
+{{- $bytes := add (int64 (include "baton.bytes" $disk)) (int64 (include "baton.bytes" .model.hub.cache.size)) -}}
+{{- $_ := set $limits "ephemeral-storage" (printf "%dMi" (div $bytes 1048576)) -}}
 {{- end -}}
 {{- $resources := deepCopy .v.resources -}}
 {{- $_ := set $resources "limits" $limits -}}

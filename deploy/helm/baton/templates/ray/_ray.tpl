@@ -113,7 +113,7 @@ livenessProbe:
     timeoutSeconds: 5
     failureThreshold: 6
   resources:
-    {{- toYaml .v.head.supervisorResources | nindent 4 }}
+    {{- include "baton.resources" (dict "v" (dict "resources" .v.head.supervisorResources) "model" .model) | nindent 4 }}
   securityContext:
     {{- include "baton.containerSecurity" . | nindent 4 }}
   volumeMounts:
