@@ -6,6 +6,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
+from baton.core.ids import short_name
+
 COLUMNS = ("score", "queue s", "service s", "at hand", "to fetch", "late s")
 SHOWN_APART = ("predicted", "actual", "alternatives", "placements", "choices")
 
@@ -29,7 +31,8 @@ def lines(value: dict[str, Any], prefix: str = "") -> Iterator[str]:
         if isinstance(inner, dict):
             yield from lines(inner, f"{prefix}{key}.")
         else:
-            yield f"{prefix + key:32} {inner}"
+            told = short_name(inner) if key == "id" and isinstance(inner, str) else inner
+            yield f"{prefix + key:32} {told}"
 
 
 def _seconds(predicted: dict[str, float | None], actual: dict[str, float | None]) -> Table:
@@ -47,7 +50,7 @@ def _others(role: str, others: Sequence[dict[str, Any]], chosen: str) -> Table:
     table = Table(role, *COLUMNS, box=None)
     for other in others:
         table.add_row(
-            ("* " if other["worker"] == chosen else "  ") + other["worker"],
+            ("* " if other["worker"] == chosen else "  ") + short_name(other["worker"]),
             _number(other["score"]),
             _number(other["queue_seconds"]),
             _number(other["service_seconds"]),

@@ -352,11 +352,22 @@ def kv_warm(
 
 
 @app.command()
-def explain(request_id: str, as_json: AsJson = False, name: Name = None) -> None:
+def explain(
+    request_id: str,
+    url: Annotated[
+        str | None, typer.Option(help="Of a router that runs elsewhere; BATON_ADMIN_KEY opens it.")
+    ] = None,
+    as_json: AsJson = False,
+    name: Name = None,
+    config: Config = None,
+) -> None:
     """Where a request went, what was shipped, what was cached."""
-    from baton.cli.report import show_request
+    from baton.cli.report import Door, show_request
+    from baton.config import load_settings
 
-    show_request(cluster_of(name), request_id, as_json)
+    settings = load_settings(config, cluster=name)
+    door = Door.of(settings.cluster) if url is None else Door(url, settings.admin_key)
+    show_request(door, request_id, as_json)
 
 
 @app.command()

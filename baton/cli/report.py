@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -77,14 +77,29 @@ def show_log(name: str, process: str) -> None:
     print(path.read_text(errors="replace"), end="")
 
 
-def show_request(name: str, request_id: str, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class Door:
+    """The way to a router, for its admin. ``certificate`` is a file that is believed, where no
+    authority stands behind the router's own."""
+
+    url: str
+    admin_key: str | None
+    certificate: str | None = None
+
+    @classmethod
+    def of(cls, name: str) -> "Door":
+        """Of a local cluster. Raises NotFound."""
+        state = ClusterFolder(home(), name).running()
+        return cls(state.url, state.admin_key, state.tls_certificate)
+
+
+def show_request(door: Door, request_id: str, as_json: bool) -> None:
     import httpx
 
-    state = ClusterFolder(home(), name).running()
-    headers = {"authorization": f"Bearer {state.admin_key}"} if state.admin_key else {}
-    url = f"{state.url}/admin/requests/{quote(request_id, safe='')}"
+    headers = {"authorization": f"Bearer {door.admin_key}"} if door.admin_key else {}
+    url = f"{door.url.rstrip('/')}/admin/requests/{quote(request_id, safe='')}"
     try:
-        tls = pinned(state.tls_certificate) or True
+        tls = pinned(door.certificate) or True
         answer = httpx.get(url, headers=headers, timeout=10, trust_env=False, verify=tls)
     except httpx.HTTPError as error:
         raise Unavailable(f"the router does not answer: {error}") from error

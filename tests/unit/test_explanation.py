@@ -2,9 +2,14 @@
 
 from typing import Any
 
+import httpx
+import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from baton.cli.explanation import explanation
+from baton.cli.main import app
+from baton.core.ids import short_name
 
 
 def told(**fields: Any) -> dict[str, Any]:
@@ -58,3 +63,29 @@ def test_what_never_was_placed() -> None:
         )
     )  # fmt: skip
     assert lines[-1] == ["between", "tokens", "unknown", "unknown"]
+
+
+def test_pods_are_called_by_their_names() -> None:
+    pod = "baton-decode-7d9f-x2x4z.0f3c1f6e-8a51-4a4c-9a52-5d1f7e7ac001"
+    scored = {
+        "worker": pod, "score": 1.5, "queue_seconds": 0.5, "service_seconds": 0.25,
+        "local_blocks": 3, "fetched_blocks": 2, "late_seconds": 0.0,
+    }  # fmt: skip
+    lines = shown(told(decode={"id": pod}, alternatives={"prefill": [], "decode": [scored]}))
+    assert ["decode.id", "baton-decode-7d9f-x2x4z"] in lines
+    assert next(line[:2] for line in lines if line[0] == "*") == ["*", "baton-decode-7d9f-x2x4z"]
+    assert short_name("node.example.com") == "node.example.com"
+
+
+def test_a_router_elsewhere_is_asked_with_the_admins_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def get(url: str, headers: dict[str, str], **_: object) -> httpx.Response:
+        asked.append((url, headers))
+        return httpx.Response(200, json={"request_id": "cmpl-7"})
+
+    monkeypatch.setattr(httpx, "get", get)
+    monkeypatch.setenv("BATON_ADMIN_KEY", "root")
+    result = CliRunner().invoke(app, ["explain", "cmpl-7", "--url", "https://here/", "--json"])
+    assert result.output == '{"request_id": "cmpl-7"}\n'
+    assert asked == [("https://here/admin/requests/cmpl-7", {"authorization": "Bearer root"})]
