@@ -37,7 +37,8 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         settings = load_settings(config, **flags)
         log_level = settings.log_level
         set_up_logs(settings.log_level, settings.log_format, id=settings.id or role, role=role)
-        disable_created_metrics()  # a series more for each, of when it began, that nobody asks for
+        # a series more for each, of when it began, that nobody asks for
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         prepare_threads(settings.threads if Role(role) in WORKERS else 1)
         ops = OpsServer(STATUS.vitals, settings.hung_seconds)
         address = _open(ops, settings)
