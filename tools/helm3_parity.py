@@ -98,7 +98,7 @@ def _run(command: list[str]) -> str:
 def _objects(text: str) -> Objects:
     """By kind and name, without what is drawn anew at each render."""
     found = {}
-    for each in yaml.safe_load_all(text):
+    for each in yaml.load_all(text, yaml.CSafeLoader):
         if each:
             is_drawn = each["kind"] == "Secret" and "data" in each
             told = each | {"data": sorted(each["data"])} if is_drawn else each
