@@ -40,6 +40,12 @@ def test_the_root_file_system_is_read_only(scenario: str) -> None:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
 
 
+def test_the_platform_may_pick_the_user() -> None:
+    for pod in render({"security": {"user": None}}).pods():
+        assert {"runAsUser", "runAsGroup", "fsGroup"}.isdisjoint(pod.spec["securityContext"])
+        assert violations(pod.spec) == []
+
+
 @EVERY
 def test_nobody_shares_processes_or_memory_with_the_node(scenario: str) -> None:
     for pod in released(scenario).pods():

@@ -1,15 +1,21 @@
 {{/*
 What Pod Security's "restricted" asks for. RDMA pins memory: that takes IPC_LOCK, which Kubernetes gives to root only,
-so it is a profile of its own.
+so it is a profile of its own. Without a user the platform picks one, as OpenShift does.
 */}}
 {{- define "baton.podSecurity" -}}
 {{- $root := and .v.rdma .v.rdma.enabled .v.rdma.runAsRoot -}}
-{{- $user := int .root.Values.security.user -}}
+{{- $user := .root.Values.security.user -}}
 runAsNonRoot: {{ not $root }}
-runAsUser: {{ ternary 0 $user (not (not $root)) }}
-runAsGroup: {{ $user }}
-fsGroup: {{ $user }}
+{{- if $root }}
+runAsUser: 0
+{{- else if $user }}
+runAsUser: {{ $user }}
+{{- end }}
+{{- with $user }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
 fsGroupChangePolicy: OnRootMismatch
+{{- end }}
 seccompProfile:
   type: RuntimeDefault
 {{- end -}}
