@@ -58,6 +58,9 @@ class Settings(BaseSettings):
     cluster: str = Field("default", pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")
     id: str = Field("", max_length=128)
     redis_url: str | None = None
+    redis_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """For Redis when a program starts, where both may start at once; 0: it is there, or the program
+    fails."""
     cluster_secret: str | None = None
     heartbeat_seconds: Seconds = 1.0
     drain_seconds: Seconds = 30.0

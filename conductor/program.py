@@ -15,6 +15,7 @@ from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.core.store import WatchPage
 from baton.obs.traces import OpenSpans, close_spans, open_spans
+from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
@@ -65,7 +66,7 @@ class ConductorProgram:
         policy_named(settings.placement_policy)
         if self._resizer is not None:
             self._resizer.check()
-        await self._registry.ping()
+        await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
         await self._membership.refresh()
         mirror = Mirror()
         self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))

@@ -16,6 +16,7 @@ from baton.core.states import Role, WorkerState
 from baton.errors import Unavailable
 from baton.kv.index import Holder
 from baton.kv.redis_index import RedisKvIndex
+from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.rpc.door import DoorServer, door_path
@@ -60,7 +61,7 @@ class KvStoreProgram:
     async def start(self) -> None:
         """Raises Invalid, Unavailable."""
         settings = self._settings
-        await self._registry.ping()
+        await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
         self._memory = _arena(settings.store_bytes)
         self._disk = await asyncio.to_thread(_disk, settings, self._id)
         self._transports = open_transports(

@@ -16,6 +16,7 @@ from baton.core.load import Load
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.obs.traces import OpenSpans, close_spans, open_spans
+from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.runtime.serve import Program
@@ -75,7 +76,7 @@ class RouterProgram:
     async def start(self) -> None:
         """Returns when connections are taken. Raises Invalid, Unavailable."""
         settings = self._settings
-        await self._registry.ping()
+        await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
         model_dir = await asyncio.to_thread(resolve_model, settings.model)
         model = load_model_config(model_dir)
         tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)

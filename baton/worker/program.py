@@ -23,6 +23,7 @@ from baton.errors import Invalid
 from baton.kv.redis_index import RedisKvIndex
 from baton.kv.store_client import StoreClient
 from baton.obs.traces import OpenSpans, close_spans, open_spans
+from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
@@ -79,7 +80,7 @@ class WorkerProgram:
     async def start(self) -> None:
         """Returns when the worker can serve. Raises Invalid, Unavailable."""
         self._crashed = asyncio.get_running_loop().create_future()
-        await self._registry.ping()
+        await await_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
         self._runner = await asyncio.to_thread(self._load)
         self._engine = Engine(
             self._runner,

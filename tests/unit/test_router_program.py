@@ -27,7 +27,8 @@ from router.ports import OTHER_FILES, connection_limits, raise_open_files
 from router.program import RouterProgram
 from tests import certificates
 from tests.unit.test_router_http import write_tokenizer
-from tests.unit.test_router_links import member, output, worker
+from tests.unit.test_router_links import grpc_worker as worker
+from tests.unit.test_router_links import member, output
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": 8, "intermediate_size": 8,

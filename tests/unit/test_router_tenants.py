@@ -30,7 +30,8 @@ from router.tenants.tenant import Limits, Prices, Tenant
 from router.tenants.usage import MemoryUsageStore
 from tests.unit import test_router_http, test_router_program
 from tests.unit.test_router_http import CHAT, COMPLETE, House, chat, events, open_house
-from tests.unit.test_router_links import member, worker
+from tests.unit.test_router_links import grpc_worker as worker
+from tests.unit.test_router_links import member
 from tests.unit.test_router_program import until_ready
 
 tokenizer = test_router_http.tokenizer

@@ -34,7 +34,7 @@ async def kubernetes_pools(
         Role.PREFILL: settings.autoscale_prefill_pool,
         Role.DECODE: settings.autoscale_decode_pool,
     }
-    named = {role: name for role, name in chosen.items() if name is not None}
+    named = {role: name for role, name in chosen.items() if name}
     try:
         yield KubernetesPools(api, reach, clock, on_note, settings.drain_seconds, named)
     finally:

@@ -16,6 +16,7 @@ from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.errors import Invalid
+from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.rpc.encoded_service import add_encoded_worker_service
@@ -70,7 +71,7 @@ class MockProgram:
     async def start(self) -> None:
         """Raises Invalid, Unavailable."""
         settings = self._settings
-        await self._registry.ping()
+        await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
         folder = await asyncio.to_thread(resolve_model, settings.model)
         self._model = load_model_config(folder)
         tokenizer = await asyncio.to_thread(Tokenizer.load, folder, self._clock)

@@ -1,0 +1,47 @@
+"""A program that starts before its registry does."""
+
+import asyncio
+
+import pytest
+from structlog.testing import capture_logs
+
+from baton.clock import ManualClock
+from baton.errors import Unavailable
+from baton.registry.arrival import await_registry
+
+
+class Late:
+    """Answers the ping of that number."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.pings = 0
+
+    async def ping(self) -> None:
+        self.pings += 1
+        if self.pings < self._number:
+            raise Unavailable(f"ping {self.pings} was refused")
+
+
+class QuickClock(ManualClock):
+    async def sleep(self, seconds: float) -> None:
+        self.advance(seconds)
+        await asyncio.sleep(0)
+
+
+async def test_who_is_there_is_not_waited_for() -> None:
+    await await_registry(Late(1), ManualClock(), 0.0)
+
+
+async def test_who_comes_late_is_waited_for_and_told_of_once() -> None:
+    late, clock = Late(8), QuickClock()
+    with capture_logs() as logs:
+        await await_registry(late, clock, 30.0)
+    assert (late.pings, clock.monotonic()) == (8, 7.0)
+    assert [line["error"] for line in logs] == ["ping 1 was refused"]
+
+
+@pytest.mark.parametrize(("patience", "pings"), [(0.0, 1), (5.0, 6)])
+async def test_who_does_not_come_is_given_up(patience: float, pings: int) -> None:
+    with pytest.raises(Unavailable, match=f"ping {pings} was refused"):
+        await await_registry(Late(100), QuickClock(), patience)
