@@ -41,6 +41,7 @@ class Accounts:
         self._store = store
         self.calls: list[Call] = []
         """Of everybody but the administrator, in their order, those that were refused, too."""
+        self.refused: list[Call] = []
 
     def token(self, namespace: str, account: str) -> str:
         return f"{namespace}.{account}.token"
@@ -63,6 +64,7 @@ class Accounts:
             return
         self.calls.append(call)
         if not any(allows(rule, call) for rule in self._rules(call.user, call.namespace)):
+            self.refused.append(call)
             raise forbidden(call.user, call.verb, call.resource, call.group, call.namespace)
 
     def _rules(self, user: str, namespace: str) -> Iterator[Object]:

@@ -81,7 +81,8 @@ class Api:
             found = self._begun(kind, pruned(body), request)
             if self.store.find(kind, *place_of(found)) is not None:
                 raise already_exists(kind, found["metadata"]["name"])
-            found.pop("status", None) if "status" in kind.subresources else None
+            if "status" in kind.subresources:
+                found["status"] = _first_status(kind)
             self._admit(kind, None, found, request)
             if request is not None:
                 managers.updated(None, found, schema_of(kind), self._writer(request))
@@ -147,7 +148,7 @@ class Api:
         if before is None:
             self._birth(kind, now)
         if request.subresource != "status" and "status" in kind.subresources:
-            _keep(now, before, "status")
+            _keep(now, before or {"status": _first_status(kind)}, "status")
         self._admit(kind, before, now, request, checked=True)
         return (200 if before else 201), self._saved(kind, before, now, request)
 
@@ -350,6 +351,10 @@ def chosen(request: Request, found: Object) -> bool:
 
 def place_of(found: Object) -> tuple[str, str]:
     return found["metadata"].get("namespace", "") or "", found["metadata"]["name"]
+
+
+def _first_status(kind: Kind) -> Object:
+    return {"phase": "Pending"} if kind == POD else {}
 
 
 def _placed(body: Object, request: Request) -> Object:
