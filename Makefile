@@ -7,6 +7,7 @@
 PYTHON ?= python3
 TORCH_INDEX ?=
 ARGS ?=
+JOBS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -40,8 +41,8 @@ up: setup  ## A cluster with the demo model at http://127.0.0.1:8000; Ctrl-C sto
 down: setup  ## Stop it from elsewhere
 	@$(BIN)/baton down
 
-test: setup  ## All tests
-	$(BIN)/python -m pytest -q $(ARGS)
+test: setup  ## All tests (ARGS=…, JOBS=2 at a time)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
 
 check: setup  ## Lint, types, the walls between rooms, stubs in sync
 	$(BIN)/ruff check --no-cache .
