@@ -149,12 +149,13 @@ class AnswerExchange(Exchange):
         body = await off_loop_if_large(len(data), lambda: self._parse(data))
         service.check_model(body.model)
         body.priority = max(body.priority or 0, self._steps_back)
-        preparer = service.preparer(tenant, body.cache_salt)
+        asker = service.asker(tenant, body)
+        preparer = service.preparer(asker)
         prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
         field = body.format[0] if body.format is not None else FORCED_CALL
         await service.formats.admit(prompts[0].sampling.grammar, field)
         await self._promise(prompts, body)
-        choices = service.choices(request_id, tenant, body, prompts, arrived_at)
+        choices = service.choices(request_id, asker, body, prompts, arrived_at)
         if self._trace is not None:
             self._trace.follow([choice.record for choice in choices], service.clock.monotonic())
         self._visit.follow([choice.record for choice in choices], body.candidates)

@@ -206,11 +206,11 @@ class Journey:
     async def _prepare_retry(self, failure: AttemptFailed, num_failures: int) -> None:
         """Finds out who failed, and makes the emitted tokens part of what is computed."""
         clock, links = self._guide.clock, self._guide.links
-        self._num_reborn += isinstance(failure.error, NotFound)
+        reborn = isinstance(failure.error, NotFound)
+        self._num_reborn += reborn
         num_pauses = max(num_failures, min(self._num_reborn, self._config.max_retries))
         pause_factor = RETRY_FACTOR ** max(num_pauses - 1, 0)
         await clock.sleep(self._config.retry_pause_seconds * pause_factor)
-        reborn = isinstance(failure.error, NotFound)
         broken = [w for w in failure.suspects if reborn or not links.is_alive(w)]
         self._dead.update(dict.fromkeys(broken, clock.monotonic()))
         self._excluded.update(worker.id for worker in broken or failure.suspects)

@@ -21,6 +21,7 @@ from router.cluster import Cluster
 from router.formats import Formats
 from router.gate import Gate
 from router.journey import Guide, Journey
+from router.key_chain import KeyChain
 from router.markup.dialect import Dialect
 from router.metrics import Metrics
 from router.peers import Peers
@@ -69,6 +70,16 @@ class ServiceConfig:
     cors_origins: tuple[str, ...] = ()
     access_log: bool = False
     refuses_special_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """Who asks, as one request has found it. ``chain`` names the blocks of its prompts, None while
+    there are no workers."""
+
+    tenant: TenantId
+    standing: Standing
+    chain: KeyChain | None
 
 
 def _random_id() -> str:
@@ -147,26 +158,27 @@ class Service:
             message = f"The model {name!r} does not exist"
             raise Problem(404, message, param="model", code="model_not_found")
 
-    def preparer(self, tenant: TenantId, cache_salt: str | None = None) -> Preparer:
-        described = self.doorkeeper.roll.tenant(tenant)
-        salt = described.block_salt(self.config.tenant_secret, cache_salt)
+    def asker(self, tenant: TenantId, body: ChatBody | CompletionBody) -> Asker:
+        """As of now: the roll and the workers may be others later."""
+        standing = self.doorkeeper.roll.tenant(tenant).standing(
+            self.config.tenant_secret, body.cache_salt, body.priority or 0
+        )
+        return Asker(tenant, standing, self.cluster.key_chain(standing.salt))
+
+    def preparer(self, asker: Asker) -> Preparer:
         limits = Limits(self.cluster.max_model_tokens, self.config.vocab_size)
-        chain = self.cluster.key_chain(salt)
-        return Preparer(self.tokenizer, self.dialect, limits, chain, self.new_seed())
+        return Preparer(self.tokenizer, self.dialect, limits, asker.chain, self.new_seed())
 
     def choices(
         self,
         request_id: str,
-        tenant: TenantId,
+        asker: Asker,
         body: ChatBody | CompletionBody,
         prompts: Sequence[Prompt],
         arrived_at: float,
     ) -> list[Choice]:
         """All candidates for each prompt, in the order of their indexes."""
-        standing = self.doorkeeper.roll.tenant(tenant).standing(
-            self.config.tenant_secret, body.cache_salt, body.priority or 0
-        )
-        chain = self.cluster.key_chain(standing.salt)
+        tenant, standing, chain = asker.tenant, asker.standing, asker.chain
         total = len(prompts) * body.candidates
         choices: list[Choice] = []
         for prompt in prompts:

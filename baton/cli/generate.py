@@ -31,7 +31,7 @@ def run_generate(
 ) -> None:
     """Prints one answer per prompt, in their order. Raises Invalid."""
     path = resolve_model(settings.model)
-    tokenizer = Tokenizer.load(path)
+    tokenizer = Tokenizer.load(path, encodes_much=False)
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     runner = ModelRunner.load(
         path,

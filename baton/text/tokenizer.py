@@ -28,7 +28,8 @@ _BYTE_LEVEL_BYTES = byte_level_bytes(byte_level_alphabet())
 
 
 class Tokenizer:
-    """Text to token ids and back. Thread-safe; nothing in it changes after loading."""
+    """Text to token ids and back. Thread-safe; nothing in it changes after loading. For who
+    ``encodes_much``, a fast encoder is made: of a large vocabulary that takes most of a second."""
 
     def __init__(
         self,
@@ -36,9 +37,10 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
         *,
         byte_level: bool,
+        encodes_much: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
-        self._fast = fast_encoder(tokenizer)
+        self._fast = fast_encoder(tokenizer) if encodes_much else None
         self._chat_template = chat_template
         self._byte_level = byte_level
         ids = set(tokenizer.get_vocab(with_added_tokens=True).values())
@@ -50,7 +52,9 @@ class Tokenizer:
         self.token_bytes = lru_cache(maxsize=self.vocab_size)(self._token_bytes)
 
     @classmethod
-    def load(cls, model_dir: Path, clock: Clock | None = None) -> "Tokenizer":
+    def load(
+        cls, model_dir: Path, clock: Clock | None = None, *, encodes_much: bool = True
+    ) -> "Tokenizer":
         """Reads ``tokenizer.json`` and, where they are, ``tokenizer_config.json``,
         ``special_tokens_map.json`` and ``chat_template.jinja``.
 
@@ -60,7 +64,8 @@ class Tokenizer:
         path = model_dir / "tokenizer.json"
         tokenizer = load_tokenizer(path)
         template = _load_chat_template(model_dir, clock or SystemClock())
-        loaded = cls(tokenizer, template, byte_level=_is_byte_level(tokenizer))
+        is_byte_level = _is_byte_level(tokenizer)
+        loaded = cls(tokenizer, template, byte_level=is_byte_level, encodes_much=encodes_much)
         limit = _model_vocab_size(model_dir)
         if limit is not None and loaded.vocab_size > limit:
             raise Invalid(f"{path}: {loaded.vocab_size} tokens, but the model has {limit}")
@@ -145,10 +150,13 @@ def load_tokenizer(path: Path) -> tokenizers.Tokenizer:
 
 
 def _is_byte_level(tokenizer: tokenizers.Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.to_str())["decoder"]
-    while decoder is not None and decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
+    """By its decoder alone: all of a large vocabulary takes a fifth of a second to write out."""
+    if tokenizer.decoder is None:
+        return False
+    decoder = json.loads(tokenizer.decoder.__getstate__())
+    while decoder["type"] == "Sequence" and len(decoder["decoders"]) == 1:
         decoder = decoder["decoders"][0]
-    return decoder is not None and decoder["type"] == "ByteLevel"
+    return bool(decoder["type"] == "ByteLevel")
 
 
 def _load_chat_template(model_dir: Path, clock: Clock) -> ChatTemplate | None:

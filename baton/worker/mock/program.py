@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import os
+from functools import partial
 
 import grpc.aio
 import structlog
@@ -74,7 +75,8 @@ class MockProgram:
         await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
         folder = await asyncio.to_thread(resolve_model, settings.model)
         self._model = load_model_config(folder)
-        tokenizer = await asyncio.to_thread(Tokenizer.load, folder, self._clock)
+        load = partial(Tokenizer.load, folder, self._clock, encodes_much=False)
+        tokenizer = await asyncio.to_thread(load)
         lexicon = await asyncio.to_thread(lexicon_of, tokenizer, self._model.vocab_size)
         house = House(mock_config(settings), lexicon, self._clock, Handovers(), {})
         generation = self._clock.wall_nanoseconds()
