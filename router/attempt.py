@@ -143,13 +143,14 @@ class Attempt:
 
     def _hand_on(self, worker_id: WorkerId, output: RequestOutput) -> bool:
         """Whether it was the next token of the decode worker and nothing else, and taken."""
+        merge = self._merge
         is_plain = output.finish_reason is None and not output.details
-        is_next = output.first_index == self._merge.next_index and self._decoding
+        is_next = output.first_index == merge.next_index and self._decoding
         if not (is_plain and is_next and worker_id == self._decode.id):
             return False
         if output.epoch != self._spec.epoch or self._relay is None or not self._relay(output):
             return False
-        self._merge.next_index += len(output.token_ids)
+        merge.next_index += len(output.token_ids)
         self._expect("next token", self._deadlines.token_gap)
         return True
 

@@ -1,6 +1,8 @@
 """The router's picture of the cluster, refreshed from the registry."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 from baton.clock import Clock
 from baton.core.block_key import KeyRoot
@@ -11,6 +13,9 @@ from router.key_chain import KeyChain
 
 WORKER_ROLES = (Role.PREFILL, Role.DECODE)
 
+MAX_CHAINS = 1024
+"""Roots of tenants' chains that are remembered, some hundred bytes each."""
+
 
 class Cluster:
     """The members as of the last refresh, as far as the registry is believed."""
@@ -18,6 +23,7 @@ class Cluster:
     def __init__(self, registry: Registered, clock: Clock, max_model_tokens: int) -> None:
         self._membership = Membership(registry, clock)
         self._max_model_tokens = max_model_tokens
+        self._known: _Agreed | None = None
 
     async def run(self) -> None:
         """Refreshes until cancelled."""
@@ -31,7 +37,7 @@ class Cluster:
         """In the order of their ids."""
         return self._membership.members
 
-    def ready(self, role: Role) -> list[Member]:
+    def ready(self, role: Role) -> Sequence[Member]:
         """In the order of their ids."""
         return self._membership.ready(role)
 
@@ -48,21 +54,36 @@ class Cluster:
     @property
     def max_model_tokens(self) -> int:
         """Prompt and answer together: what the model takes and every ready worker does."""
-        limits = [worker.max_model_tokens for worker in self._workers()]
-        return min([self._max_model_tokens, *(limit for limit in limits if limit)])
+        return self._agreed().max_model_tokens
 
     def key_chain(self, tenant_salt: bytes) -> KeyChain | None:
         """How the workers name blocks; None while there are none to say so."""
-        for worker in self._workers():
-            if worker.block_tokens:
-                root = KeyRoot(
-                    bytes.fromhex(worker.model_digest),
-                    worker.kv_dtype,
-                    worker.block_tokens,
-                    tenant_salt=tenant_salt,
-                )
-                return KeyChain(root.key(), worker.block_tokens)
-        return None
+        worker = self._agreed().worker
+        if worker is None:
+            return None
+        return _chain(worker.model_digest, worker.kv_dtype, worker.block_tokens, tenant_salt)
 
-    def _workers(self) -> list[Member]:
-        return [worker for role in WORKER_ROLES for worker in self.ready(role)]
+    def _agreed(self) -> "_Agreed":
+        """As of the last refresh: it is asked several times for each request."""
+        members = self._membership.members
+        if self._known is None or self._known.members is not members:
+            workers = [worker for role in WORKER_ROLES for worker in self.ready(role)]
+            limits = [worker.max_model_tokens for worker in workers if worker.max_model_tokens]
+            named = next((worker for worker in workers if worker.block_tokens), None)
+            self._known = _Agreed(members, min([self._max_model_tokens, *limits]), named)
+        return self._known
+
+
+@dataclass(frozen=True, slots=True)
+class _Agreed:
+    """What the ready ones of ``members`` have in common; ``worker`` says how blocks are named."""
+
+    members: Sequence[Member]
+    max_model_tokens: int
+    worker: Member | None
+
+
+@lru_cache(MAX_CHAINS)
+def _chain(digest: str, kv_dtype: str, block_tokens: int, salt: bytes) -> KeyChain:
+    root = KeyRoot(bytes.fromhex(digest), kv_dtype, block_tokens, tenant_salt=salt)
+    return KeyChain(root.key(), block_tokens)

@@ -2,7 +2,7 @@
 
 import asyncio
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import grpc.aio
 
@@ -130,9 +130,9 @@ class ConductorPlacer:
         return self._channels[address]
 
 
-def _turned(conductors: list[Member], request_id: str) -> list[Member]:
-    if not conductors:
-        return []
+def _turned(conductors: Sequence[Member], request_id: str) -> Sequence[Member]:
+    if len(conductors) < 2:
+        return conductors
     digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
     start = int.from_bytes(digest, "big") % len(conductors)
-    return conductors[start:] + conductors[:start]
+    return [*conductors[start:], *conductors[:start]]

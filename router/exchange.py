@@ -13,6 +13,7 @@ from starlette.types import Message, Receive, Scope, Send
 from baton.core.ids import TenantId
 from baton.core.priority import BEHIND_ALL
 from baton.errors import BatonError, DeadlineExceeded
+from baton.time_limit import TimeLimit
 from router.choice import Choice, Delta
 from router.formats import FORCED_CALL
 from router.outlet import StreamOutlet
@@ -93,10 +94,10 @@ class Exchange(Response, ABC):
             self._known_headers |= self._visit.headers()
             data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
             try:
-                async with asyncio.timeout(config.request_seconds) as whole:
+                with TimeLimit(config.request_seconds) as whole:
                     await while_connected(receive, self.answer(wire, data, tenant), scope.get(PUSH))
             except TimeoutError as error:
-                if not whole.expired():
+                if not whole.expired:
                     raise
                 message = f"the answer was not complete within {config.request_seconds:g} s"
                 raise DeadlineExceeded(message) from error
@@ -113,7 +114,7 @@ class Exchange(Response, ABC):
         self._steps_back = BEHIND_ALL
         try:
             with self._service.entrance.enter(tenant, idle=True) as self._visit:
-                async with asyncio.timeout(seconds):
+                with TimeLimit(seconds):
                     await self.answer(wire, data, tenant)
         except Exception as error:
             if not isinstance(error, BatonError | Problem | TimeoutError):

@@ -34,8 +34,11 @@ class Inbox:
         self._overflown = False
 
     def put(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> None:
-        waiter = self._waiter if self._waiter is not None and not self._waiter.done() else None
-        if waiter is not None and self._is_relayed(worker_id, item):
+        waiter = self._waiter
+        if waiter is not None and waiter.done():
+            waiter = None
+        relay = self.relay if waiter is not None else None
+        if relay is not None and not isinstance(item, BatonError) and relay(worker_id, item):
             return
         if len(self._items) >= self._max_unread:
             self._overflown = True
@@ -43,11 +46,6 @@ class Inbox:
         self._items.append((worker_id, item))
         if waiter is not None:
             waiter.set_result(None)
-
-    def _is_relayed(self, worker_id: WorkerId, item: RequestOutput | BatonError) -> bool:
-        if self.relay is None or isinstance(item, BatonError):
-            return False
-        return self.relay(worker_id, item)
 
     async def take(self, deadline: float = math.inf) -> Sequence[Item]:
         """Waits for items and takes all. ``deadline`` is by the event loop's clock. Raises

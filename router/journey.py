@@ -1,6 +1,5 @@
 """A request's journey from placement to its last token, over as many workers as it takes."""
 
-import asyncio
 import zlib
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from baton.core.ids import BlockKey, Epoch, TenantId, TokenId, WorkerId
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec
 from baton.errors import BatonError, DeadlineExceeded, NotFound, Overloaded, Unavailable
+from baton.time_limit import TimeLimit
 from router.attempt import Attempt, AttemptFailed, AttemptLeft, Deadlines
 from router.breaker import Breakers
 from router.inbox import Relay
@@ -306,7 +306,7 @@ class Journey:
         )
         seconds = self._config.placement_seconds
         try:
-            async with asyncio.timeout(seconds):
+            with TimeLimit(seconds):
                 return await self._guide.placer.place(query)
         except TimeoutError as error:
             raise DeadlineExceeded(f"no placement within {seconds:g} s") from error

@@ -115,11 +115,13 @@ class Metrics:
         self.answers.labels(record.finish_reason).inc()
         self.prompt_tokens.inc(record.num_prompt_tokens)
         for tier, tokens in record.cached_by_tier.items():
-            self.cached_tokens.labels(tier).inc(tokens)
+            if tokens:
+                self.cached_tokens.labels(tier).inc(tokens)
         if record.cached_by_tier.get("dram") or record.cached_by_tier.get("disk"):
             self.store_fetch_seconds.observe(record.store_seconds)
         self.completion_tokens.inc(record.num_tokens)
-        self.failovers.inc(max(len(record.placements) - 1, 0))
+        if len(record.placements) > 1:
+            self.failovers.inc(len(record.placements) - 1)
         if record.bytes_shipped:
             self.shipped_bytes.labels(record.transport).inc(record.bytes_shipped)
         self._note_seconds(record)

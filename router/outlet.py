@@ -31,16 +31,18 @@ class StreamOutlet:
     def put(self, index: int, text: str) -> None:
         if index in self._unopened:
             self._wire.push(self._wording.opening(self._unopened.pop(index)))
-        self._wire.push(self._frame(index, text))
+        frame = self._frames.get(index) or self._begin(index)
+        if frame is None:
+            self._wire.push(self._wording.chunk(Delta(index, text, (), (), None)))
+        else:
+            self._wire.push(frame[0] + orjson.dumps(text) + frame[1])
 
-    def _frame(self, index: int, text: str) -> bytes:
-        """As :meth:`Wording.chunk` would make it: of one answer only the text changes."""
+    def _begin(self, index: int) -> tuple[bytes, bytes] | None:
+        """What :meth:`Wording.chunk` says around the text: of one answer only that changes. None
+        where all of it does."""
         if self._wording.is_padded:
-            return self._wording.chunk(Delta(index, text, (), (), None))
-        if index not in self._frames:
-            begin, _, end = self._wording.chunk(Delta(index, MARK, (), (), None)).partition(
-                orjson.dumps(MARK)
-            )
-            self._frames[index] = (begin, end)
-        begin, end = self._frames[index]
-        return begin + orjson.dumps(text) + end
+            return None
+        chunk = self._wording.chunk(Delta(index, MARK, (), (), None))
+        begin, _, end = chunk.partition(orjson.dumps(MARK))
+        self._frames[index] = (begin, end)
+        return begin, end

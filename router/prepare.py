@@ -107,6 +107,8 @@ class Preparer:
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
         prompts = []
         for given in body.prompt:
+            if not isinstance(given, str):
+                check_token_ids(given, self._limits.vocab_size, "prompt")
             ids = self._encoded(given, body) if isinstance(given, str) else given
             prompt = self._prompt(body, ids, "prompt", wanted)
             if body.echo:
@@ -121,7 +123,6 @@ class Preparer:
         return self._tokenizer.encode(text, add_special_tokens=special)
 
     def _prompt(self, body: Generation, ids: Sequence[int], param: str, max_tokens: int) -> Prompt:
-        check_token_ids(ids, self._limits.vocab_size, param)
         self._check_length(len(ids), param, max_tokens)
         if (body.min_tokens or 0) > max_tokens:
             message = f"min_tokens is {body.min_tokens}, and max_tokens {max_tokens}"

@@ -19,7 +19,7 @@ from baton.obs.traces import OpenSpans, close_spans, open_spans
 from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
-from baton.runtime.serve import Program
+from baton.runtime.lifecycle import Program
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.attempt import Deadlines
@@ -47,7 +47,7 @@ from router.tracing import Tracing
 log = structlog.get_logger(__name__)
 
 DRAIN_POLL_SECONDS = 0.05
-COLLECTOR_THRESHOLDS = (10_000, 20, 50)
+COLLECTOR_THRESHOLDS = (100_000, 20, 50)
 """Objects until the youngest are looked through; times until the older are, and until all are."""
 
 

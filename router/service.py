@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -83,7 +82,7 @@ class Asker:
 
 
 def _random_id() -> str:
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def _random_seed() -> int:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from starlette.types import Receive, Scope, Send
 
+from baton.time_limit import TimeLimit
 from router.problem import Problem
 
 JSON_HEADERS = {"content-type": "application/json"}
@@ -113,7 +114,7 @@ async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: flo
     parts: list[bytes] = []
     size = 0
     try:
-        async with asyncio.timeout(seconds):
+        with TimeLimit(seconds):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":

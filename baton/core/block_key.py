@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from baton.core.ids import BlockKey
 
 KEY_BYTES = 16
-_PERSON = b"baton.block.v1"
+_FRESH = hashlib.blake2b(digest_size=KEY_BYTES, person=b"baton.block.v1")
+_TOKEN_BYTES = array("I").itemsize
 _BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
 
 
@@ -46,21 +47,29 @@ class KeyRoot:
 
 def next_key(previous: BlockKey, tokens: Sequence[int]) -> BlockKey:
     """Key of the block with ``tokens`` that follows the prefix named by ``previous``."""
-    words = array("I", tokens)
-    if _BIG_ENDIAN:
-        words.byteswap()
-    return BlockKey(_digest(previous + words.tobytes()))
+    return BlockKey(_digest(previous + _packed(tokens)))
 
 
 def block_keys(root: BlockKey, tokens: Sequence[int], block_tokens: int) -> list[BlockKey]:
     """Keys of the full blocks of ``tokens``, in order; a partial last block has none."""
     keys: list[BlockKey] = []
-    key = root
-    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
-        key = next_key(key, tokens[start : start + block_tokens])
+    key, size = root, block_tokens * _TOKEN_BYTES
+    words = _packed(tokens)
+    for start in range(0, len(words) - size + 1, size):
+        key = BlockKey(_digest(key + words[start : start + size]))
         keys.append(key)
     return keys
 
 
+def _packed(tokens: Sequence[int]) -> bytes:
+    words = array("I", tokens)
+    if _BIG_ENDIAN:
+        words.byteswap()
+    return words.tobytes()
+
+
 def _digest(data: bytes) -> bytes:
-    return hashlib.blake2b(data, digest_size=KEY_BYTES, person=_PERSON).digest()
+    """A copy of a fresh hash is made in half of the time that a new one takes."""
+    hash_ = _FRESH.copy()
+    hash_.update(data)
+    return hash_.digest()

@@ -1,5 +1,6 @@
 """A mirror of the registry that outlives its outages."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import structlog
@@ -42,6 +43,8 @@ class Membership:
         self._interval_seconds = interval_seconds
         self._grace_seconds = grace_seconds
         self._members: list[Member] = []
+        self._ready_of: list[Member] = self._members
+        self._ready: dict[Role, list[Member]] = {}
         self._found: list[Member] = []
         self._fresh_at = float("-inf")
         self._doubt_until = float("-inf")
@@ -93,6 +96,12 @@ class Membership:
         """In the order of their ids."""
         return self._members
 
-    def ready(self, role: Role) -> list[Member]:
-        """Those of ``role`` that take requests."""
-        return [m for m in self._members if m.role is role and m.state is WorkerState.READY]
+    def ready(self, role: Role) -> Sequence[Member]:
+        """Those of ``role`` that take requests, in the order of their ids."""
+        if self._ready_of is not self._members:  # it is asked several times for each request
+            self._ready_of, self._ready = self._members, {}
+        known = self._ready.get(role)
+        if known is None:
+            members = (m for m in self._members if m.role is role)
+            known = self._ready[role] = [m for m in members if m.state is WorkerState.READY]
+        return known

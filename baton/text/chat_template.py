@@ -23,6 +23,7 @@ class ChatTemplate:
         """Raises Invalid for a template that does not compile."""
         self._variables = dict(variables)
         self._sources = dict(named)
+        self.source = "\n".join(named.values())
         environment = _environment(clock)
         try:
             self._templates = {
@@ -30,10 +31,6 @@ class ChatTemplate:
             }
         except jinja2.TemplateError as error:
             raise Invalid(f"the chat template does not compile: {error}") from error
-
-    @property
-    def source(self) -> str:
-        return "\n".join(self._sources.values())
 
     def render(
         self,

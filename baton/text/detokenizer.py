@@ -12,6 +12,11 @@ MAX_HELD_TOKENS = 8
 """A character has at most 4 bytes. Past this many tokens a replacement character is real."""
 
 
+_Utf8Decoder: type[codecs.BufferedIncrementalDecoder] = codecs.getincrementaldecoder(  # type: ignore[assignment]
+    "utf-8"
+)
+
+
 class Vocabulary(Protocol):
     """What an incremental detokeniser asks of a tokenizer."""
 
@@ -22,6 +27,10 @@ class Vocabulary(Protocol):
     def token(self, token_id: int) -> str: ...
 
     def token_bytes(self, token_id: int) -> bytes: ...
+
+    def visible_bytes(self, token_id: int) -> bytes:
+        """Empty for a hidden token."""
+        ...
 
     def decode_visible(self, token_ids: Sequence[int]) -> str: ...
 
@@ -46,16 +55,18 @@ class ByteLevelDetokenizer:
     def __init__(self, vocabulary: Vocabulary, shown: frozenset[int] = frozenset()) -> None:
         self._vocabulary = vocabulary
         self._shown = shown
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._bytes_of = self._bytes_or_shown if shown else vocabulary.visible_bytes
+        self._decoder = _Utf8Decoder("replace")
 
     def push(self, token_ids: Iterable[int]) -> str:
-        vocabulary = self._vocabulary
-        data = b"".join(
-            vocabulary.token_bytes(token_id)
-            for token_id in token_ids
-            if not vocabulary.is_hidden(token_id) or token_id in self._shown
-        )
+        data = b"".join(map(self._bytes_of, token_ids))
+        if not self._decoder.buffer and data.isascii():
+            return data.decode("ascii")  # as most text is, and much faster
         return self._decoder.decode(data)
+
+    def _bytes_or_shown(self, token_id: int) -> bytes:
+        vocabulary, shown = self._vocabulary, token_id in self._shown
+        return (vocabulary.token_bytes if shown else vocabulary.visible_bytes)(token_id)
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

@@ -50,6 +50,7 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added if token.special)
         self._hidden = self.special_ids | (set(range(self.vocab_size)) - ids)
         self.token_bytes = lru_cache(maxsize=self.vocab_size)(self._token_bytes)
+        self.visible_bytes = lru_cache(maxsize=self.vocab_size)(self._visible_bytes)
 
     @classmethod
     def load(
@@ -134,6 +135,9 @@ class Tokenizer:
         if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
             return bytes.fromhex(token[3:5])
         return token.replace("▁", " ").encode()
+
+    def _visible_bytes(self, token_id: int) -> bytes:
+        return b"" if self.is_hidden(token_id) else self.token_bytes(token_id)
 
 
 def load_tokenizer(path: Path) -> tokenizers.Tokenizer:

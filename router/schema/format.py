@@ -87,6 +87,8 @@ class Format(Body):
         return next(iter(self._formats()), None)
 
     def _formats(self) -> list[tuple[str, Grammar]]:
+        if _FIELDS.isdisjoint(self.model_fields_set):
+            return []  # as nearly always
         asked = self.response_format.grammar if self.response_format is not None else None
         formats = [("response_format", asked)] if asked is not None else []
         outputs = self.structured_outputs
@@ -99,6 +101,9 @@ class Format(Body):
         ):
             formats += [(field, each) for each in given]
         return formats
+
+
+_FIELDS = frozenset(Format.model_fields)
 
 
 def _given(

@@ -1,0 +1,41 @@
+"""``asyncio.timeout`` in a quarter of its time, for what is done several times for each request."""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+
+class TimeLimit:
+    """``with TimeLimit(seconds):`` around awaits of one task: when the time is up, what it awaits
+    is cancelled, and TimeoutError comes out. ``expired`` tells it from another's. Once."""
+
+    __slots__ = ("_being_cancelled", "_seconds", "_task", "_timer", "expired")
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.expired = False
+
+    def __enter__(self) -> Self:
+        task = asyncio.current_task()
+        assert task is not None, "within a task"
+        self._task = task
+        self._being_cancelled = task.cancelling()
+        self._timer = task.get_loop().call_later(self._seconds, self._expire)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._timer.cancel()
+        if not self.expired:
+            return
+        is_ours = self._task.uncancel() <= self._being_cancelled
+        if is_ours and kind is asyncio.CancelledError:
+            raise TimeoutError from error
+
+    def _expire(self) -> None:
+        self.expired = True
+        self._task.cancel()
