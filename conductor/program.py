@@ -24,7 +24,7 @@ from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.rpc.line_server import LineServer
 from baton.rpc.server import build_server, listen
-from baton.runtime.serve import Program
+from baton.runtime.lifecycle import Program
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.metrics import ConductorMetrics, KnownGauges
 from conductor.mirror import Mirror, Watchers

@@ -23,7 +23,7 @@ from baton.rpc.door import DoorServer, door_path
 from baton.rpc.kvstore_calls import StoreCalls
 from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.server import build_server, listen
-from baton.runtime.serve import Program
+from baton.runtime.lifecycle import Program
 from baton.transport.region import HostMemory
 from baton.transport.select import host_id, open_transports
 from kvstore.disk import DiskTier

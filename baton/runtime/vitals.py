@@ -51,7 +51,7 @@ class Vitals:
         self.beat()
 
     def move(self, state: str) -> None:
-        """``state`` is a :class:`baton.runtime.serve.ProgramState`'s value."""
+        """``state`` is a :class:`baton.runtime.lifecycle.ProgramState`'s value."""
         self.state = state
         self.has_served = self.has_served or state == "serving"
 

@@ -19,9 +19,9 @@ from baton.core.task import Task
 from baton.core.tenant import tenant_salt
 from baton.errors import Unavailable
 from baton.registry.memory import MemoryRegistry
+from baton.runtime.lifecycle import Lifecycle, ProgramState
 from baton.runtime.pinned import pinned
 from baton.runtime.preflight import free_port, router_answers
-from baton.runtime.serve import Lifecycle, ProgramState
 from baton.runtime.status import STATUS
 from router.ports import OTHER_FILES, connection_limits, raise_open_files
 from router.program import RouterProgram

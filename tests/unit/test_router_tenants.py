@@ -20,7 +20,7 @@ from baton.core.states import Role
 from baton.core.tenant import tenant_salt, tenant_tag
 from baton.errors import Invalid, Unavailable
 from baton.registry.memory import MemoryRegistry
-from baton.runtime.serve import Lifecycle
+from baton.runtime.lifecycle import Lifecycle
 from baton.text.tokenizer import Tokenizer
 from router.exchange import CompletionExchange
 from router.program import RouterProgram

@@ -9,8 +9,9 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import ManualClock
 from baton.errors import BatonError, Invalid, Unavailable
-from baton.runtime import serve as serve_module
-from baton.runtime.serve import TRANSITIONS, Lifecycle, ProgramState, Stalled, only_error
+from baton.runtime import lifecycle
+from baton.runtime.lifecycle import TRANSITIONS, Lifecycle, ProgramState, Stalled
+from baton.runtime.serve import only_error
 from baton.runtime.status import STATUS, report_progress
 from baton.runtime.vitals import Vitals
 
@@ -242,7 +243,7 @@ async def test_told_to_drain_while_starting() -> None:
 
 
 async def test_a_load_that_stands_still_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(lifecycle, "BEAT_SECONDS", 0.001)
     clock = ManualClock()
     monkeypatch.setattr(STATUS, "vitals", Vitals(clock))
     program = Fake(start=never)
@@ -258,7 +259,7 @@ async def test_a_load_that_stands_still_ends_the_start(monkeypatch: pytest.Monke
 
 
 async def test_a_stop_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_module, "STOP_SECONDS", 0.01)
+    monkeypatch.setattr(lifecycle, "STOP_SECONDS", 0.01)
     life = Lifecycle(Fake(stop=never, start=fails(Invalid("x"))), 5.0)
     with pytest.raises(Invalid):
         await life.run()
