@@ -1,9 +1,13 @@
 """Values that values.schema.json refuses, each by its name; and those of every file, which it
 takes."""
 
+import json
+import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 from helm_python import HelmValuesError, lint
 
 from tests.helm.chart import CHART, SCENARIOS, overlaid, render, values_of
@@ -87,6 +91,45 @@ def test_wrong_values_are_refused_by_name(path: str, value: Any, told: str) -> N
 def test_right_values_are_taken(path: str, value: Any) -> None:
     values = overlaid({"pools": {"other": {"role": "decode"}}}, path, value)
     assert render(values).objects
+
+
+OPEN = {
+    "global", "settings", "resources", "supervisorResources", "strategy", "issuerRef", "behavior",
+    "resourceClaims", "poolDefaults.model", "pools", "labels", "annotations",
+}  # fmt: skip
+"""Whose inside has no default, or is as somewhere else."""
+
+
+def named(schema: Any, definitions: Any, path: str = "") -> Iterator[str]:
+    """Paths of all values that the schema knows by name."""
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    for name, inner in schema.get("properties", {}).items():
+        yield f"{path}{name}"
+        if not {name, f"{path}{name}"} & OPEN:
+            yield from named(inner, definitions, f"{path}{name}.")
+
+
+def leaves(values: Any, path: str = "") -> Iterator[str]:
+    for name, inner in values.items():
+        yield f"{path}{name}"
+        if isinstance(inner, dict) and not {name, f"{path}{name}"} & OPEN:
+            yield from leaves(inner, f"{path}{name}.")
+
+
+def test_whatever_the_schema_knows_has_a_default() -> None:
+    schema = json.loads((CHART / "values.schema.json").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    known = set(named(schema, schema["definitions"])) - {"global"}
+    assert known - set(leaves(values)) == set()
+
+
+def test_whatever_has_a_default_is_used() -> None:
+    texts = [path.read_text() for path in (CHART / "templates").rglob("*.*")]
+    used = set(re.findall(r'[."](\w+)', " ".join(texts)))
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
+    names = {path.rpartition(".")[2] for path in leaves(values) if not path.startswith("pools.")}
+    assert names - used == set()
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
