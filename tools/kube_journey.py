@@ -25,6 +25,9 @@ from tools.kube_release import Release
 from tools.streams import Answer, answered, make_questions, traffic
 
 SHORTEST, LONGEST = 30, 90
+SHOWN = 5
+"""Of the answers that fail in a step."""
+
 VALUES: dict[str, Any] = {
     "replicasManagedBy": "external",
     "router": {"replicas": 2},
@@ -142,7 +145,10 @@ def taken(name: str, release: Release, answers: Sequence[Answer]) -> Step:
         step.why = f"{type(error).__name__}: {error}"
     step.seconds = SYSTEM_CLOCK() - began
     step.answers = len(answers) - before
-    step.failed = sum(not answer.right for answer in answers[before:])
+    wrong = [answer for answer in answers[before:] if not answer.right]
+    step.failed = len(wrong)
+    for answer in wrong[:SHOWN]:
+        print(f"not right: {answer.error or 'other tokens'}")
     good = "ok" if not step.why and not step.failed else "FAILED"
     print(
         f"{name:12} {step.seconds:6.1f} s  {step.answers:4} answers, {step.failed} failed  {good}"
@@ -176,8 +182,6 @@ def journey(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> dic
     with traffic(release.url, questions, streams) as answers:
         steps = [taken(name, release, answers) for name in names]
     wrong = [answer for answer in answers if not answer.right]
-    for answer in wrong[:10]:
-        print(f"not right: {answer.error or 'other tokens'}")
     told = rights(kube, "default", "baton-conductor")
     print(f"Role: used {told['used']}; unused {told['unused']}; refused {told['refused']}")
     gaps = max((answer.longest_gap for answer in answers), default=0.0)

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
 
-from tests.kube import discovery, protobuf
+from tests.kube import discovery, protobuf, tables
 from tests.kube.accounts import Accounts, Call
 from tests.kube.api import Api
 from tests.kube.execution import Channels, accepted, execute
@@ -29,6 +29,7 @@ IDLE_SECONDS = 300.0
 LONGEST_BODY = 16 * 2**20
 """Bytes: Helm keeps a whole release in one Secret of up to a megabyte."""
 
+CHANGES = ("ADDED", "MODIFIED", "DELETED")
 PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
 
 
@@ -236,6 +237,8 @@ class _Handler(BaseHTTPRequestHandler):
             )
         else:
             code, told = self.kube.answer(request, user)
+            if request.verb in ("get", "list") and self._wants_table:
+                told = self._table(request, told)
             self._send(code, json.dumps(told).encode())
 
     def _discovery(self, path: str) -> bool:
@@ -256,11 +259,25 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.flush()
         for event in watch(self.kube.api, request, self.kube.closed.is_set):
+            if self._wants_table and event["type"] in CHANGES:
+                event["object"] = self._table(request, event["object"])
             line = json.dumps(event).encode() + b"\n"
             self.wfile.write(b"%x\r\n%s\r\n" % (len(line), line))
             self.wfile.flush()
         self.wfile.write(b"0\r\n\r\n")
         self.close_connection = True
+
+    @property
+    def _wants_table(self) -> bool:
+        return tables.asked(self.headers.get("Accept") or "")
+
+    def _table(self, request: Request, found: Object) -> Object:
+        """Of one object, or of a list."""
+        version = found["metadata"].get("resourceVersion", "")
+        if request.subresource:
+            return found
+        items = found.get("items", [found])
+        return tables.table(request.kind, items, version, self.kube.api.stamp())
 
     def _log(self, request: Request) -> None:
         self.kube.api.store.get(request.kind, request.namespace, request.name)

@@ -29,6 +29,7 @@ from tests.kube.request import Request, parsed
 from tests.kube.schemas import schema_of
 from tests.kube.selectors import fields_match, labels_match, selects
 from tests.kube.subresources import change_scale, scale_of
+from tests.kube.tables import table
 from tests.kube.watching import watch
 
 APPLY = "application/apply-patch+yaml"
@@ -448,3 +449,25 @@ def test_the_certificate_is_for_the_names_that_pods_use() -> None:
     )
     names = {value for _, value in told["subjectAltName"]}
     assert {"localhost", "kubernetes.default.svc", "127.0.0.1"} <= names
+
+
+def test_what_kubectl_shows_of_pods(api: Api) -> None:
+    spec = {"containers": [{"name": "c", "image": "x:1"}]}
+    pod = api.create(POD, {"metadata": {"name": "p", "namespace": "default"}, "spec": spec})
+    pod["status"] = {
+        "phase": "Running",
+        "podIP": "10.0.0.1",
+        "containerStatuses": [
+            {
+                "ready": False,
+                "restartCount": 2,
+                "state": {"waiting": {"reason": "CrashLoopBackOff"}},
+            }
+        ],
+    }
+    shown = table(POD, [pod], "7", api.stamp(90))
+    names = [column["name"] for column in shown["columnDefinitions"]]
+    assert names == ["Name", "Ready", "Status", "Restarts", "IP", "Node", "Age"]
+    assert shown["rows"][0]["cells"] == [
+        "p", "0/1", "CrashLoopBackOff", 2, "10.0.0.1", "<none>", "90s",
+    ]  # fmt: skip

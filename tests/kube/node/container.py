@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.kube.kinds import Object
+from tests.kube.node.environment import Missing
 from tests.kube.node.probes import Probing, port_of, probed
 from tests.kube.node.process import ContainerProcess
 from tests.kube.node.root import Identity
@@ -15,6 +16,9 @@ from tests.kube.node.sandbox import Sandbox
 
 FIRST_BACKOFF_SECONDS, MOST_BACKOFF_SECONDS = 1.0, 20.0
 """A real kubelet's are 10 and 300; a test hasn't the time."""
+
+FAILED = 128
+"""The exit code of what couldn't be started."""
 
 REAP_SECONDS = 10.0
 """That a killed process may take to go."""
@@ -92,7 +96,11 @@ class Container:
         stopped."""
         backoff = FIRST_BACKOFF_SECONDS
         while True:
-            code = await self._once()
+            try:
+                code = await self._once()
+            except (Missing, ValueError) as error:  # since it was started before
+                self._told("Failed", f"Error: {error}")
+                code = FAILED
             again = policy == "Always" or (policy == "OnFailure" and code != 0)
             if self._leaving or not again:
                 return
