@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
+from baton.core.address import host_port
 from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
 from baton.core.pool_plan import PoolPlan
@@ -78,10 +79,10 @@ class ConductorProgram:
         add_conductor_service(self._server, witness)
         port = await listen(self._server, settings.grpc_host, settings.grpc_port, settings.trust)
         host = settings.advertise_address or settings.grpc_host
-        self._address = f"{host}:{port}"
+        self._address = host_port(host, port)
         self._lines = LineServer(settings.trust, conductor_lines(witness))
         line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
-        self._line = f"{host}:{line_port}"
+        self._line = host_port(host, line_port)
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, settings.heartbeat_seconds
         )

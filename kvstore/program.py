@@ -10,6 +10,7 @@ import structlog
 
 from baton.clock import Clock, SystemClock
 from baton.config import Settings, home
+from baton.core.address import host_port
 from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
@@ -89,7 +90,7 @@ class KvStoreProgram:
         self._server = build_server(settings.trust)
         add_kvstore_service(self._server, self._node)
         port = await listen(self._server, settings.grpc_host, settings.grpc_port, settings.trust)
-        self._address = f"{settings.advertise_address or settings.grpc_host}:{port}"
+        self._address = host_port(settings.advertise_address or settings.grpc_host, port)
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, settings.heartbeat_seconds
         )

@@ -11,6 +11,7 @@ from starlette.types import ASGIApp
 
 from baton.clock import Clock
 from baton.config import Settings
+from baton.core.address import host_port
 from router.connection import ConnectionLimits
 from router.server import HttpServer, open_listener
 from router.tls import Certificate
@@ -83,7 +84,7 @@ class Ports:
         if listener is None:
             return ""
         host = self._settings.advertise_address or self._settings.host
-        return f"{host}:{listener.getsockname()[1]}"
+        return host_port(host, listener.getsockname()[1])
 
 
 def connection_limits(settings: Settings) -> ConnectionLimits:

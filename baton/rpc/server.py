@@ -7,6 +7,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from baton.core.address import host_port
 from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, mapping_of
 from baton.rpc.channel import RETRY_AFTER_KEY, SECRET_KEY
@@ -39,7 +40,7 @@ async def listen(
 ) -> int:
     """Binds and starts; returns the port. Raises Unavailable when it can't be bound, Invalid for
     certificates that can't be read."""
-    trust, address = trust_of(trust), f"{host}:{port}"
+    trust, address = trust_of(trust), host_port(host, port)
     try:
         if trust.has_tls:
             bound = server.add_secure_port(address, server_credentials(trust))

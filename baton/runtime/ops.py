@@ -32,6 +32,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from baton.core.address import host_port
 from baton.errors import Unavailable
 from baton.runtime.vitals import Vitals
 
@@ -76,7 +77,7 @@ class OpsServer:
             raise Unavailable(f"ops_port: can't listen on {host}:{port}: {reason}") from error
         serve = partial(self._server.serve_forever, poll_interval=LOOK_SECONDS)
         threading.Thread(target=serve, name="ops", daemon=True).start()
-        return f"{host}:{self._server.server_address[1]}"
+        return host_port(host, self._server.server_address[1])
 
     def watch(self, metrics: Collector, on_drain: Callable[[], None]) -> None:
         """``on_drain`` is called from a thread, once; at once when somebody has asked already."""

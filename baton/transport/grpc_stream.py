@@ -17,6 +17,7 @@ from typing import Any
 import grpc
 
 from baton.clock import Clock
+from baton.core.address import host_port
 from baton.core.handoff import Endpoint
 from baton.errors import Invalid, Unavailable
 from baton.transport.base import Capabilities, Region, Span, TransferState
@@ -108,14 +109,14 @@ class GrpcTransport:
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
         )
         try:
-            self._port = self._server.add_insecure_port(f"{self._listen_host}:0")
+            self._port = self._server.add_insecure_port(host_port(self._listen_host, 0))
         except RuntimeError as error:
             raise Unavailable(f"transport grpc can't listen: {error}") from error
         self._server.start()
 
     def export(self) -> Endpoint:
         assert self._region is not None, "register() comes first"
-        address = f"{self._advertise_host}:{self._port}".encode()
+        address = host_port(self._advertise_host, self._port).encode()
         size = self._region.size_bytes
         return Endpoint(NAME, self._owner, self._generation, self._host_id, size, address)
 

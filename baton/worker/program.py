@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from baton.checkpoint import load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
+from baton.core.address import host_port
 from baton.core.ids import Generation, TokenId, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
@@ -316,10 +317,10 @@ class WorkerProgram:
         add_worker_service(server, self._worker)
         port = await listen(server, settings.grpc_host, settings.grpc_port, settings.trust)
         host = settings.advertise_address or settings.grpc_host
-        self._address = f"{host}:{port}"
+        self._address = host_port(host, port)
         self._lines = LineServer(settings.trust, worker_lines(self._worker))
         line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
-        self._line = f"{host}:{line_port}"
+        self._line = host_port(host, line_port)
         return server
 
     def _member(self) -> Member:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
+from baton.core.address import host_port
 from baton.core.cost import PrefillCost
 from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
@@ -134,10 +135,10 @@ class MockProgram:
         port = await listen(server, settings.grpc_host, 0, settings.trust)
         host = settings.advertise_address or settings.grpc_host
         self._servers.append(server)
-        self._addresses[worker.id] = f"{host}:{port}"
+        self._addresses[worker.id] = host_port(host, port)
         lines = LineServer(settings.trust, encoded_worker_lines(worker))
         self._line_servers.append(lines)
-        self._lines[worker.id] = f"{host}:{await lines.listen(settings.grpc_host, 0)}"
+        self._lines[worker.id] = host_port(host, await lines.listen(settings.grpc_host, 0))
 
     async def _beat(self, heartbeat: Heartbeat, number: int) -> None:
         """Not all at once: hundreds of reports would hold up everybody's tokens."""

@@ -1,0 +1,38 @@
+"""HOST:PORT, of both families."""
+
+import asyncio
+
+import grpc
+import pytest
+
+from baton.core.address import host_port
+from baton.core.trust import Trust
+from baton.rpc.line_server import LineServer
+from baton.rpc.server import build_server, listen
+
+
+@pytest.mark.parametrize(
+    ("host", "told"),
+    [
+        ("127.0.0.1", "127.0.0.1:7"),
+        ("::1", "[::1]:7"),
+        ("a.b", "a.b:7"),
+        ("fd00::1", "[fd00::1]:7"),
+    ],
+)
+def test_what_is_told_can_be_taken_apart(host: str, told: str) -> None:
+    assert host_port(host, 7) == told
+    assert told.rpartition(":")[0].strip("[]") == host
+
+
+async def test_members_reach_each_other_over_ipv6() -> None:
+    server, lines = build_server(None), LineServer(Trust(), {})
+    address = host_port("::1", await listen(server, "::1", 0))
+    async with grpc.aio.insecure_channel(address) as channel:
+        await channel.channel_ready()
+    await server.stop(None)
+    port = await lines.listen("::1", 0)
+    _, writer = await asyncio.open_connection("::1", port)
+    writer.close()
+    await writer.wait_closed()
+    await lines.close()
