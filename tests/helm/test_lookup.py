@@ -1,5 +1,5 @@
-"""What the chart makes of what the cluster has already: Helm 4 on an API server of our own, without
-anything that runs pods."""
+"""What the chart makes of what the cluster has already: Helm 4 looks it up at an API server of our
+own. (``tests/kube/test_helm.py`` installs and upgrades.)"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +12,7 @@ from tests.helm.chart import CHART, Object, Release, collected, render, setting
 from tests.kube.api import Api
 from tests.kube.instant import add_node
 from tests.kube.kinds import CONFIG_MAP, DEPLOYMENT, SECRET
-from tests.kube.request import Request
 from tests.kube.server import KubeServer
-from tests.kube.subresources import change_scale
 
 DECODE = "baton-decode"
 GPU = "nvidia.com/gpu"
@@ -37,14 +35,6 @@ class Kubernetes:
         made["spec"]["replicas"] = replicas
         made["metadata"]["namespace"] = "default"
         self.api.create(DEPLOYMENT, made)
-
-    def scale(self, count: int) -> None:
-        """As kubectl does."""
-        body = {"metadata": {}, "spec": {"replicas": count}}
-        change_scale(
-            self.api,
-            Request("update", DEPLOYMENT, "default", DECODE, "scale", {}, body, manager="kubectl"),
-        )
 
     def add_secret(self, name: str, *keys: str) -> None:
         metadata = {"name": name, "namespace": "default"}
@@ -85,18 +75,6 @@ def test_whose_replicas_are_rendered(kubernetes: Kubernetes, owner: str, count: 
 def test_none_is_a_number_of_replicas_too(kubernetes: Kubernetes) -> None:
     kubernetes.add_deployment(replicas=0)
     assert size(kubernetes.render(setting(replicasManagedBy="external"))) == 0
-
-
-def test_a_scale_that_the_chart_does_not_know_of_is_not_undone(kubernetes: Kubernetes) -> None:
-    """Helm 4 applies on the server, which knows who has written the number since. Whoever wants
-    the chart to upgrade all the same hands the number over, without a worker more or less."""
-    kubernetes.helm.install(CHART, "baton", {})
-    kubernetes.scale(5)
-    with pytest.raises(HelmError, match=r'conflict with "kubectl".*: \.spec\.replicas'):
-        kubernetes.helm.upgrade(CHART, "baton", {})
-    kubernetes.helm.upgrade(CHART, "baton", setting(replicasManagedBy="external"))
-    live = kubernetes.api.store.get(DEPLOYMENT, "default", DECODE)
-    assert live["spec"]["replicas"] == 5
 
 
 # -- secrets -------------------------------------------------------------------------------
