@@ -1,6 +1,7 @@
 """HOST:PORT, of both families."""
 
 import asyncio
+import socket
 
 import grpc
 import pytest
@@ -25,6 +26,15 @@ def test_what_is_told_can_be_taken_apart(host: str, told: str) -> None:
     assert told.rpartition(":")[0].strip("[]") == host
 
 
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_members_reach_each_other_over_ipv6() -> None:
     server, lines = build_server(None), LineServer(Trust(), {})
     address = host_port("::1", await listen(server, "::1", 0))
