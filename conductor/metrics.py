@@ -2,6 +2,7 @@
 
 from collections import Counter as Tally
 from collections.abc import Callable, Iterator
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -10,11 +11,16 @@ from prometheus_client.registry import Collector
 from baton.clock import Clock
 from baton.core.placement import Placement
 from baton.core.pool_plan import PoolPlan
+from baton.core.states import Role, WorkerState
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.registry.membership import Membership
 from conductor.mirror import Mirror
 
 SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1)
+
+ROLES = (Role.ROUTER, Role.CONDUCTOR, Role.PREFILL, Role.DECODE, Role.KVSTORE)
+STATES = (WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING)
+"""None is told as 0: who waits for it to be gone need not ask whether it is absent."""
 
 PAIR, ALONE, ONE_POOL = "pair", "alone", "one_pool"
 REFUSALS: dict[type[BatonError], str] = {
@@ -108,9 +114,9 @@ class KnownGauges(Collector):
             "Processes of the cluster, as this conductor knows them.",
             labels=["role", "state"],
         )
-        members = Tally((m.role.value, m.state.value) for m in self._membership.members)
-        for labels, count in sorted(members.items()):
-            family.add_metric(labels, count)
+        members = Tally((m.role, m.state) for m in self._membership.members)
+        for role, state in product(ROLES, STATES):
+            family.add_metric([role.value, state.value], members[role, state])
         return family
 
     def _planned(self) -> Iterator[Metric]:

@@ -100,6 +100,8 @@ class Witness:
         else:
             log.debug("request_ended", outcome=outcome.value, **_named(job))
         if job.times is not None and self._spans is not None:
+            if job.times.first_at is None and job.prefilled_at is not None:
+                job.times.first_at = job.times.began_at  # it is passed on, and was computed before
             name = f"{self._name}/{job.spec.request_id}/{job.task.value}"
             told = _attributes(job, outcome)
             self._spans.emit(spans_of(job.times, job.task, name, now, told, job.error))

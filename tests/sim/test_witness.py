@@ -204,6 +204,7 @@ async def test_a_moved_answer_is_one_job_here_and_a_held_one_after_it() -> None:
         if span.name.endswith("job")
     )
     assert counted == {("whole job", "moved", 1): 1, ("prefill job", "dropped", 2): 1}
+    assert stages(spans.spans, "prefill job") == ["hand-off"]
     assert value(writer, "requests_total", task="whole", outcome="moved") == 1
 
 

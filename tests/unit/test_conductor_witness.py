@@ -148,6 +148,7 @@ async def test_what_is_known_of_the_cluster_is_looked_up_when_asked() -> None:
     assert value("members", role="prefill", state="draining") == 1
     assert value("members", role="decode", state="ready") == 1
     assert value("members", role="kvstore", state="ready") == 1
+    assert value("members", role="router", state="ready") == 0  # and not absent
     assert value("registry_age_seconds") == 4.0
     assert (value("mirror_blocks"), value("mirror_nodes")) == (3, 1)
     assert value("wished_workers", pool="decode") is None  # nobody has asked for anything yet

@@ -1,0 +1,60 @@
+"""A cluster that is watched as in production: one trace per request over all of its processes, and
+a scrape of every role that has what dashboards, alerts and docs/metrics.md name."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from tools.local_cluster import LocalCluster
+from tools.otlp_collector import Collector
+from tools.scrape import Scrape, scrape
+from tools.watching import WHOLE, Stream, faults_of, kill_midway, lacking, trace_of, watched
+
+pytestmark = pytest.mark.timeout(300)
+Watched = tuple[LocalCluster, Collector]
+
+
+@pytest.fixture(scope="module")
+def seen() -> Iterator[Watched]:
+    with watched() as both:
+        yield both
+
+
+def test_an_answer_is_one_tree_over_four_processes(seen: Watched) -> None:
+    cluster, collector = seen
+    stream = Stream(cluster, 12)
+    stream.finish()
+    tree = trace_of(collector, stream.request_id, WHOLE)
+    assert faults_of(tree, WHOLE) == [], tree.describe()
+    services = {span.service for span in tree.spans}
+    assert services == {"baton-router", "baton-conductor", "baton-prefill", "baton-decode"}
+    [root] = tree.roots
+    assert all(root.begin <= span.begin for span in tree.spans)
+
+
+def test_every_metric_that_is_named_exists(seen: Watched) -> None:
+    cluster, _ = seen
+    found = Scrape()
+    scrape(cluster, found)
+    assert set(found.families) == {"router", "conductor", "prefill", "decode", "kvstore"}
+    assert lacking(found) == []
+
+
+def test_a_worker_that_dies_stays_in_the_requests_tree_and_log(seen: Watched) -> None:
+    """The last test: it kills."""
+    cluster, collector = seen
+    stream = kill_midway(cluster, 150)
+    stream.finish()
+    names = Counter(request=1, attempt=2, place=2, decode=1)
+    tree = trace_of(collector, stream.request_id, names)
+    assert faults_of(tree, names) == [], tree.describe()
+    first, second = (span for span in tree.spans if span.name == "attempt")
+    assert first.error.startswith(f"lost worker {stream.decode}") and not second.error
+    lines = (cluster.home / "clusters" / "default" / "logs" / "router.log").read_text()
+    told = [json.loads(line) for line in lines.splitlines()]
+    [failover] = [line for line in told if line["event"] == "request_fails_over"]
+    assert failover["request_id"] == stream.request_id
+    assert failover["trace_id"] == tree.roots[0].trace_id
+    assert (failover["id"], failover["role"]) == ("router", "router")

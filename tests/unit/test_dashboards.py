@@ -1,0 +1,142 @@
+"""Dashboards and alert rules: in sync with what describes them, and PromQL throughout."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baton.errors import Invalid
+from tools.dashboards import DASHBOARDS, FOLDER
+from tools.dashboards.grafana import COLUMNS, Dashboard, Query
+from tools.promql import Use, uses
+from tools.scrape import Scrape
+from tools.watching import RULES, alerts, watched_for
+
+ROOT = Path(__file__).parents[2]
+SEVERITIES = {"critical", "warning", "info"}
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_the_chart_has_what_is_described(dashboard: Dashboard) -> None:
+    written = (FOLDER / f"{dashboard.name}.json").read_text(encoding="utf-8")
+    assert written == dashboard.render(), "python -m tools.dashboards"
+
+
+def test_the_chart_has_no_other() -> None:
+    assert {path.stem for path in FOLDER.glob("*")} == {each.name for each in DASHBOARDS}
+
+
+@pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda dashboard: dashboard.name)
+def test_panels_lie_beside_each_other_and_ask_something(dashboard: Dashboard) -> None:
+    described = dashboard.to_json()
+    taken: set[tuple[int, int]] = set()
+    numbers = [panel["id"] for panel in described["panels"]]
+    assert len(set(numbers)) == len(numbers)
+    for panel in described["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] >= 0 and place["x"] + place["w"] <= COLUMNS
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+        assert panel["type"] == "row" or all(target["expr"] for target in panel["targets"])
+    # No name of a data source of ours: every Grafana has its own.
+    assert "${datasource}" in json.dumps(described)
+
+
+def test_every_query_is_of_the_chosen_cluster() -> None:
+    for dashboard in DASHBOARDS:
+        for query in dashboard.queries:
+            for use in uses(query.of_cluster):
+                assert "baton_dev_cluster" in use.labels, query.of_cluster
+
+
+def test_the_cluster_is_put_into_a_query_whatever_it_has() -> None:
+    query = Query('rate(baton_a_total[5m]) / on (instance) baton_b{x="y"} > 0')
+    assert query.of_cluster == (
+        'rate(baton_a_total{baton_dev_cluster=~"$cluster"}[5m]) / on (instance) '
+        'baton_b{baton_dev_cluster=~"$cluster",x="y"} > 0'
+    )
+
+
+# -- alerts ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alert", alerts(), ids=lambda alert: alert["alert"])
+def test_an_alert_says_what_it_is_and_what_to_do(alert: dict[str, Any]) -> None:
+    assert set(alert) == {"alert", "expr", "for", "labels", "annotations"}
+    assert re.fullmatch(r"Baton[A-Za-z]+", alert["alert"])
+    assert re.fullmatch(r"\d+m", alert["for"])
+    assert set(alert["labels"]) == {"severity"} and alert["labels"]["severity"] in SEVERITIES
+    notes = alert["annotations"]
+    assert set(notes) == {"summary", "description", "runbook"}
+    assert notes["runbook"] == f"docs/runbook.md#{alert['alert'].lower()}"
+    assert len(notes["summary"]) < 100 and notes["description"].endswith(".")
+    assert uses(alert["expr"])
+    # What a summary takes from the alert's labels must still be there after its groupings.
+    for label in re.findall(r"\$labels\.(\w+)", json.dumps(notes)):
+        grouped = re.findall(r"by \(([^)]*)\)", alert["expr"])
+        assert not grouped or any(label in each.split(", ") for each in grouped), label
+
+
+def test_the_runbook_has_a_section_for_each_alert_and_no_other() -> None:
+    page = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## (\w+)$", page, flags=re.MULTILINE)[1:]
+    told = dict(zip(sections[::2], sections[1::2], strict=True))
+    names = [alert["alert"] for alert in alerts()]
+    assert len(set(names)) == len(names) >= 20
+    assert sorted(told) == sorted(names)
+    for name, text in told.items():
+        assert all(part in text for part in ("**Means**", "**Look**", "**Do**")), name
+    for link in re.findall(r"\(#(\w+)\)", page):
+        assert link in {name.lower() for name in names}, link
+
+
+def test_rules_are_groups_as_the_chart_puts_them_into_a_spec() -> None:
+    for path in RULES.glob("*.yaml"):
+        assert "\ngroups:\n" in "\n" + path.read_text(encoding="utf-8"), path.name
+
+
+# -- the check itself -------------------------------------------------------------------------
+
+
+def test_what_an_expression_names() -> None:
+    assert uses('sum by (le) (rate(a_bucket{x="1"}[5m])) / b') == [
+        Use("a_bucket", frozenset({"le", "x"})),
+        Use("b", frozenset()),
+    ]
+    assert uses('label_replace(max by (role) (a), "pool", "$1", "role", "(.+)")') == [
+        Use("a", frozenset({"role"}))
+    ]
+    assert uses('max by (pool) (label_replace(a, "pool", "$1", "role", "(.+)"))') == [
+        Use("a", frozenset())
+    ]
+    with pytest.raises(Invalid, match="sum by"):
+        uses("sum by (a")
+
+
+def test_what_a_scrape_lacks() -> None:
+    found = Scrape()
+    found.add(
+        "router",
+        "router-0",
+        "# HELP a_total A.\n# TYPE a_total counter\na_total{x=\"1\"} 2.0\n"
+        "# HELP h H.\n# TYPE h histogram\n"
+        "# HELP baton_c_total C.\n# TYPE baton_c_total counter\n",
+    )  # fmt: skip
+    assert list(found.lacks("a_total", frozenset({"x", "instance"}))) == []
+    assert list(found.lacks("a_total", frozenset({"y"}))) == ["a_total{y}"]
+    assert list(found.lacks("h_bucket", frozenset({"le"}))) == []
+    assert list(found.lacks("missing", frozenset())) == ["missing"]
+    assert list(found.lacks("baton_c_total", frozenset({"any"}))) == []
+    assert found.own == {"baton_c_total"}
+    assert found.num_series == {"router-0": 1}
+
+
+def test_dashboards_and_alerts_name_much_of_what_there_is() -> None:
+    assert len({use.metric for _, use in watched_for()}) > 60

@@ -1,0 +1,168 @@
+"""What clients see, where time goes, and who is there."""
+
+from tools.dashboards.grafana import Dashboard, Panel, Query, Row
+from tools.dashboards.queries import quantile, quantiles, rate, share, stat
+
+GOODPUT = share(
+    rate("baton_slo_answers_total", where='verdict="met"'), rate("baton_slo_answers_total")
+)
+HIT_RATIO = share(rate("baton_cached_tokens_total"), rate("baton_prompt_tokens_total"))
+HANDOFF = share(
+    rate("baton_worker_handoff_bytes_total", "transport"),
+    rate("baton_worker_handoff_read_seconds_total", "transport"),
+)
+
+OVERVIEW = Dashboard(
+    "overview",
+    "Overview",
+    [
+        Row(
+            "Now",
+            [
+                stat("Goodput", GOODPUT, "percentunit", "Share of answers within the SLO."),
+                stat("Requests", rate("baton_requests_total"), "reqps"),
+                stat("First token, p99", quantile(0.99, "baton_first_token_seconds"), "s"),
+                stat("Gap, p99", quantile(0.99, "baton_token_gap_seconds"), "s"),
+                stat("Answers under way", "sum(baton_running_requests)"),
+                stat("Hit ratio", HIT_RATIO, "percentunit", "Of the prompts' tokens."),
+            ],
+        ),
+        Row(
+            "What clients see",
+            [
+                Panel(
+                    "Answers by verdict",
+                    [Query(rate("baton_slo_answers_total", "verdict"), "{{verdict}}")],
+                    "reqps",
+                    "late: the first token; slow: the gaps; failed: no answer, or it broke off.",
+                    stacked=True,
+                ),
+                Panel(
+                    "First token",
+                    quantiles("baton_first_token_seconds"),
+                    "s",
+                    "Grows with the prompts' queue: more prefill workers, or prefixes that are not "
+                    "found any more.",
+                ),
+                Panel(
+                    "Gap between tokens",
+                    quantiles("baton_token_gap_seconds"),
+                    "s",
+                    "Grows with the decode batches: more decode workers.",
+                ),
+                Panel(
+                    "Requests by status",
+                    [Query(rate("baton_requests_total", "status"), "{{status}}")],
+                    "reqps",
+                    "429: refused, 5xx: failed, 499: the client left.",
+                    stacked=True,
+                ),
+                Panel(
+                    "Tokens",
+                    [
+                        Query(rate("baton_prompt_tokens_total"), "prompts"),
+                        Query(rate("baton_cached_tokens_total"), "of them cached"),
+                        Query(rate("baton_completion_tokens_total"), "answers"),
+                    ],
+                    "short",
+                    "Per second.",
+                ),
+                Panel(
+                    "Whole request",
+                    quantiles("baton_request_seconds"),
+                    "s",
+                ),
+            ],
+        ),
+        Row(
+            "Where time goes",
+            [
+                Panel(
+                    "Prompts' queue",
+                    quantiles("baton_worker_queue_seconds"),
+                    "s",
+                    "On the workers, before the first chunk is computed.",
+                ),
+                Panel(
+                    "Placement",
+                    [
+                        Query(quantile(0.99, "baton_placement_seconds"), "asked, p99"),
+                        Query(quantile(0.99, "baton_conductor_decision_seconds"), "decided, p99"),
+                    ],
+                    "s",
+                    "Beyond some milliseconds the conductor lacks CPU, or the network is slow.",
+                ),
+                Panel(
+                    "Hand-off speed",
+                    [Query(HANDOFF, "{{transport}}")],
+                    "Bps",
+                    "Bytes by the seconds that their reads took. grpc where nixl should be: the "
+                    "device or the UCX transport is missing.",
+                ),
+                Panel(
+                    "Hand-off, exposed",
+                    quantiles("baton_worker_handoff_exposed_seconds"),
+                    "s",
+                    "What shipping adds to the wait for the second token.",
+                ),
+                Panel(
+                    "KV that is reused, by tier",
+                    [Query(rate("baton_cached_tokens_total", "tier"), "{{tier}}")],
+                    "short",
+                    "Tokens a second that were not computed.",
+                    stacked=True,
+                ),
+                Panel(
+                    "KV on devices",
+                    [Query("sum by (state) (baton_worker_blocks)", "{{state}}")],
+                    "short",
+                    "Blocks. idle is cache, and room; without idle and free, requests wait.",
+                    stacked=True,
+                ),
+            ],
+        ),
+        Row(
+            "Who is there",
+            [
+                Panel(
+                    "Ready",
+                    [
+                        Query(
+                            'max by (role) (baton_conductor_members{state="ready"})',
+                            "{{role}}",
+                        )
+                    ],
+                ),
+                Panel(
+                    "Wished",
+                    [
+                        Query("max by (pool) (baton_conductor_wished_workers)", "{{pool}} wished"),
+                        Query(
+                            'max by (role) (baton_conductor_members{state="ready",'
+                            'role=~"prefill|decode"})',
+                            "{{role}} ready",
+                        ),
+                    ],
+                    "short",
+                    "What the planner would have, beside what there is.",
+                ),
+                Panel(
+                    "Failovers and moves",
+                    [
+                        Query(rate("baton_failovers_total"), "placements made again"),
+                        Query(
+                            rate("baton_worker_requests_total", where='outcome="moved"'),
+                            "answers moved",
+                        ),
+                        Query(
+                            rate("baton_worker_requests_total", where='outcome="failed"'),
+                            "failed on a worker",
+                        ),
+                    ],
+                    "short",
+                    "Per second. Moves are resizes; failovers are deaths.",
+                ),
+            ],
+        ),
+    ],
+)

@@ -1,0 +1,55 @@
+"""Which metrics and labels a PromQL expression names, by Prometheus' own grammar."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import promql_parser as promql
+
+from baton.errors import Invalid
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """``labels`` are those that the metric must have: of matchers, and of groupings above it."""
+
+    metric: str
+    labels: frozenset[str]
+
+
+def uses(text: str) -> list[Use]:
+    """In the order of the text. Grafana's variables may stand in it. Raises Invalid."""
+    try:
+        expr = promql.parse(text.replace("$__rate_interval", "5m"))
+    except ValueError as error:
+        raise Invalid(f"{text}: {error}") from error
+    return list(_uses(expr, frozenset()))
+
+
+def _uses(expr: promql.Expr, grouped: frozenset[str]) -> Iterator[Use]:
+    match expr:
+        case promql.VectorSelector():
+            named = {matcher.name for matcher in expr.matchers.matchers}
+            yield Use(str(expr.name), frozenset(named) | grouped)
+        case promql.MatrixSelector():
+            yield from _uses(expr.vector_selector, grouped)
+        case promql.AggregateExpr():
+            labels = expr.modifier.labels if expr.modifier is not None else ()
+            yield from _uses(expr.expr, grouped | frozenset(labels))
+        case promql.Call():
+            made = _made(expr)
+            for argument in expr.args:
+                yield from _uses(argument, grouped - made)
+        case promql.BinaryExpr():
+            yield from _uses(expr.lhs, grouped)
+            yield from _uses(expr.rhs, grouped)
+        case promql.ParenExpr() | promql.UnaryExpr() | promql.SubqueryExpr():
+            yield from _uses(expr.expr, grouped)
+
+
+def _made(call: promql.Call) -> frozenset[str]:
+    """The label that label_replace makes: what is below need not have it."""
+    if call.func.name != "label_replace":
+        return frozenset()
+    made = call.args[1]
+    assert isinstance(made, promql.StringLiteral)
+    return frozenset({made.val})

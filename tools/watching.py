@@ -1,0 +1,180 @@
+"""Watches a cluster of this machine as one would in production, and sees whether it is all there:
+
+    python -m tools.watching
+
+Starts 1 + 2 workers and a trace collector, sends requests, drains one worker and kills another in
+the middle of an answer; draws the trace of each, and scrapes every role. Fails unless each trace is
+one tree without an orphan, and every metric that a dashboard, an alert or docs/metrics.md names
+exists.
+"""
+
+import json
+import os
+import re
+import signal
+import sys
+import urllib.request
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tools.dashboards import DASHBOARDS
+from tools.local_cluster import LocalCluster, local_cluster
+from tools.otlp_collector import Collector, Tree, collecting
+from tools.promql import Use, uses
+from tools.scrape import Scrape, scrape
+
+ROOT = Path(__file__).parents[1]
+RULES = ROOT / "deploy" / "helm" / "baton" / "rules"
+METRICS_PAGE = ROOT / "docs" / "metrics.md"
+SECONDS = 30.0
+"""For spans to arrive: each process sends them once a second."""
+
+PROMPT = "import os\n" * 60
+LONG_TOKENS = 1500
+"""An answer that goes on for long enough to be moved: that takes a draining worker two seconds."""
+
+WHOLE = Counter(
+    ("request", "tokenise", "place", "decide", "attempt", "first token", "stream",
+     "prefill job", "prefill", "hand-off", "decode job", "pull", "decode")
+)  # fmt: skip
+"""What the trace of an answer has, at least: its stages on all four roles."""
+
+
+@contextmanager
+def watched(prefill: int = 1, decode: int = 1) -> Iterator[tuple[LocalCluster, Collector]]:
+    with collecting() as (collector, url):
+        settings = {"trace_endpoint": url, "ops_port": 0, "log_format": "json"}
+        with local_cluster(prefill=prefill, decode=decode, settings=settings) as cluster:
+            yield cluster, collector
+
+
+# -- traces ---------------------------------------------------------------------------------
+
+
+def trace_of(collector: Collector, request_id: str, names: Counter[str]) -> Tree:
+    """Without a client's trace, its id is in the request's."""
+    return Tree(collector.wait(names, request_id.rpartition("-")[2], SECONDS))
+
+
+def faults_of(tree: Tree, names: Counter[str]) -> list[str]:
+    """Why it is not one tree with those spans."""
+    faults = []
+    if len(tree.roots) != 1:
+        faults.append(f"{len(tree.roots)} roots")
+    faults += [f"orphan: {span.name} of {span.instance}" for span in tree.orphans]
+    missing = names - Counter(span.name for span in tree.spans)
+    return faults + [f"missing: {name}" for name in missing]
+
+
+class Stream:
+    """An answer under way."""
+
+    def __init__(self, cluster: LocalCluster, max_tokens: int) -> None:
+        body = {"prompt": PROMPT, "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        body["ignore_eos"] = True
+        data = json.dumps(body).encode()
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(cluster.url + "/v1/completions", data, headers)
+        self._response = urllib.request.urlopen(request, timeout=120)
+        self.request_id = self._response.headers["x-baton-request-id"]
+        self.decode = self._response.headers["x-baton-decode"]
+
+    def finish(self) -> None:
+        """Raises AssertionError if it broke off."""
+        with self._response:
+            assert b"data: [DONE]" in self._response.read(), "the stream broke off"
+
+
+def kill_midway(cluster: LocalCluster, max_tokens: int) -> Stream:
+    """An answer whose decode worker is killed while it writes."""
+    pids = {process["id"]: process["pid"] for process in cluster.status()["processes"]}
+    stream = Stream(cluster, max_tokens)
+    os.kill(pids[stream.decode], signal.SIGKILL)
+    return stream
+
+
+# -- metrics --------------------------------------------------------------------------------
+
+
+def documented() -> set[str]:
+    """The metrics that docs/metrics.md has a line for."""
+    found: set[str] = set()
+    for line in METRICS_PAGE.read_text(encoding="utf-8").splitlines():
+        if line.startswith("| `"):
+            found |= set(re.findall(r"`(baton_[a-z_]+)`", line.split("|")[1]))
+    return found
+
+
+def alerts() -> list[dict[str, Any]]:
+    rules = []
+    for path in sorted(RULES.glob("*.yaml")):
+        for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            rules += group["rules"]
+    return rules
+
+
+def watched_for() -> Iterable[tuple[str, Use]]:
+    """Whatever a dashboard or an alert names, and which one does."""
+    for dashboard in DASHBOARDS:
+        for query in dashboard.queries:
+            yield from ((dashboard.name, use) for use in uses(query.of_cluster))
+        for variable in dashboard.variables:
+            yield dashboard.name, Use(variable.metric, frozenset({variable.label}))
+    for alert in alerts():
+        yield from ((alert["alert"], use) for use in uses(alert["expr"]))
+
+
+def lacking(found: Scrape) -> list[str]:
+    """What is named and does not exist, or exists and has no line in docs/metrics.md."""
+    lacks = {
+        f"{who}: {what}"
+        for who, use in watched_for()
+        for what in found.lacks(use.metric, use.labels)
+    }
+    lacks |= {f"docs/metrics.md lacks {name}" for name in found.own - documented()}
+    lacks |= {f"docs/metrics.md has {name}" for name in documented() - found.own}
+    return sorted(lacks)
+
+
+# -- all of it ------------------------------------------------------------------------------
+
+
+def main() -> None:
+    faults: list[str] = []
+    found = Scrape()
+    with watched(decode=2) as (cluster, collector):
+        for what, names in {
+            "answered": WHOLE,
+            "moved": WHOLE | Counter({"attempt": 2, "place": 2, "decode job": 2}),
+            "killed": Counter(attempt=2, place=2, request=1, decode=1),
+        }.items():
+            request_id = _run(cluster, what)
+            tree = trace_of(collector, request_id, names)
+            print(f"\n{what}: {request_id}\n{tree.describe()}")
+            faults += [f"{what}: {fault}" for fault in faults_of(tree, names)]
+            scrape(cluster, found)
+    for process, count in sorted(found.num_series.items()):
+        print(f"{process}: {count} series")
+    faults += lacking(found)
+    print("\n".join(faults) or "every trace is one tree; every metric that is named exists")
+    sys.exit(bool(faults))
+
+
+def _run(cluster: LocalCluster, what: str) -> str:
+    if what == "killed":
+        stream = kill_midway(cluster, 400)
+    else:
+        stream = Stream(cluster, LONG_TOKENS if what == "moved" else 16)
+    if what == "moved":
+        cluster.baton("drain", stream.decode)
+    stream.finish()
+    return str(stream.request_id)
+
+
+if __name__ == "__main__":
+    main()
