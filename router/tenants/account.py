@@ -23,13 +23,15 @@ class Account:
     :meth:`lacks` says is asked of the treasury first: nothing here waits."""
 
     __slots__ = ("_refused_bytes", "_refused_tokens", "_requests", "_seats", "_tokens",
-                 "exchanging", "reserved")  # fmt: skip
+                 "exchanging", "is_looking", "reserved")  # fmt: skip
 
     def __init__(self) -> None:
         self.reserved = 0
         """Tokens that requests under way were promised."""
         self.exchanging = asyncio.Lock()
         """Held while the treasury is asked: for one thing at a time."""
+        self.is_looking = False
+        """A request waits for a seat that may come any moment."""
         self._requests = Purse()
         self._tokens = Purse()
         self._seats = Seats()
@@ -171,7 +173,7 @@ class Account:
         if ask.tokens is not None:
             self._tokens.note(grant.tokens, now)
         if ask.hold is not None:
-            self._seats.note(grant.seats, now)
+            self._seats.note(ask.hold, grant.seats, now)
 
     def is_due(self, tenant: Tenant, share: Share, now: float) -> bool:
         """Whether the treasury should hear from it before its next turn."""

@@ -21,7 +21,7 @@ TURN_SECONDS = 0.5
 PAUSE_SECONDS = 0.005
 """What is due meanwhile goes with it."""
 
-SECOND_LOOK_SECONDS = 0.02
+LOOK_AGAIN_SECONDS = (0.02, 0.05, 0.1)
 """Before nobody's seat is free: what another router has just given up is on its way."""
 
 MAX_ASKS = 200
@@ -55,19 +55,26 @@ class Bank:
             ask = wanted()
             if ask is None or not await self._exchange([(account, ask)]):
                 return False
-            hold = ask.hold
-            return hold is not None and not account.has_seat
+            return ask.hold is not None and not account.has_seat
 
-    async def pause(self) -> None:
-        """Until there may be a seat all the same."""
-        await self._clock.sleep(SECOND_LOOK_SECONDS)
+    async def look_again(self, account: Account, wanted: WantedAsk) -> None:
+        """For a seat. One request does at a time: the others of a flood are refused at once."""
+        if account.is_looking:
+            return
+        account.is_looking = True
+        try:
+            for seconds in LOOK_AGAIN_SECONDS:
+                await self._clock.sleep(seconds)
+                if not await self.draw(account, wanted):
+                    return
+        finally:
+            account.is_looking = False
 
     def watch(self, tenant: TenantId, account: Account, *, is_due: bool) -> None:
         """Something was used, or given back."""
         self._accounts[tenant] = account
-        if is_due and tenant not in self._due:
-            self._due.add(tenant)
-            self._hurry.set()
+        if is_due:
+            self._hurry_for(tenant)
 
     async def run(self, roll: Callable[[], Roll], share: Callable[[], Share]) -> None:
         """Until cancelled."""
@@ -90,6 +97,10 @@ class Bank:
         due, self._due = self._due, set()
         if share.is_common:
             await self._keep(due, roll, share, is_turn=False)
+
+    def _hurry_for(self, tenant: TenantId) -> None:
+        self._due.add(tenant)
+        self._hurry.set()
 
     async def _take_turns(self, roll: Callable[[], Roll], share: Callable[[], Share]) -> None:
         while True:
@@ -114,9 +125,10 @@ class Bank:
                 asks = []
                 for name in few:
                     account = self._accounts[name]
-                    ask = None
-                    if not account.exchanging.locked():
-                        ask = account.upkeep(roll.tenant(name), share, now, is_turn=is_turn)
+                    if account.exchanging.locked():  # by who asks for one request only
+                        self._hurry_for(name)
+                        continue
+                    ask = account.upkeep(roll.tenant(name), share, now, is_turn=is_turn)
                     if ask is not None:
                         await account.exchanging.acquire()  # nobody has it: at once
                         locks.callback(account.exchanging.release)

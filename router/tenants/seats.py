@@ -66,10 +66,11 @@ class Seats:
         self._held = min(self._held, wanted)
         return Hold(limit, self.running, self._held)
 
-    def note(self, seats: int, now: float) -> None:
+    def note(self, hold: Hold, seats: int, now: float) -> None:
         """The treasury has done what it was asked last."""
         self._held, self._told_at = seats, now
-        self._refused_at = now if self.running >= seats else float("-inf")
+        if hold.wanted > hold.running:
+            self._refused_at = now if self.running >= seats else float("-inf")
 
     @property
     def has_any(self) -> bool:

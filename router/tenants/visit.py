@@ -79,8 +79,7 @@ class Visit:
         if bank is None or self._account.has_for_one(self.tenant, share, self._size_bytes, now):
             return
         if await bank.draw(self._account, self._ask_to_begin):
-            await bank.pause()
-            await bank.draw(self._account, partial(self._ask_to_begin, again=True))
+            await bank.look_again(self._account, partial(self._ask_to_begin, again=True))
 
     async def prepare_promise(self, tokens: int) -> None:
         """Before so many are promised."""

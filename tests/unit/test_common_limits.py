@@ -195,6 +195,14 @@ async def test_seats_are_shared_and_come_back() -> None:
             await held.enter_async_context(second.visit())
 
 
+async def test_a_seat_that_was_given_back_can_be_had_again_at_once() -> None:
+    fleet = Fleet(2, Limits(concurrent_requests=2))
+    for _ in range(5):
+        for router in fleet.routers:
+            assert await router.admits()
+            await router.hurry()
+
+
 async def test_a_seat_that_is_just_being_given_up_is_waited_for() -> None:
     fleet = Fleet(2, Limits(concurrent_requests=1))
     first, second = fleet.routers
