@@ -6,10 +6,12 @@ from collections.abc import Iterator
 import kubernetes_validate
 import kubernetes_validate.utils
 import pytest
+import yaml
 
-from tests.helm.chart import SCENARIOS, Object, released
+from tests.helm.chart import CHART, SCENARIOS, Object, released
 
 VERSIONS = ("1.35", "1.36", "1.37")
+OLDEST = "1.27"
 
 FOREIGN = {
     "keda.sh/v1alpha1", "ray.io/v1", "cert-manager.io/v1", "monitoring.coreos.com/v1",
@@ -42,6 +44,15 @@ def test_what_ray_makes_pods_from_is_valid(version: str) -> None:
     for pod in pods:
         whole: Object = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "ray"}}
         kubernetes_validate.validate(whole | {"spec": pod.spec}, version, strict=True)
+
+
+@pytest.mark.parametrize("scenario", ["demo", "gpu", "autoscaled"])
+def test_the_oldest_kubernetes_takes_what_it_knows(scenario: str) -> None:
+    """All but weights from an OCI image, and what is somebody else's."""
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["kubeVersion"] == f">={OLDEST}.0-0"
+    for each in released(scenario).objects:
+        kubernetes_validate.validate(each, OLDEST, strict=True)
 
 
 def test_a_wrong_object_is_not_valid() -> None:

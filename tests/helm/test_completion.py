@@ -1,0 +1,115 @@
+"""What `helm test` runs in its pod: one completion, and a reason when there is none."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from tests.helm.chart import CHART, released
+
+SCRIPT = CHART / "files/completion.py"
+GOOD = {"choices": [{"text": " there was"}], "usage": {"completion_tokens": 2}}
+
+
+class Router(ThreadingHTTPServer):
+    """Answers as it is told, and keeps what it was asked."""
+
+    def __init__(self, status: int = 200, answer: Any = None) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.status, self.answer = status, answer or GOOD
+        self.asked: list[tuple[str, str | None, Any]] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Router
+
+    def do_GET(self) -> None:
+        self._reply(200, {"data": [{"id": "demo"}]}, None)
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self._reply(self.server.status, self.server.answer, body)
+
+    def _reply(self, status: int, answer: Any, body: Any) -> None:
+        self.server.asked.append((self.path, self.headers["authorization"], body))
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def router(request: pytest.FixtureRequest) -> Iterator[Router]:
+    server = Router(*getattr(request, "param", ()))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def run(url: str, key: str = "") -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-c", SCRIPT.read_text(), url, "20", key]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_an_answer_is_told(router: Router) -> None:
+    answer = run(router.url, "sk-1")
+    assert (answer.returncode, answer.stderr) == (0, "")
+    assert answer.stdout == "demo: ' there was' (2 tokens)\n"
+    (models, completions) = router.asked
+    assert models == ("/v1/models", "Bearer sk-1", None)
+    assert completions[0] == "/v1/completions"
+    assert completions[2]["model"] == "demo"
+
+
+@pytest.mark.parametrize(
+    ("router", "told"),
+    [
+        ((429, {"error": {"message": "full"}}), '/v1/completions: 429: {"error": {"message"'),
+        ((200, {"choices": [{"text": ""}], "usage": {"completion_tokens": 0}}), "no answer: "),
+        ((200, {"choices": [{"text": "a"}], "usage": {"completion_tokens": 17}}), "no answer: "),
+    ],
+    indirect=["router"],
+)
+def test_no_answer_is_told_with_its_reason(router: Router, told: str) -> None:
+    answer = run(router.url)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(told)
+    assert router.asked[0][1] is None
+
+
+def test_nobody_there_is_told() -> None:
+    with Router() as server:
+        url = server.url
+    answer = run(url)
+    assert answer.returncode == 1
+    assert answer.stderr.startswith(f"{url}/v1/models can't be reached: ")
+
+
+@pytest.mark.parametrize(
+    ("scenario", "url", "key"),
+    [
+        ("demo", "http://demo-baton-router.models", ""),
+        ("everything", "https://baton-router.models", "$(API_KEY)"),
+    ],
+)
+def test_the_pod_asks_the_router(scenario: str, url: str, key: str) -> None:
+    (pod,) = released(scenario).all("Pod")
+    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    (container,) = pod["spec"]["containers"]
+    script, *given = container["args"]
+    assert script.strip() == SCRIPT.read_text().strip()
+    assert given == [url, "120", key]
