@@ -29,6 +29,9 @@ ALL = (
 MOST_PASSES = 200
 """Until nothing changes any more; controllers that never agree are a bug."""
 
+GATHER_SECONDS = 0.02
+"""That changes are gathered for, before they are looked at."""
+
 TICK_SECONDS = 0.5
 """For what depends on time alone."""
 
@@ -79,7 +82,8 @@ class Controllers:
 
     def _run(self) -> None:
         while not self._over.is_set():
-            self._changed.wait(TICK_SECONDS)
+            if self._changed.wait(TICK_SECONDS):
+                self._over.wait(GATHER_SECONDS)
             self._changed.clear()
             try:
                 self.look()

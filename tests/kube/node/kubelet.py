@@ -8,16 +8,14 @@ from contextlib import contextmanager
 
 from tests.kube.failures import Refused, not_found
 from tests.kube.kinds import POD
-from tests.kube.node.dns import Names, NameServer
 from tests.kube.node.pod import Node, PodRunner
-from tests.kube.node.proxy import Proxy
+from tests.kube.node.services import Services
 from tests.kube.pods import FINISHED, is_leaving, phase
 
 GATHER_SECONDS = 0.02
 """That changes are gathered for, before they are looked at."""
 
 TICK_SECONDS = 1.0
-DNS_PORT = 53
 
 
 class Kubelet:
@@ -75,26 +73,22 @@ class Kubelet:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._node.api.store.listen(self._poke)
-        proxy = Proxy(self._node.api, self._node.network)
-        names = Names(self._node.api, self._node.network.gateway)
-        where = (self._node.network.gateway, DNS_PORT)
-        transport, _ = await self._loop.create_datagram_endpoint(
-            lambda: NameServer(names.resolve), local_addr=where
-        )
-        self._up.set()
+        services = Services(self._node.api, self._node.network)
         try:
+            await services.start()
+            self._up.set()
             while not self._over:
                 self._look()
-                await proxy.look()
+                await services.look()
                 await self._next()
         except Exception:  # told when the cluster ends
             self.failures.append(traceback.format_exc())
         finally:
-            transport.close()
-            await proxy.stop()
+            self._up.set()
             for task in self._tasks.values():
                 task.cancel()
             await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+            await services.stop()
 
     async def _next(self) -> None:
         try:
