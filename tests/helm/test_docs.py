@@ -1,0 +1,70 @@
+"""What docs/kubernetes.md, and the chart's other pages, say of values is so."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.helm.chart import CHART, Object, render
+from tests.helm.test_schema import named
+
+ROOT = Path(__file__).parents[2]
+PAGES = {
+    path.name: path.read_text()
+    for path in (
+        ROOT / "docs/kubernetes.md", ROOT / "docs/operations.md", CHART / "templates/NOTES.txt",
+        CHART / "values-gpu.yaml", CHART / "values-ray.yaml",
+    )
+}  # fmt: skip
+VALUES: Object = yaml.safe_load((CHART / "values.yaml").read_text())
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+KNOWN = set(named(SCHEMA, SCHEMA["definitions"]))
+
+FILES = (".yaml", ".md", ".json", ".py", ".crt", ".key")
+
+PATH = re.compile(r"(?:`|--set )([a-z]\w*(?:\.\w+)+)")
+"""Of a value, as a page names it in code."""
+
+
+def plain(path: str) -> str:
+    """As the schema knows it: what a pool has is what all have."""
+    path = path.replace("ROLE", "decode")
+    path = re.sub(r"^pools\.\w+\.model\b", "model", path)
+    return re.sub(r"^pools\.\w+", "poolDefaults", path)
+
+
+def paths() -> list[tuple[str, str]]:
+    return [
+        (page, path)
+        for page, text in PAGES.items()
+        for path in sorted(set(PATH.findall(text)))
+        if path.partition(".")[0] in VALUES and not path.endswith(FILES)
+    ]
+
+
+@pytest.mark.parametrize(("page", "path"), paths())
+def test_values_that_are_named_exist(page: str, path: str) -> None:
+    found = plain(path)
+    inside_settings = re.search(r"(^|\.)settings\.", found)
+    assert inside_settings or found in KNOWN, f"{page} names {path}"
+
+
+def test_pages_name_values() -> None:
+    assert len(paths()) > 40
+
+
+def blocks() -> list[Object]:
+    found = re.findall(r"^```yaml\n(.*?)^```", PAGES["kubernetes.md"], re.MULTILINE | re.DOTALL)
+    loaded = [yaml.safe_load(block) for block in found]
+    return [block for block in loaded if set(block) <= set(VALUES)]
+
+
+@pytest.mark.parametrize("block", blocks(), ids=lambda block: "+".join(block))
+def test_examples_render(block: Object) -> None:
+    assert render(block).objects
+
+
+def test_there_are_examples() -> None:
+    assert len(blocks()) == 3
