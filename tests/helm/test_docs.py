@@ -52,7 +52,7 @@ def test_values_that_are_named_exist(page: str, path: str) -> None:
 
 
 def test_pages_name_values() -> None:
-    assert len(paths()) > 40
+    assert len(paths()) > 30
 
 
 def blocks() -> list[Object]:
