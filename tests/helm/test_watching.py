@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.helm.chart import CHART, released, render, setting
+from tests.helm.chart import CHART, released, render, setting, values_of
 from tests.helm.test_references import selects
 
 DASHBOARDS = sorted((CHART / "dashboards").glob("*.json"))
@@ -48,6 +48,15 @@ def test_a_pod_monitor_finds_every_pod_of_ours() -> None:
     for pod in release.serving():
         assert selects(monitor["spec"]["selector"], pod.labels)
         assert "ops" in {port["name"] for port in pod.main["ports"]}
+
+
+def test_on_ray_the_router_tells_its_metrics() -> None:
+    release = render(values_of("ray") | setting(monitoring__podMonitor=True))
+    (monitor,) = release.all("PodMonitor")
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    found = [pod for pod in release.pods() if selects(monitor["spec"]["selector"], pod.labels)]
+    assert [pod.role for pod in found] == ["router"]
+    assert endpoint["port"] in {port["name"] for port in found[0].main["ports"]}
 
 
 def test_a_service_monitor_stands_for_it() -> None:
