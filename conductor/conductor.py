@@ -68,6 +68,7 @@ class Conductor:
         keys: tuple[BlockKey, ...],
         excluded: frozenset[str],
         trace: str = "",
+        session: str = "",
     ) -> Placement:
         """Raises Unavailable, Overloaded, Invalid. Whoever traces sees to ``trace``."""
         snapshot = self.snapshot()
@@ -80,6 +81,7 @@ class Conductor:
             first_token_seconds=self._config.first_token_seconds or math.inf,
             token_gap_seconds=self._config.token_gap_seconds,
             promised=epoch > 1 or not self._may_refuse(snapshot.now_seconds),
+            session=session,
         )
         try:
             decision = self._place(snapshot, query)

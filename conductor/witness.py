@@ -46,6 +46,7 @@ class Witness:
         keys: tuple[BlockKey, ...],
         excluded: frozenset[str],
         trace: str = "",
+        session: str = "",
     ) -> Placement:
         """Raises what the other one does."""
         began = self._clock.monotonic()
@@ -58,6 +59,7 @@ class Witness:
                 max_new_tokens=max_new_tokens,
                 keys=keys,
                 excluded=excluded,
+                session=session,
             )
         except Exception as error:
             now = self._clock.monotonic()

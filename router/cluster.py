@@ -56,6 +56,11 @@ class Cluster:
         """Prompt and answer together: what the model takes and every ready worker does."""
         return self._agreed().max_model_tokens
 
+    @property
+    def any_worker(self) -> Member | None:
+        """They all serve one model."""
+        return self._agreed().worker
+
     def key_chain(self, tenant_salt: bytes) -> KeyChain | None:
         """How the workers name blocks; None while there are none to say so."""
         worker = self._agreed().worker

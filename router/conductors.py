@@ -101,6 +101,7 @@ class ConductorPlacer:
             model=query.model,
             timeout_seconds=CALL_SECONDS,
             trace=query.trace,
+            session=query.session,
         )
 
     async def _stream(self, conductor: Member) -> PlacementStream | None:

@@ -15,6 +15,7 @@ from baton.core.priority import BEHIND_ALL
 from baton.errors import BatonError, DeadlineExceeded
 from baton.time_limit import TimeLimit
 from router.choice import Choice, Delta
+from router.fingerprint import fingerprint_of
 from router.formats import FORCED_CALL
 from router.outlet import StreamOutlet
 from router.parse import parse
@@ -247,6 +248,7 @@ class AnswerExchange(Exchange):
             echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo),
             prompt_logprobs=body.prompt_logprobs is not None,
             obfuscated=body.wants_obfuscation,
+            system_fingerprint=fingerprint_of(self._service.cluster.any_worker),
             service_tier="default" if isinstance(body, ChatBody) and body.service_tier else None,
         )
 

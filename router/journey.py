@@ -84,12 +84,14 @@ class Journey:
         chain: KeyChain | None,
         prompt_keys: tuple[BlockKey, ...],
         record: JourneyRecord,
+        session: str = "",
     ) -> None:
         self._guide = guide
         self._config = guide.config
         self._spec = spec
         self._tenant = tenant
         self._model = model
+        self._session = session
         self._chain = chain
         self._keys = prompt_keys
         self._emitted: list[TokenId] = []
@@ -303,6 +305,7 @@ class Journey:
             excluded=excluded,
             model=self._model,
             trace=self.record.question_span(spec.epoch).traceparent if spec.trace else "",
+            session=self._session,
         )
         seconds = self._config.placement_seconds
         try:

@@ -16,7 +16,8 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class PlaceQuery:
     """``num_tokens`` are prompt and emitted tokens, ``block_keys`` those of their full blocks.
-    ``excluded`` are workers that failed this request before. ``trace`` names the question's span,
+    ``excluded`` are workers that failed this request before. Those of one ``session`` are read at
+    one place where nothing else decides. ``trace`` names the question's span,
     and is empty where none is wanted."""
 
     request_id: RequestId
@@ -28,6 +29,7 @@ class PlaceQuery:
     excluded: frozenset[WorkerId]
     model: str
     trace: str = ""
+    session: str = ""
 
 
 class Placer(Protocol):

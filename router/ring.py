@@ -60,7 +60,7 @@ def pick(members: Sequence[Member], key: bytes) -> Member:
 def _prefix(query: PlaceQuery) -> bytes:
     """What requests that begin alike have in common; short ones are spread."""
     if not query.block_keys:
-        return query.request_id.encode()
+        return (query.session or query.request_id).encode()
     return query.block_keys[min(len(query.block_keys), KEY_DEPTH) - 1]
 
 

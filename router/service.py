@@ -1,6 +1,7 @@
 """What the router does with a request, without HTTP: prepare, send on its journeys, account."""
 
 import asyncio
+import hashlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -74,11 +75,20 @@ class ServiceConfig:
 @dataclass(frozen=True, slots=True)
 class Asker:
     """Who asks, as one request has found it. ``chain`` names the blocks of its prompts, None while
-    there are no workers."""
+    there are no workers; ``session`` is empty where none is named."""
 
     tenant: TenantId
     standing: Standing
     chain: KeyChain | None
+    session: str = ""
+
+
+def session_of(tenant: TenantId, cache_key: str | None) -> str:
+    """A tenant's own, and as short as any: empty for no key."""
+    if not cache_key:
+        return ""
+    named = f"{tenant}/{cache_key}".encode(errors="replace")
+    return hashlib.blake2b(named, digest_size=12).hexdigest()
 
 
 def _random_id() -> str:
@@ -162,7 +172,8 @@ class Service:
         standing = self.doorkeeper.roll.tenant(tenant).standing(
             self.config.tenant_secret, body.cache_salt, body.priority or 0
         )
-        return Asker(tenant, standing, self.cluster.key_chain(standing.salt))
+        session = session_of(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
+        return Asker(tenant, standing, self.cluster.key_chain(standing.salt), session)
 
     def preparer(self, asker: Asker) -> Preparer:
         limits = Limits(self.cluster.max_model_tokens, self.config.vocab_size)
@@ -191,7 +202,9 @@ class Service:
                     self.pinner.expect(record, prompt.pins)
                 spec = _spec(prompt, name, number, standing, self.config.slo_first_token_seconds)
                 model = self.config.model
-                journey = Journey(self.guide, spec, tenant, model, chain, prompt.keys, record)
+                journey = Journey(
+                    self.guide, spec, tenant, model, chain, prompt.keys, record, asker.session
+                )
                 choices.append(self._choice(len(choices), journey, body, prompt))
         self.records.add(request_id, [choice.record for choice in choices])
         return choices

@@ -29,6 +29,7 @@ async def ask_placement(
     model: str,
     timeout_seconds: float,
     trace: str = "",
+    session: str = "",
     stream: PlacementStream | None = None,
 ) -> Placement:
     """Over ``stream``, if there is one, else by a call of its own over ``channel``. Raises what the
@@ -43,6 +44,7 @@ async def ask_placement(
         excluded_worker_ids=sorted(excluded),
         model=model,
         trace=trace,
+        session=session,
     )
     if stream is not None:
         return await stream.ask(request, timeout_seconds)

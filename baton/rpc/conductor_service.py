@@ -35,6 +35,7 @@ class ConductorCore(Protocol):
         keys: tuple[BlockKey, ...],
         excluded: frozenset[str],
         trace: str = "",
+        session: str = "",
     ) -> Placement:
         """``trace`` names the span of the question. Raises Unavailable, Overloaded, Invalid."""
         ...
@@ -94,6 +95,7 @@ def _place(core: ConductorCore, request: pb.PlaceRequest) -> pb.Placement:
         keys=_keys(request.block_keys),
         excluded=frozenset(request.excluded_worker_ids),
         trace=request.trace,
+        session=request.session,
     )
     return placement_to_proto(placement)
 

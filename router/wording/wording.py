@@ -36,6 +36,7 @@ class Envelope:
     service_tier: str | None = None
     echoes_logprobs: bool = False
     prompt_logprobs: bool = False
+    system_fingerprint: str = ""
 
 
 class Wording(ABC):
@@ -87,6 +88,8 @@ class Wording(ABC):
             "created": envelope.created,
             "model": envelope.model,
         }
+        if envelope.system_fingerprint:
+            head["system_fingerprint"] = envelope.system_fingerprint
         if envelope.service_tier is not None:
             head["service_tier"] = envelope.service_tier
         return head

@@ -73,11 +73,11 @@ class House:
 
     def place(
         self, name: str, tokens: int = 64, chain: tuple[BlockKey, ...] = (), epoch: int = 1,
-        excluded: frozenset[str] = frozenset(),
+        excluded: frozenset[str] = frozenset(), session: str = "",
     ) -> Placement:  # fmt: skip
         return self.conductor.place(
             request_id=name, epoch=epoch, num_tokens=tokens, max_new_tokens=16, keys=chain,
-            excluded=excluded,
+            excluded=excluded, session=session,
         )  # fmt: skip
 
     def reader(self, name: str) -> PrefillView:
@@ -89,6 +89,23 @@ class House:
     def hold(self, node: str, *held: BlockKey) -> None:
         page = WatchPage(Generation(1), 0, Tier.DRAM, held, reset=True)
         assert self.mirror.apply(WorkerId(node), page)
+
+
+# -- sessions -------------------------------------------------------------------------------
+
+
+async def test_a_session_is_read_at_one_place_where_nothing_else_decides() -> None:
+    house = House()
+    await house.announce(*(reader(f"p{number}") for number in range(8)), writer("d0"))
+
+    def place_of(session: str) -> set[str]:
+        placements = []
+        for number in range(4):
+            house.clock.advance(60)  # what was placed has been read
+            placements.append(house.place(f"{session}/{number}", 8, session=session))
+        return {placement.prefill.id for placement in placements if placement.prefill}
+
+    assert all(len(place_of(f"s{number}")) == 1 for number in range(4))
 
 
 # -- who is there --------------------------------------------------------------------------

@@ -146,6 +146,9 @@ async def open_house(
     assert house.prefill.jobs == house.decode.jobs == []
 
 
+FINGERPRINT = "fp_f5b4f999fe"
+"""Of these workers: known by heart, so that it stays."""
+
 CHAT = "/v1/chat/completions"
 COMPLETE = "/v1/completions"
 
@@ -177,6 +180,7 @@ async def test_chat(tokenizer: Tokenizer) -> None:
         "id": "chatcmpl-0",
         "object": "chat.completion",
         "model": "demo",
+        "system_fingerprint": FINGERPRINT,
         "choices": [
             {
                 "index": 0,
@@ -201,6 +205,23 @@ async def test_chat(tokenizer: Tokenizer) -> None:
         "x-baton-transport": "shm",
         "x-baton-bytes-shipped": "140",
     }
+
+
+async def test_requests_with_one_key_are_of_one_session(tokenizer: Tokenizer) -> None:
+    keys = {"one-key": "a", "other-key": "b"}
+    async with open_house(tokenizer, api_keys=keys) as (house, client):
+
+        async def session(key: str, **fields: Any) -> str:
+            headers = {"authorization": f"Bearer {key}"}
+            answer = await client.post(CHAT, json=chat(max_tokens=1, **fields), headers=headers)
+            assert answer.status_code == 200
+            return house.placer.queries[-1].session
+
+        mine = await session("one-key", prompt_cache_key="k")
+        assert mine == await session("one-key", prompt_cache_key="k", n=2) != ""
+        others = {await session("one-key", prompt_cache_key="l")}
+        others |= {await session("other-key", prompt_cache_key="k"), await session("one-key")}
+        assert len(others - {mine}) == 3 and "" in others
 
 
 async def test_completion_with_token_ids(tokenizer: Tokenizer) -> None:

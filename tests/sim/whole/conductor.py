@@ -71,6 +71,7 @@ async def ask_placement(
     model: str,
     timeout_seconds: float,
     trace: str = "",
+    session: str = "",
     stream: object = None,
 ) -> Placement:
     """As ``baton.rpc.conductor_client.ask_placement``."""
