@@ -73,7 +73,7 @@ class KvStoreProgram:
             clock=self._clock,
             listen_host=settings.grpc_host,
             advertise_host=settings.advertise_address,
-            secret=settings.cluster_secret,
+            trust=settings.trust,
         )
         self._node = StoreNode(
             self._generation,

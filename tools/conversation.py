@@ -101,7 +101,7 @@ async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None
     digest = bytes.fromhex(worker.model_digest)
     root = KeyRoot(digest, worker.kv_dtype, worker.block_tokens, tenant_salt=salt)
     keys = tuple(block_keys(root.key(), token_ids, worker.block_tokens))
-    client, clock = KvStoreClient(store.address, state.cluster_secret), SystemClock()
+    client, clock = KvStoreClient(store.address, state.trust), SystemClock()
     give_up_at = clock.monotonic() + STORED_SECONDS
     try:
         while (await client.lease(LeaseQuery(keys, 1.0, 0))).num_held < len(keys):

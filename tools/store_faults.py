@@ -84,7 +84,7 @@ async def seconds_named(cluster: LocalCluster, pid: int) -> float:
     known = await members(state)
     conductor = next(member for member in known if member.role is Role.CONDUCTOR)
     worker = next(member for member in known if member.role is Role.PREFILL)
-    async with open_channel(conductor.address, state.cluster_secret) as channel:
+    async with open_channel(conductor.address, state.trust) as channel:
         hint = (await place(channel, state, worker)).store_hint
         assert hint is not None, "the conductor does not name the store"
         os.kill(pid, signal.SIGKILL)

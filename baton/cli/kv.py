@@ -173,7 +173,7 @@ async def _of_each(
     """What each store node answers, by its id. Raises NotFound when there is none."""
     told: dict[str, T] = {}
     for member in await _members(state, (Role.KVSTORE,)):
-        client = KvStoreClient(member.address, state.cluster_secret)
+        client = KvStoreClient(member.address, state.trust)
         try:
             told[member.id] = await ask(client)
         finally:

@@ -132,16 +132,16 @@ async def _check(state: ClusterState) -> dict[str, Any]:
     from baton.rpc.kvstore_client import stat_store
     from baton.rpc.worker_client import inspect_worker
 
-    secret = state.cluster_secret
+    trust = state.trust
     report: dict[str, Any] = {"workers": [], "stores": []}
     for process in state.processes:
         entry: dict[str, Any] = {"worker_id": process.id}
         try:
             if process.role in (Role.PREFILL, Role.DECODE):
-                entry |= asdict(await inspect_worker(process.address, secret))
+                entry |= asdict(await inspect_worker(process.address, trust))
                 report["workers"].append(entry)
             elif process.role == Role.KVSTORE:
-                entry |= asdict(await stat_store(process.address, secret))
+                entry |= asdict(await stat_store(process.address, trust))
                 report["stores"].append(entry)
         except Unavailable as error:
             raise Unavailable(f"{process.id} does not answer: {error}") from error
@@ -160,7 +160,7 @@ async def _plan(state: ClusterState) -> list[str]:
 
     addresses = [each.address for each in state.processes if each.role == Role.CONDUCTOR]
     try:
-        plans = [await ask_pool_plan(a, state.cluster_secret, PLAN_SECONDS) for a in addresses if a]
+        plans = [await ask_pool_plan(a, state.trust, PLAN_SECONDS) for a in addresses if a]
     except BatonError:
         return []
     return [

@@ -12,7 +12,7 @@ import grpc.aio
 from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status
 from baton.rpc.frames import MAX_MESSAGE_BYTES
-from baton.rpc.tls import TLS_NAME, channel_credentials
+from baton.tls import TLS_NAME, channel_credentials
 
 SECRET_KEY = "x-baton-secret"
 RETRY_AFTER_KEY = "retry-after-seconds"

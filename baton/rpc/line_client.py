@@ -8,8 +8,8 @@ from collections.abc import Callable
 from baton.core.trust import Trust
 from baton.errors import BatonError, Invalid, Unauthorized, Unavailable
 from baton.rpc.line import NONCE_BYTES, VERSION, Kind, Line, parsed, proof_of
-from baton.rpc.tls import TLS_NAME, client_context
 from baton.rpc.v1 import line_pb2 as pb
+from baton.tls import TLS_NAME, client_context
 
 TICK_SECONDS, PATIENCE = 0.25, 6
 """A peer that stands still, or is cut off, is lost after 1.75 to 2 seconds: it is asked after 0.25

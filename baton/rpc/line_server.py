@@ -9,8 +9,8 @@ from typing import Protocol
 from baton.core.trust import Trust
 from baton.errors import BatonError, Invalid, Overloaded, Unauthorized, Unavailable
 from baton.rpc.line import NONCE_BYTES, VERSION, Kind, Line, parsed, proof_of
-from baton.rpc.tls import server_context
 from baton.rpc.v1 import line_pb2 as pb
+from baton.tls import server_context
 
 TICK_SECONDS, PATIENCE = 2.0, 4
 """A router that stands still holds what it has asked for, for ten seconds: others take nothing from

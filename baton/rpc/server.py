@@ -12,7 +12,7 @@ from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, mapping_of
 from baton.rpc.channel import RETRY_AFTER_KEY, SECRET_KEY
 from baton.rpc.frames import MAX_MESSAGE_BYTES
-from baton.rpc.tls import server_credentials
+from baton.tls import server_credentials
 
 SERVER_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),

@@ -8,6 +8,7 @@ import struct
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from baton.core.trust import Trust
 from baton.errors import Invalid, NotFound
 
 _WHOLE_FILE = "hhqqi4x"
@@ -45,12 +46,22 @@ class ClusterState:
     redis_url: str
     cluster: str
     cluster_secret: str | None = None
+    rpc_tls_certificate: str = ""
+    rpc_tls_key: str = ""
+    rpc_tls_ca: str = ""
     admin_key: str | None = None
     tenant_secret: str = "baton"
     tls_certificate: str | None = None
     ready: bool = False
     failure: str = ""
     processes: list[ProcessState] = field(default_factory=list)
+
+    @property
+    def trust(self) -> Trust:
+        """What its members know each other by."""
+        return Trust(
+            self.cluster_secret, self.rpc_tls_certificate, self.rpc_tls_key, self.rpc_tls_ca
+        )
 
 
 SUPERVISOR_LOG = "supervisor.log"

@@ -19,7 +19,9 @@ import grpc
 from baton.clock import Clock
 from baton.core.address import host_port
 from baton.core.handoff import Endpoint
+from baton.core.trust import Trust, trust_of
 from baton.errors import Invalid, Unavailable
+from baton.tls import TLS_NAME, channel_credentials, server_credentials
 from baton.transport.base import Capabilities, Region, Span, TransferState
 from baton.transport.links import LinkMeter, earlier_lives
 from baton.transport.spans import checked_spans, expect_transport
@@ -78,7 +80,7 @@ class GrpcTransport:
         *,
         listen_host: str = "127.0.0.1",
         advertise_host: str | None = None,
-        secret: str | None = None,
+        trust: Trust | str | None = None,
     ) -> None:
         self._owner = owner
         self._generation = generation
@@ -86,7 +88,7 @@ class GrpcTransport:
         self._host_id = host_id
         self._listen_host = listen_host
         self._advertise_host = advertise_host or listen_host
-        self._secret = secret
+        self._trust = trust_of(trust)
         self._region: Region | None = None
         self._server: Any = None
         self._port = 0
@@ -109,10 +111,15 @@ class GrpcTransport:
             (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
         )
         try:
-            self._port = self._server.add_insecure_port(host_port(self._listen_host, 0))
+            self._port = self._bind(host_port(self._listen_host, 0))
         except RuntimeError as error:
             raise Unavailable(f"transport grpc can't listen: {error}") from error
         self._server.start()
+
+    def _bind(self, address: str) -> int:
+        if self._trust.has_tls:
+            return int(self._server.add_secure_port(address, server_credentials(self._trust)))
+        return int(self._server.add_insecure_port(address))
 
     def export(self) -> Endpoint:
         assert self._region is not None, "register() comes first"
@@ -125,7 +132,7 @@ class GrpcTransport:
         key = (endpoint.owner, endpoint.generation)
         with self._lock:
             if key not in self._peers:
-                added = _open(endpoint)
+                added = _open(endpoint, self._trust)
                 for dead in earlier_lives(self._peers, endpoint):
                     self.disconnect(dead)
                 self._peers[key] = added
@@ -150,7 +157,8 @@ class GrpcTransport:
         assert transfer.state is TransferState.PREPARED, transfer.state
         transfer.state = TransferState.PENDING
         transfer.peer.transfers.add(transfer)
-        metadata = ((SECRET_KEY, self._secret),) if self._secret else None
+        secret = self._trust.secret
+        metadata = ((SECRET_KEY, secret),) if secret else None
         try:
             transfer.call = transfer.peer.read(
                 _pack(transfer.peer.endpoint.generation, transfer.spans),
@@ -211,7 +219,8 @@ class GrpcTransport:
     def _serve(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """The server's side: the bytes of the spans, in order."""
         assert self._region is not None
-        if self._secret and not _has_secret(context, self._secret):
+        secret = self._trust.secret
+        if secret and not _has_secret(context, secret):
             context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster secret is wrong")
         try:
             spans = _unpack(request, self._generation, self._region.size_bytes)
@@ -263,12 +272,17 @@ class _Scatter:
             start += length
 
 
-def _open(endpoint: Endpoint) -> GrpcPeer:
+def _open(endpoint: Endpoint, trust: Trust) -> GrpcPeer:
+    """Raises Invalid, also for certificates that can't be read."""
     try:
         address = endpoint.metadata.decode("ascii")
     except UnicodeDecodeError as error:
         raise Invalid("malformed grpc endpoint") from error
-    channel = grpc.insecure_channel(address, options=_OPTIONS)
+    if trust.has_tls:
+        options = (*_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
+        channel = grpc.secure_channel(address, channel_credentials(trust), options=options)
+    else:
+        channel = grpc.insecure_channel(address, options=_OPTIONS)
     read: Any = channel.unary_stream(f"/{SERVICE}/{METHOD}")
     return GrpcPeer(endpoint, channel, read)
 

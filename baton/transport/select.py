@@ -7,6 +7,7 @@ from typing import cast
 import structlog
 
 from baton.clock import Clock
+from baton.core.trust import Trust
 from baton.errors import BatonError, Invalid
 from baton.transport.base import Region, Transport
 from baton.transport.grpc_stream import GrpcTransport
@@ -35,14 +36,14 @@ def open_transports(
     clock: Clock,
     listen_host: str,
     advertise_host: str | None = None,
-    secret: str | None = None,
+    trust: Trust | str | None = None,
 ) -> dict[str, Transport]:
     """Opened and registered, best first. ``names`` is empty for all that can start; one that
     is named and can't start is an error, one that isn't is left out with a log line."""
     wanted = names or [name for name in BEST_FIRST if region.device == "cpu" or name == "nixl"]
     opened: dict[str, Transport] = {}
     for name in wanted:
-        transport = _new(name, owner, generation, clock, listen_host, advertise_host, secret)
+        transport = _new(name, owner, generation, clock, listen_host, advertise_host, trust)
         try:
             transport.register(region)
         except BatonError as error:
@@ -63,7 +64,7 @@ def _new(
     clock: Clock,
     listen_host: str,
     advertise_host: str | None,
-    secret: str | None,
+    trust: Trust | str | None,
 ) -> Transport:
     if name == "shm":
         return cast(Transport, ShmTransport(owner, generation, clock, host_id()))
@@ -77,7 +78,7 @@ def _new(
             host_id(),
             listen_host=listen_host,
             advertise_host=advertise_host,
-            secret=secret,
+            trust=trust,
         )
         return cast(Transport, transport)
     raise Invalid(f"unknown transport {name!r}; there are {', '.join(BEST_FIRST)}")

@@ -191,7 +191,7 @@ class WorkerProgram:
             region=region,
             listen_host=self._settings.grpc_host,
             advertise_host=self._settings.advertise_address,
-            secret=self._settings.cluster_secret,
+            trust=self._settings.trust,
             clock=self._clock,
         )
 

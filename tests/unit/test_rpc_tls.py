@@ -1,0 +1,216 @@
+"""TLS between members, over gRPC and over lines: both sides show a certificate of the authority."""
+
+import asyncio
+import ctypes
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from baton.clock import SystemClock
+from baton.config import load_settings
+from baton.core.pool_plan import PoolPlan
+from baton.core.trust import Trust
+from baton.errors import BatonError, Invalid, Unauthorized, Unavailable
+from baton.rpc.conductor_client import ask_pool_plan
+from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.line import Line
+from baton.rpc.line_client import open_line
+from baton.rpc.line_server import LineServer
+from baton.rpc.server import build_server, listen
+from baton.transport.base import Region, Span, TransferState
+from baton.transport.grpc_stream import GrpcTransport
+from tests.certificates import (
+    AUTHORITY,
+    MEMBER_CERTIFICATE,
+    MEMBER_KEY,
+    OTHER_CERTIFICATE,
+    OTHER_KEY,
+    STRANGER_CERTIFICATE,
+    STRANGER_KEY,
+    STRANGERS_AUTHORITY,
+)
+
+MEMBER = (MEMBER_CERTIFICATE, MEMBER_KEY, AUTHORITY)
+OTHER = (OTHER_CERTIFICATE, OTHER_KEY, AUTHORITY)
+STRANGER = (STRANGER_CERTIFICATE, STRANGER_KEY, STRANGERS_AUTHORITY)
+NAMES = ("certificate.pem", "key.pem", "authority.pem")
+
+
+def trust(folder: Path, files: tuple[str, str, str], secret: str | None = None) -> Trust:
+    folder.mkdir(exist_ok=True)
+    paths = [folder / name for name in NAMES]
+    for path, text in zip(paths, files, strict=True):
+        path.write_text(text)
+    return Trust(secret, *map(str, paths))
+
+
+class Core:
+    """A conductor that knows nothing, and a line that says nothing."""
+
+    def __init__(self, line: Line | None = None) -> None: ...
+
+    def describe(self) -> tuple[list[str], str]:
+        return [], ""
+
+    def pool_plan(self) -> PoolPlan | None:
+        return None
+
+    def on_message(self, payload: bytes) -> None: ...
+
+    def on_lost(self) -> None: ...
+
+
+@asynccontextmanager
+async def grpc_server(trusted: Trust) -> AsyncIterator[str]:
+    server = build_server(trusted)
+    add_conductor_service(server, Core())  # type: ignore[arg-type]
+    port = await listen(server, "127.0.0.1", 0, trusted)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def line_server(trusted: Trust) -> AsyncIterator[str]:
+    server = LineServer(trusted, {"core": Core})
+    port = await server.listen("127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.close()
+
+
+async def ask_grpc(address: str, trusted: Trust) -> None:
+    await ask_pool_plan(address, trusted, timeout_seconds=5.0)
+
+
+async def ask_line(address: str, trusted: Trust) -> None:
+    (await open_line(address, "core", trusted, lambda payload: None, 5.0)).close()
+
+
+both = pytest.mark.parametrize(
+    ("serve", "ask"), [(grpc_server, ask_grpc), (line_server, ask_line)], ids=["grpc", "line"]
+)
+
+
+@both
+async def test_members_know_each_other(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    trusted = trust(tmp_path, MEMBER)
+    async with serve(trusted) as address:
+        await ask(address, trusted)
+
+
+@both
+async def test_the_secret_counts_beside_them(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    trusted = trust(tmp_path, MEMBER, "hush")
+    async with serve(trusted) as address:
+        await ask(address, trusted)
+        with pytest.raises(Unauthorized):
+            await ask(address, replace(trusted, secret=None))
+
+
+@both
+async def test_strangers_stay_outside(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """With a certificate of theirs, with none, and in plain text."""
+    members, strangers = trust(tmp_path / "m", MEMBER), trust(tmp_path / "s", STRANGER)
+    async with serve(members) as address:
+        for each in (
+            strangers,
+            replace(strangers, authority=members.authority),
+            Trust(),
+        ):
+            with pytest.raises(Unavailable):
+                await ask(address, each)
+
+
+@both
+async def test_nor_do_members_speak_with_strangers(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """Nor with somebody whom the authority knows by another name."""
+    members = trust(tmp_path / "m", MEMBER)
+    for folder, files in (("s", STRANGER), ("o", OTHER)):
+        async with serve(trust(tmp_path / folder, files)) as address:
+            with pytest.raises(Unavailable):
+                await ask(address, members)
+    async with serve(Trust()) as address:
+        with pytest.raises(Unavailable):
+            await ask(address, members)
+
+
+@both
+async def test_new_files_count_for_new_connections(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    """And ones that don't belong together change nothing."""
+    served, strangers = trust(tmp_path / "m", STRANGER), trust(tmp_path / "s", STRANGER)
+    members = trust(tmp_path / "new", MEMBER)
+    async with serve(served) as address:
+        await ask(address, strangers)
+        trust(tmp_path / "m", (STRANGER_CERTIFICATE, MEMBER_KEY, STRANGERS_AUTHORITY))
+        await ask(address, strangers)
+        trust(tmp_path / "m", MEMBER)
+        await ask(address, members)
+        with pytest.raises(Unavailable):
+            await ask(address, strangers)
+
+
+@both
+async def test_files_that_are_not_there(serve, ask, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    members = trust(tmp_path, MEMBER)
+    lost = replace(members, key=str(tmp_path / "nowhere.pem"))
+    with pytest.raises(Invalid, match=r"rpc_tls_key .*nowhere\.pem"):
+        async with serve(lost):
+            pass
+    async with serve(members) as address:
+        with pytest.raises(BatonError, match=r"nowhere\.pem"):
+            await ask(address, lost)
+
+
+async def test_a_stranger_that_says_nothing_does_not_stay(tmp_path: Path) -> None:
+    async with line_server(trust(tmp_path, MEMBER)) as address:
+        host, _, port = address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\n\r\n")
+        assert len(await reader.read()) < 100
+        writer.close()
+
+
+def test_all_three_settings_or_none(tmp_path: Path) -> None:
+    members = trust(tmp_path, MEMBER)
+    with pytest.raises(Invalid, match="go together"):
+        load_settings(rpc_tls_key=members.key)
+    settings = load_settings(
+        grpc_host="0.0.0.0",
+        rpc_tls_certificate=members.certificate,
+        rpc_tls_key=members.key,
+        rpc_tls_ca=members.authority,
+    )
+    assert settings.trust == members
+
+
+def moved(source: GrpcTransport, reader: GrpcTransport) -> TransferState:
+    """Reads 64 bytes of the one into the other."""
+    memories = [ctypes.create_string_buffer(bytes([fill]) * 64, 64) for fill in (1, 2)]
+    for transport, memory in zip((source, reader), memories, strict=True):
+        transport.register(Region(ctypes.addressof(memory), 64, "cpu"))
+    transfer = reader.prepare(reader.connect(source.export()), [Span(0, 0, 64)], 5.0)
+    reader.post(transfer)
+    while reader.poll(transfer) is TransferState.PENDING:
+        threading.Event().wait(0.002)
+    assert (memories[1].raw == memories[0].raw) is (transfer.state is TransferState.DONE)
+    reader.close()
+    source.close()
+    return transfer.state
+
+
+def test_kv_travels_between_members_alone(tmp_path: Path) -> None:
+    members, strangers = trust(tmp_path / "m", MEMBER), trust(tmp_path / "s", STRANGER)
+
+    def transport(trusted: Trust) -> GrpcTransport:
+        return GrpcTransport("owner", 1, SystemClock(), "host", trust=trusted)
+
+    assert moved(transport(members), transport(members)) is TransferState.DONE
+    assert moved(transport(members), transport(strangers)) is TransferState.FAILED
+    assert moved(transport(members), transport(Trust())) is TransferState.FAILED
