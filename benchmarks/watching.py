@@ -1,0 +1,163 @@
+"""What watching costs: metrics per engine step, spans per request.
+
+    python -m benchmarks.watching
+
+In one process, over a model without weights: seconds of the thread's CPU, so that a busy machine
+changes little. First what a worker tells of a step, beside the step itself (of which the fake model's
+arithmetic in Python is the most). Then what a request's spans cost the event loops of a router and of
+a worker: where it is traced, where it was not chosen, and where nothing is traced at all.
+"""
+
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import typer
+from prometheus_client import CollectorRegistry
+
+from baton.clock import SystemClock
+from baton.core.handoff import WorkerRef
+from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.placement import Placement
+from baton.core.request import RequestOutput, RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.core.trace import TraceContext
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.fake_runner import FakeRunner
+from baton.engine.result import StepResult
+from baton.obs.logs import set_up_logs
+from baton.obs.otlp import OtlpSpans
+from baton.worker.job import Job, Outcome
+from baton.worker.stream import OutputStream
+from baton.worker.witness import Witness
+from router.record import JourneyRecord
+from router.tracing import RequestTrace, Tracing, spans_of
+from tools.otlp_collector import collecting
+
+CLOCK = SystemClock()
+ROOT = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
+REQUEST_ID = "cmpl-beef12d327585831b9dae99f139abd59"
+PROMPT_TOKENS = 32
+
+
+def engine_with(batch: int, answer_tokens: int) -> Engine:
+    """``batch`` answers that are all being written."""
+    length = PROMPT_TOKENS + answer_tokens
+    config = EngineConfig(
+        block_tokens=16, max_model_tokens=length + 1, max_running=batch, max_step_tokens=4096
+    )
+    runner = FakeRunner(batch * (length // 16 + 2), 16)
+    engine = Engine(
+        runner, config, model_digest=b"m", kv_dtype="fake", eos_token_ids=frozenset(), clock=CLOCK
+    )
+    for number in range(batch):
+        tokens = tuple(TokenId(number * 7 + index) for index in range(PROMPT_TOKENS))
+        sampling = SamplingParams(max_tokens=answer_tokens, temperature=0.0)
+        spec = RequestSpec(RequestId(str(number)), Epoch(1), tokens, PROMPT_TOKENS, sampling)
+        engine.add(spec, Task.WHOLE)
+    return engine
+
+
+def step_seconds(batch: int, steps: int) -> tuple[float, float]:
+    """Median seconds of a step, and of what a worker tells of it."""
+    engine = engine_with(batch, steps + 8)
+    witness = Witness("w", CollectorRegistry(), CLOCK)
+    engine.step()
+    alone: list[float] = []
+    told: list[float] = []
+    for _ in range(steps):
+        began = time.thread_time()
+        result = engine.step()
+        stepped = time.thread_time()
+        witness.stepped(result, {})
+        told.append(time.thread_time() - stepped)
+        alone.append(stepped - began)
+    return statistics.median(alone), statistics.median(told)
+
+
+def per_call(work: Callable[[], object], times: int) -> float:
+    """Median over batches of a hundred calls, in seconds per call."""
+    batches = []
+    for _ in range(max(times // 100, 1)):
+        began = time.thread_time()
+        for _ in range(100):
+            work()
+        batches.append((time.thread_time() - began) / 100)
+    return statistics.median(batches)
+
+
+def finished_record() -> tuple[RequestTrace, JourneyRecord]:
+    record = JourneyRecord(RequestId("cmpl-1"), 0.0, PROMPT_TOKENS)
+    trace = RequestTrace(ROOT, "", "cmpl-1", 0.0)
+    trace.follow([record], 0.001)
+    worker = WorkerRef(WorkerId("d"), "d:1", Generation(1))
+    record.note_question(Epoch(1), 0.001)
+    record.note_placement(Epoch(1), Placement(worker, worker, "why", policy="baton"), 0.002)
+    record.note_output(RequestOutput(RequestId("cmpl-1"), Epoch(1), 0, (TokenId(1),)), 0.1)
+    record.note_end("stop", 0.5)
+    return trace, record
+
+
+def off_path(record: JourneyRecord) -> None:
+    """What is done for a trace where there is none."""
+    record.note_question(Epoch(1), CLOCK.monotonic())
+
+
+def worker_job(traced: bool) -> RequestSpec:
+    sampling = SamplingParams(max_tokens=4)
+    return RequestSpec(
+        RequestId("r/1"), Epoch(1), (TokenId(1),) * PROMPT_TOKENS, PROMPT_TOKENS, sampling,
+        trace=ROOT.traceparent if traced else "",
+    )  # fmt: skip
+
+
+def job_life(witness: Witness, spec: RequestSpec, stream: OutputStream) -> None:
+    """What a worker tells of a request that did everything there."""
+    job = Job(RequestId("r"), spec, Task.WHOLE, stream)
+    witness.began(job)
+    witness.stepped(StepResult(), {})
+    witness.ended(job, Outcome.DONE)
+
+
+async def measure_spans(times: int) -> dict[str, float]:
+    """Microseconds of the event loop per request."""
+    with collecting() as (_, url):
+        spans = OtlpSpans(url, {"service.name": "bench"}, CLOCK)
+        trace, _ = finished_record()
+        stream = OutputStream(lambda *_: None, lambda *_: None, lambda _: None)
+        on = Witness("w", CollectorRegistry(), CLOCK, spans)
+        off = Witness("w", CollectorRegistry(), CLOCK)
+        none_chosen = Tracing(spans, 0.0, CLOCK)
+        seconds = {
+            "router_not_sampled": per_call(lambda: none_chosen.begin(REQUEST_ID, None), times),
+            "router_off": per_call(lambda: off_path(trace.records[0]), times),
+            "router_traced": per_call(lambda: spans.emit(spans_of(trace, "chat", 200, 0.6)), times),
+            "worker_traced": per_call(partial(job_life, on, worker_job(True), stream), times),
+            "worker_not_sampled": per_call(partial(job_life, on, worker_job(False), stream), times),
+            "worker_off": per_call(partial(job_life, off, worker_job(False), stream), times),
+        }
+        await asyncio.to_thread(spans.close)
+    return {name: value * 1e6 for name, value in seconds.items()}
+
+
+def main(batches: Sequence[int] = (1, 16, 64), steps: int = 2000, requests: int = 2000) -> None:
+    result: dict[str, object] = {"steps": steps}
+    for batch in batches:
+        step, told = step_seconds(batch, steps)
+        print(
+            f"batch {batch:3}: a step {step * 1e6:7.1f} µs of Python, metrics {told * 1e6:5.2f} µs"
+        )
+        result[f"batch_{batch}"] = {"step_us": step * 1e6, "metrics_us": told * 1e6}
+    set_up_logs("warning", "json")
+    spans = asyncio.run(measure_spans(requests))
+    for name, value in spans.items():
+        print(f"{name:20} {value:7.1f} µs per request")
+    print(json.dumps(result | {"spans_us": spans}))
+
+
+if __name__ == "__main__":
+    typer.run(main)
