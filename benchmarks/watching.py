@@ -3,9 +3,9 @@
     python -m benchmarks.watching
 
 In one process, over a model without weights: seconds of the thread's CPU, so that a busy machine
-changes little. First what a worker tells of a step, beside the step itself (of which the fake model's
-arithmetic in Python is the most). Then what a request's spans cost the event loops of a router and of
-a worker: where it is traced, where it was not chosen, and where nothing is traced at all.
+changes little. First what a worker tells of a step, beside the step itself (most of which is the
+fake model's arithmetic). Then what a request's spans cost the event loops of a router and of a
+worker: where it is traced, where it was not chosen, and where nothing is traced at all.
 """
 
 import asyncio
