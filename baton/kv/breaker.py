@@ -12,7 +12,6 @@ class Breaker:
         self._rest_seconds = 0.0
         self._open_until = float("-inf")
         self._trying = False
-        self.num_openings = 0
 
     def allows(self, now: float) -> bool:
         """Asks only; whoever goes says so by :meth:`enter`."""
@@ -30,7 +29,6 @@ class Breaker:
         self._rest_seconds = min(longer, LONGEST_REST_SECONDS)
         self._open_until = now + self._rest_seconds
         self._trying = False
-        self.num_openings += 1
 
     def leave(self) -> None:
         """It was neither: the caller was cancelled."""

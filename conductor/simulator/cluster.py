@@ -223,7 +223,6 @@ class SimulatedCluster:
             self._fail(job, workers)
             return
         job.prefill, job.decode = decision.prefill, decision.decode
-        job.predicted_ttft_seconds = decision.ttft_seconds
         job.expected_tokens = job.num_prompt_tokens + int(self._answers.mean)
         self._decode_by_id[decision.decode].announce(job)
         self._fetch(job, workers[0], decision)
@@ -264,7 +263,6 @@ class SimulatedCluster:
 
     def _last_chunk(self, job: Job) -> None:
         assert job.decode is not None
-        job.asked_for_room = True
         self._decode_by_id[job.decode].ask_for_room(job)
 
     def _prefilled(self, job: Job) -> None:

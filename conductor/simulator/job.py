@@ -23,7 +23,6 @@ class Job:
     # What was decided
     prefill: WorkerId | None = None
     decode: WorkerId | None = None
-    predicted_ttft_seconds: float = -1.0
     rejected: bool = False
     # How far it is
     num_prompt_tokens: int = field(init=False)
@@ -33,7 +32,6 @@ class Job:
     ready_seconds: float = 0.0
     rank: tuple[bool, Rank, int] = (False, (0.0, 0.0), 0)
     rank_until_seconds: float = -math.inf
-    asked_for_room: bool = False
     has_room: bool = False
     expected_tokens: int = 0
     first_token_seconds: float = -1.0
@@ -67,7 +65,7 @@ class Job:
         self.num_prompt_tokens = self.arrival.num_prompt_tokens + emitted
         self.num_answered = emitted + 1
         self.num_computed, self.joined_step = 0, -1
-        self.asked_for_room = self.has_room = False
+        self.has_room = False
         self.tier_tokens.clear()
 
     @property

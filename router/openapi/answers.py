@@ -5,7 +5,6 @@ from typing import Any
 from router.openapi.bodies import ANYTHING, NULL, REF, TEXT, Schema
 
 INTEGER: Schema = {"type": "integer"}
-NUMBER: Schema = {"type": "number"}
 BOOLEAN: Schema = {"type": "boolean"}
 
 
