@@ -45,6 +45,11 @@ def problems(values: Object) -> list[str]:
             " pools.decode.image to cuda or auto",
         ),
         (
+            setting(pools__decode__gpu__count=1, pools__decode__settings__device="cpu"),
+            "pools.decode asks for 1 GPUs, and its settings.device is cpu: leave that out, or set"
+            " pools.decode.gpu.count=0",
+        ),
+        (
             setting(pools__decode__model__source="pvc"),
             "pools.decode.model has no model: its source is pvc, so set model.pvc.claimName",
         ),
@@ -250,4 +255,4 @@ def test_settings_of_a_pool_are_laid_over_those_of_all() -> None:
         for role in ("prefill", "decode")
     }
     assert [told[role]["BATON_MAX_RUNNING"] for role in ("prefill", "decode")] == ["8", "9"]
-    assert told["decode"]["BATON_THREADS"] == "1"
+    assert [told[role]["BATON_THREADS"] for role in ("prefill", "decode")] == ["2", "2"]

@@ -108,6 +108,28 @@ def test_a_setting_arrives_as_it_was_given(
     assert loaded("prefill", both, tmp_path, monkeypatch).max_running == 2
 
 
+@pytest.mark.parametrize(
+    ("values", "device", "threads"),
+    [
+        ({}, "cpu", 1),
+        (setting(pools__decode__gpu__count=1), "cuda", 1),
+        (setting(pools__decode__image="cuda"), "cuda", 1),
+        (setting(pools__decode__resources__requests__cpu="2500m"), "cpu", 3),
+        (setting(pools__decode__resources__requests__cpu=4), "cpu", 4),
+        (setting(pools__decode__resources__limits__cpu="2"), "cpu", 2),
+        (setting(pools__decode__settings__threads=0), "cpu", 0),
+        (setting(settings__threads=7), "cpu", 7),
+        (setting(poolDefaults__resources__requests__cpu=None), "cpu", 0),
+        (setting(pools__decode__gpu__count=2, pools__decode__settings__device="auto"), "auto", 1),
+    ],
+)
+def test_device_and_threads_follow_from_what_is_asked_for(
+    values: Object, device: str, threads: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = loaded("decode", values, tmp_path, monkeypatch)
+    assert (settings.device, settings.threads) == (device, threads)
+
+
 def test_where_the_model_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     release = released("everything")
     models = {

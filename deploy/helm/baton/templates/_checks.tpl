@@ -28,6 +28,10 @@ pools.{{ $key }}: {{ $key }} is the name of something else of this chart; give t
 {{- if and (gt (int $pool.gpu.count) 0) (eq $pool.image "cpu") }}
 pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs with an image that can't use them: set pools.{{ $key }}.image to cuda or auto
 {{- end -}}
+{{- $device := toString (get (merge (deepCopy $pool.settings) (deepCopy $.Values.settings)) "device" | default "") -}}
+{{- if and (gt (int $pool.gpu.count) 0) (eq $device "cpu") }}
+pools.{{ $key }} asks for {{ $pool.gpu.count }} GPUs, and its settings.device is cpu: leave that out, or set pools.{{ $key }}.gpu.count=0
+{{- end -}}
 {{- include "baton.modelProblems" (dict "model" $pool.model "where" (printf "pools.%s.model" $key) "or" "model") -}}
 {{- end -}}
 {{- range list "prefill" "decode" -}}

@@ -9,5 +9,5 @@
 
 {{/* Which of our images a pool's pods run. */}}
 {{- define "baton.poolImageKind" -}}
-{{- if eq .v.image "auto" -}}{{ ternary "cuda" "cpu" (gt (int .v.gpu.count) 0) }}{{- else -}}{{ .v.image }}{{- end -}}
+{{- if ne .v.image "auto" -}}{{ .v.image }}{{- else -}}{{ ternary "cuda" "cpu" (gt (int .v.gpu.count) 0) }}{{- end -}}
 {{- end -}}

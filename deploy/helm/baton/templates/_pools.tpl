@@ -33,6 +33,20 @@ win over what is below them.
 {{- end -}}
 
 {{/*
+Settings of a pool: its own, and what follows from what it asks for. A worker without its GPU must say so instead of
+computing on the CPU, and one with a part of a node's cores must not start a thread for each. As JSON.
+*/}}
+{{- define "baton.poolSettings" -}}
+{{- $derived := dict "device" (include "baton.poolImageKind" .) -}}
+{{- $cores := dig "limits" "cpu" (dig "requests" "cpu" "" .v.resources) .v.resources -}}
+{{- if $cores -}}
+{{- $_ := set $derived "threads" (include "baton.cores" $cores | int) -}}
+{{- end -}}
+{{- range $name := keys .root.Values.settings -}}{{- $_ := unset $derived $name -}}{{- end -}}
+{{- include "baton.overlay" (list $derived .v.settings) -}}
+{{- end -}}
+
+{{/*
 How many. `chart`: what the values say. `external`: what the cluster has now, whoever set it, and what the
 values say where there is none yet (at install, and wherever nothing can be looked up).
 Takes root, name (of the Deployment) and v.

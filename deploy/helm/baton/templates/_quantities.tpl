@@ -10,6 +10,18 @@
 {{- mulf (float64 (trimSuffix $unit $text)) (float64 (get $units $unit)) | floor | int64 -}}
 {{- end -}}
 
+{{/* A quantity of CPUs (250m, 4, 0.5) as whole ones, at least one. */}}
+{{- define "baton.cores" -}}
+{{- $text := toString . -}}
+{{- $millis := 0.0 -}}
+{{- if hasSuffix "m" $text -}}
+{{- $millis = float64 (trimSuffix "m" $text) -}}
+{{- else -}}
+{{- $millis = mulf (float64 $text) 1000.0 -}}
+{{- end -}}
+{{- max 1 (divf $millis 1000.0 | ceil | int) -}}
+{{- end -}}
+
 {{/* Seconds for a pod to end: for its address to leave everybody's tables, to drain, and to spare. */}}
 {{- define "baton.graceSeconds" -}}
 {{- add (int .root.Values.endpointGraceSeconds) (int .v.drainSeconds) (int .root.Values.marginSeconds) -}}
