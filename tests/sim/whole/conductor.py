@@ -85,6 +85,7 @@ async def ask_placement(
             max_new_tokens=max_new_tokens,
             keys=tuple(block_keys),
             excluded=frozenset(excluded),
+            trace=trace,
         )
 
     placement: Placement = await process.network.call(
