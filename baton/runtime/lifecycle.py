@@ -216,7 +216,10 @@ async def _until_stalled() -> None:
 
 
 async def _beat() -> None:
-    """From the event loop: who can't take its turn there can't serve either."""
+    """From the event loop: who can't take its turn there can't serve either; nor can who waits for
+    a device that never answers."""
     while True:
-        STATUS.beat()
+        STATUS.vitals.beat()
+        if not STATUS.vitals.silence():
+            STATUS.beat()
         await asyncio.sleep(BEAT_SECONDS)

@@ -1,17 +1,24 @@
 """Whether this process lives, how far it is, and whether it may be asked: for those who look at it
 from outside its event loop.
 
-The event loop beats, and who loads says how far it is; both are only written here, and a thread of
-the ops server judges. So a loop that stands still can't tell that it runs, and a load of an hour
-that moves is no hang.
+The event loop beats, who loads says how far it is, and who waits for another thread says so; all
+that is only written here, and a thread of the ops server judges. So a loop that stands still can't
+tell that it runs, a load of an hour that moves is no hang, and a device that never answers is one.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from baton.clock import Clock, SystemClock
 
 STALL_SECONDS = 120.0
 """For a load from one tensor to the next; the largest are some gigabytes."""
+
+
+ANSWER_SECONDS = 300.0
+"""For another thread of this process to take its turn. A step of the engine takes well under a
+second, but for the first of its kind, for which kernels are compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,7 @@ class Vitals:
         self.drained = False
         self.loading: Loading | None = None
         self._beat_at: float | None = None
+        self._waiting: tuple[str, float] | None = None
 
     # -- written ---------------------------------------------------------------------------
 
@@ -62,6 +70,15 @@ class Vitals:
         """The event loop beats no more, and need not."""
         self._beat_at = None
 
+    @contextmanager
+    def waiting(self, what: str) -> Iterator[None]:
+        """For ``what`` to answer, while it lasts; of one such wait at a time."""
+        self._waiting = (what, self._clock.monotonic())
+        try:
+            yield
+        finally:
+            self._waiting = None
+
     def load(self, what: str, done: int, total: int) -> None:
         self.loading = Loading(what, done, total, self._clock.monotonic())
 
@@ -73,11 +90,20 @@ class Vitals:
 
     def hang(self, hung_seconds: float) -> str:
         """What stands still; empty while all moves. ``hung_seconds`` is the event loop's bound;
-        0: it has none."""
+        0: it has none, nor has any other thread."""
         beat, now = self._beat_at, self._clock.monotonic()
         if hung_seconds and beat is not None and now - beat > hung_seconds:
             return f"the event loop has stood still for {now - beat:.0f} s"
-        return self.stall()
+        return (self.silence() if hung_seconds else "") or self.stall()
+
+    def silence(self) -> str:
+        """Of a thread that does not answer; empty otherwise."""
+        waiting = self._waiting
+        if waiting is None:
+            return ""
+        what, since = waiting
+        seconds = self._clock.monotonic() - since
+        return f"{what} has not answered for {seconds:.0f} s" if seconds > ANSWER_SECONDS else ""
 
     def stall(self) -> str:
         """Of a load that does not move; empty otherwise."""

@@ -35,7 +35,7 @@ from baton.rpc.worker_client import GrpcPullPeers
 from baton.rpc.worker_line import worker_lines
 from baton.rpc.worker_service import add_worker_service
 from baton.runtime.pools.base import POOLS
-from baton.runtime.status import report_progress, report_role
+from baton.runtime.status import STATUS, report_progress, report_role
 from baton.text.grammar import Grammars
 from baton.transport.base import Region, Transport
 from baton.transport.select import host_id, open_transports
@@ -49,6 +49,9 @@ from baton.worker.witness import Witness
 from baton.worker.worker import Worker, WorkerConfig
 
 log = structlog.get_logger(__name__)
+
+ASK_SECONDS = 5.0
+"""Between two questions to the engine's thread whether it still answers."""
 
 LATE_STEPS = 2
 """Of a prompt are left when the decode worker is asked to make room: one would do if the other
@@ -107,6 +110,7 @@ class WorkerProgram:
             tasks.create_task(self._store.run())
             tasks.create_task(self._membership.run())
             tasks.create_task(self._heartbeat.run())
+            tasks.create_task(self._ask_engine())
             await self._crashed
 
     async def drain(self) -> None:
@@ -133,6 +137,13 @@ class WorkerProgram:
     @property
     def address(self) -> str:
         return self._address
+
+    async def _ask_engine(self) -> None:
+        """A device that hangs raises nothing: the engine's thread waits for it, for ever."""
+        while True:
+            with STATUS.vitals.waiting("the engine"):
+                await self._thread.call(lambda engine: None)
+            await self._clock.sleep(ASK_SECONDS)
 
     # -- parts ----------------------------------------------------------------------------
 

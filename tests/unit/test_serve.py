@@ -13,7 +13,7 @@ from baton.runtime import lifecycle
 from baton.runtime.lifecycle import TRANSITIONS, Lifecycle, ProgramState, Stalled
 from baton.runtime.serve import only_error
 from baton.runtime.status import STATUS, report_progress
-from baton.runtime.vitals import Vitals
+from baton.runtime.vitals import ANSWER_SECONDS, Vitals
 
 Act = Callable[[], Coroutine[Any, Any, None]]
 
@@ -256,6 +256,30 @@ async def test_a_load_that_stands_still_ends_the_start(monkeypatch: pytest.Monke
     with pytest.raises(Stalled, match=r"weights: 1\.00 of 2\.00 GB: no progress for 500 s"):
         await running
     assert life.state is ProgramState.FAILED
+
+
+async def test_who_waits_for_what_never_answers_gives_no_sign_of_life(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So that whoever keeps it starts it again."""
+    monkeypatch.setattr(lifecycle, "BEAT_SECONDS", 0.001)
+    clock, beats = ManualClock(), list[float]()
+    monkeypatch.setattr(STATUS, "vitals", Vitals(clock))
+    monkeypatch.setattr(STATUS, "beat", lambda: beats.append(clock.monotonic()))
+    life, running = await living(Fake())
+    with STATUS.vitals.waiting("the engine"):
+        clock.advance(1.0)
+        while 1.0 not in beats:
+            await asyncio.sleep(0)
+        clock.advance(ANSWER_SECONDS)
+        for _ in range(50):
+            await asyncio.sleep(0.001)
+        assert max(beats) == 1.0
+    while max(beats) == 1.0:
+        await asyncio.sleep(0)
+    assert STATUS.vitals.hang(20.0) == ""
+    life.ask_to_stop()
+    await running
 
 
 async def test_a_stop_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """A load that moves is no hang, however long it takes."""
 
 from baton.clock import ManualClock
-from baton.runtime.vitals import STALL_SECONDS, Vitals
+from baton.runtime.vitals import ANSWER_SECONDS, STALL_SECONDS, Vitals
 
 GIGABYTE = 10**9
 
@@ -36,6 +36,20 @@ def test_an_event_loop_that_stands_still() -> None:
     assert vitals.hang(0.0) == ""  # it has no bound
     vitals.beat()
     assert vitals.hang(20.0) == ""
+
+
+def test_a_thread_that_does_not_answer() -> None:
+    """Its event loop is well meanwhile."""
+    vitals, clock = begun()
+    vitals.move("serving")
+    with vitals.waiting("the engine"):
+        clock.advance(ANSWER_SECONDS)
+        vitals.beat()
+        assert vitals.hang(20.0) == vitals.silence() == ""
+        clock.advance(1.0)
+        assert vitals.hang(20.0) == "the engine has not answered for 301 s"
+        assert vitals.hang(0.0) == ""
+    assert vitals.hang(20.0) == vitals.silence() == ""
 
 
 def test_before_its_event_loop_runs_nothing_hangs() -> None:
