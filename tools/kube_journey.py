@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from helm_python import HelmError
+
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tests.kube.accounts import unused, user_of
 from tests.kube.cluster import Cluster, cluster
@@ -141,7 +143,7 @@ def taken(name: str, release: Release, answers: Sequence[Answer]) -> Step:
     step = Step(name)
     try:
         step.told = STEPS[name](release)
-    except (AssertionError, TimeoutError, RuntimeError) as error:
+    except (AssertionError, TimeoutError, RuntimeError, HelmError) as error:
         step.why = f"{type(error).__name__}: {error}"
     step.seconds = SYSTEM_CLOCK() - began
     step.answers = len(answers) - before

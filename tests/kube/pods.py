@@ -1,7 +1,6 @@
 """What controllers ask of pods, and the conditions of all objects."""
 
 import json
-from collections.abc import Iterator
 from hashlib import sha256
 from typing import Any
 
@@ -82,10 +81,6 @@ def fingerprint(template: Any) -> str:
     """Ten digits, the same for equal templates."""
     text = json.dumps(template, sort_keys=True).encode()
     return sha256(text).hexdigest()[:10]
-
-
-def containers_of(pod: Object) -> Iterator[Object]:
-    yield from pod["spec"]["containers"]
 
 
 def delete_pod(api: Api, pod: Object) -> None:

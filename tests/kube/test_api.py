@@ -25,6 +25,7 @@ from tests.kube.kinds import (
     Object,
 )
 from tests.kube.patches import json_patched, merged, strategic
+from tests.kube.protobuf import MAGIC, loaded
 from tests.kube.request import Request, parsed
 from tests.kube.schemas import schema_of
 from tests.kube.selectors import fields_match, labels_match, selects
@@ -471,3 +472,27 @@ def test_what_kubectl_shows_of_pods(api: Api) -> None:
     assert shown["rows"][0]["cells"] == [
         "p", "0/1", "CrashLoopBackOff", 2, "10.0.0.1", "<none>", "90s",
     ]  # fmt: skip
+
+
+def test_what_typed_go_clients_write_is_read(api: Api) -> None:
+    """A Secret in protobuf, by hand: envelope, type, and fields by their numbers."""
+
+    def field(number: int, value: bytes) -> bytes:
+        return bytes([number << 3 | 2, len(value)]) + value
+
+    def entry(key: str, value: bytes) -> bytes:
+        return field(1, key.encode()) + field(2, value)
+
+    labels = field(11, entry("owner", b"helm")) + field(11, entry("name", b"x"))
+    metadata = field(1, b"s") + field(2, b"") + bytes([7 << 3, 5]) + labels
+    secret = field(1, metadata) + field(2, entry("release", b"text")) + field(3, b"helm")
+    told = field(1, b"v1") + field(2, b"Secret")
+    assert loaded(MAGIC + field(1, told) + field(2, secret)) == {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "s", "labels": {"owner": "helm", "name": "x"}},
+        "data": {"release": "dGV4dA=="},
+        "type": "helm",
+    }
+    with pytest.raises(Refused, match="reads no v1 Sofa"):
+        loaded(MAGIC + field(1, field(1, b"v1") + field(2, b"Sofa")) + field(2, b""))

@@ -154,6 +154,24 @@ def test_a_rollout_that_never_gets_ready_stops(rig: Rig) -> None:
     assert condition({"status": rig.status(DEPLOYMENT)}, "Progressing") == "False"
 
 
+def test_the_deadline_of_a_rollout_begins_with_it(rig: Rig) -> None:
+    rig.deploy(2, progressDeadlineSeconds=100)
+    rig.clock.advance(1000)
+    rig.new_image("x:2")
+    rig.controllers.settle()
+    rig.clock.advance(50)
+    rig.controllers.settle()
+    assert condition({"status": rig.status(DEPLOYMENT)}, "Progressing") == "True"
+    rig.settle()
+    for pod in rig.pods():
+        instant.set_ready(rig.api, pod, False)
+    rig.clock.advance(1000)
+    rig.controllers.settle()
+    status = rig.status(DEPLOYMENT)
+    assert status["availableReplicas"] == 0
+    assert condition({"status": status}, "Progressing") == "True", "it had arrived"
+
+
 def test_rolling_back_takes_the_old_replica_set_again(rig: Rig) -> None:
     rig.deploy(2)
     first = {pod["metadata"]["labels"]["pod-template-hash"] for pod in rig.pods()}

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes import client
+from kubernetes.stream import stream
 
 from tests.kube.api import place_of
 from tests.kube.cluster import Cluster, cluster
@@ -271,6 +273,21 @@ def test_a_volume_of_a_claim_outlives_its_pod(bench: Bench) -> None:
         bench.pod(name, write, restartPolicy="Never", volumes=volumes)
         bench.wait(lambda pod: phase(pod) == "Succeeded", name)
     assert bench.log("two") == "a\nb\n"
+
+
+def test_kubectl_exec_tells_output_and_exit_code(bench: Bench) -> None:
+    bench.pod(container={"readinessProbe": probe("/")})
+    bench.wait(is_ready)
+    with bench.kube.client() as opened:
+        done = stream(
+            client.CoreV1Api(opened).connect_get_namespaced_pod_exec, "p", bench.namespace,
+            command=["sh", "-c", "echo out; echo error >&2; exit 3"],
+            stderr=True, stdout=True, _preload_content=False,
+        )  # fmt: skip
+        done.run_forever(timeout=SECONDS)
+    done.close()
+    assert (done.read_stdout(), done.read_stderr()) == ("out\n", "error\n")
+    assert done.returncode == 3
 
 
 def test_an_account_without_a_token_has_none(bench: Bench) -> None:

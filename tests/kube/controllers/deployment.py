@@ -181,27 +181,26 @@ def _set_status(api: Api, found: Object, new: Object | None, old: list[Object]) 
 
 
 def _set_progress(api: Api, found: Object, new: Object | None, done: bool) -> None:
+    """A rollout that is complete stays so, whatever becomes of its pods."""
     name = new["metadata"]["name"] if new else ""
-    before: Object = next(
-        (c for c in found["status"].get("conditions", []) if c["type"] == "Progressing"), {}
-    )
-    if done:
-        told = f'ReplicaSet "{name}" has successfully progressed.'
-        set_condition(found, "Progressing", True, api.stamp(), "NewReplicaSetAvailable", told)
+    conditions = found["status"].get("conditions") or []
+    before: Object = next((dict(c) for c in conditions if c["type"] == "Progressing"), {})
+    over = ("NewReplicaSetAvailable", "ProgressDeadlineExceeded")
+    if before.get("reason") in over and f'"{name}"' in before["message"] and not done:
         return
     counts = [found["status"][key] for key in ("updatedReplicas", "availableReplicas")]
     mark = f'ReplicaSet "{name}" is progressing: {counts[0]} updated, {counts[1]} available.'
-    late = before.get("message") == mark and _waited(api, before) > _deadline(found)
-    if before.get("reason") == "ProgressDeadlineExceeded" and name in before["message"]:
-        return
-    if late:
-        told = f'ReplicaSet "{name}" has timed out progressing.'
-        set_condition(found, "Progressing", False, api.stamp(), "ProgressDeadlineExceeded", told)
-        return
-    set_condition(found, "Progressing", True, api.stamp(), "ReplicaSetUpdated", mark)
+    same = before.get("message") == mark
+    if done:
+        holds, reason, mark = True, over[0], f'ReplicaSet "{name}" has successfully progressed.'
+    elif same and _waited(api, before) > _deadline(found):
+        holds, reason, mark = False, over[1], f'ReplicaSet "{name}" has timed out progressing.'
+    else:
+        holds, reason = True, "ReplicaSetUpdated"
+    set_condition(found, "Progressing", holds, api.stamp(), reason, mark)
     now = next(c for c in found["status"]["conditions"] if c["type"] == "Progressing")
     same = before.get("message") == mark
-    now["lastUpdateTime"] = before.get("lastUpdateTime") if same else api.stamp()
+    now["lastUpdateTime"] = before["lastUpdateTime"] if same else api.stamp()
 
 
 def _waited(api: Api, before: Object) -> float:

@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -106,8 +106,3 @@ def _sweep() -> None:
             continue
         if len(owner) == 2 and not Path(f"/proc/{owner[1]}").exists():
             subprocess.run(["ip", "link", "del", folder.name], capture_output=True)
-
-
-def nsenter(pid: int, names: Sequence[str]) -> list[str]:
-    """A command's beginning that runs it in those namespaces of a process."""
-    return ["nsenter", f"--target={pid}", *(f"--{name}" for name in names)]
