@@ -144,9 +144,12 @@ def _add_error_forms(app: FastAPI) -> None:
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         what = f"{request.method} {request.url.path}"
-        message = {404: f"Unknown route: {what}", 405: f"Wrong method: {what}"}
-        text = message.get(error.status_code, error.detail)
         headers = {name.lower(): value for name, value in (error.headers or {}).items()}
+        message = {
+            404: f"Unknown route: {what}; GET /openapi.json tells those that there are",
+            405: f"Wrong method: {what}; it takes {headers.get('allow', 'another')}",
+        }
+        text = message.get(error.status_code, error.detail)
         return _problem(Problem(error.status_code, text, headers=headers))
 
     app.add_exception_handler(Problem, on_problem)

@@ -164,7 +164,7 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """A body without a model means the one that there is. Raises Problem (404)."""
         if name is not None and name != self.config.model and name not in self.config.aliases:
-            message = f"The model {name!r} does not exist"
+            message = f"The model {name!r} does not exist; this is {self.config.model!r}"
             raise Problem(404, message, param="model", code="model_not_found")
 
     def asker(self, tenant: TenantId, body: ChatBody | CompletionBody) -> Asker:
