@@ -77,6 +77,15 @@ def test_none_is_a_number_of_replicas_too(kubernetes: Kubernetes) -> None:
     assert size(kubernetes.render(setting(replicasManagedBy="external"))) == 0
 
 
+def test_a_pool_keeps_its_role(kubernetes: Kubernetes) -> None:
+    """By which its Deployment finds its pods."""
+    kubernetes.add_deployment(replicas=1)
+    values = setting(pools__decode__role="prefill", pools__other__role="decode")
+    told = "pools.decode has the role decode, and a Deployment can't change it: give the prefill"
+    with pytest.raises(HelmError, match=f"{told} pool another name"):
+        kubernetes.render(values)
+
+
 # -- secrets -------------------------------------------------------------------------------
 
 

@@ -212,7 +212,7 @@ conductor.serviceAccount.create is false: set conductor.serviceAccount.name to o
 {{- end -}}
 
 {{/*
-What is named and does not exist. Only with a cluster at hand: every namespace has kube-root-ca.crt, so where it can't
+What is named and does not exist, or can't become what is asked for. Only with a cluster at hand: every namespace has kube-root-ca.crt, so where it can't
 be seen nothing can.
 */}}
 {{- define "baton.missingProblems" -}}
@@ -233,6 +233,11 @@ be seen nothing can.
 {{- end -}}
 {{- include "baton.missingKeys" . -}}
 {{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- $live := lookup "apps/v1" "Deployment" $.Release.Namespace (printf "%s-%s" (include "baton.fullname" $) $key) | default dict -}}
+{{- $role := dig "spec" "selector" "matchLabels" "baton.dev/role" $pool.role $live -}}
+{{- if and (not $.Values.ray.enabled) (ne $role $pool.role) }}
+pools.{{ $key }} has the role {{ $role }}, and a Deployment can't change it: give the {{ $pool.role }} pool another name
+{{- end -}}
 {{- $claim := $pool.model.pvc.claimName -}}
 {{- if and (eq $pool.model.source "pvc") $claim (not (lookup "v1" "PersistentVolumeClaim" $.Release.Namespace $claim)) }}
 pools.{{ $key }}.model.pvc.claimName: there is no PersistentVolumeClaim {{ $claim }} in the namespace {{ $.Release.Namespace }}
