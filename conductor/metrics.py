@@ -83,11 +83,13 @@ class KnownGauges(Collector):
         mirror: Mirror,
         plan: Callable[[], PoolPlan | None],
         clock: Clock,
+        leads: Callable[[], bool] = lambda: False,
     ) -> None:
         self._membership = membership
         self._mirror = mirror
         self._plan = plan
         self._clock = clock
+        self._leads = leads
 
     def collect(self) -> Iterator[Metric]:
         yield self._members()
@@ -105,6 +107,11 @@ class KnownGauges(Collector):
             "baton_conductor_mirror_nodes",
             "Store nodes whose changes are followed.",
             self._mirror.num_nodes,
+        )
+        yield GaugeMetricFamily(
+            "baton_conductor_leads",
+            "1 for the conductor that resizes the pools in Kubernetes.",
+            int(self._leads()),
         )
         yield from self._planned()
 

@@ -117,9 +117,9 @@ class ConductorProgram:
 
     def _witness(self, mirror: Mirror) -> Witness:
         settings, clock = self._settings, self._clock
-        self.metrics.register(
-            KnownGauges(self._membership, mirror, self._conductor.pool_plan, clock)
-        )
+        plan, resizer = self._conductor.pool_plan, self._resizer
+        leads = (lambda: resizer.leads) if resizer is not None else (lambda: False)
+        self.metrics.register(KnownGauges(self._membership, mirror, plan, clock, leads))
         self._spans = open_spans(
             settings.trace_endpoint,
             clock,

@@ -34,6 +34,7 @@ class Resizer:
         self._ask_plan = ask_plan
         self._clock = clock
         self._began = asyncio.Event()
+        self._election: Election | None = None
 
     @classmethod
     def of(
@@ -43,6 +44,11 @@ class Resizer:
         if settings.autoscale == "off" or settings.autoscale_pools != "kubernetes":
             return None
         return cls(settings, me, ask_plan, clock)
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is this one that acts now."""
+        return self._election is not None and self._election.leads
 
     def check(self) -> None:
         """Raises Invalid where there is no way to an API server, and for a role with several pools
@@ -69,7 +75,7 @@ class Resizer:
             kubernetes_pools(settings, clock, autoscaler.say_in_log) as pools,
             kubernetes_lease(settings, clock) as lease,
         ):
-            election = Election(lease, self._me, clock, self._began.set)
+            election = self._election = Election(lease, self._me, clock, self._began.set)
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(election.run())

@@ -138,7 +138,11 @@ async def test_what_is_known_of_the_cluster_is_looked_up_when_asked() -> None:
     house.hold("s", *(BlockKey(bytes([number]) * 16) for number in range(3)))
     plans: list[PoolPlan | None] = [None]
     registry = CollectorRegistry()
-    registry.register(KnownGauges(house.membership, house.mirror, lambda: plans[0], house.clock))
+    leading = [False]
+    gauges = KnownGauges(
+        house.membership, house.mirror, lambda: plans[0], house.clock, lambda: leading[0]
+    )
+    registry.register(gauges)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"baton_conductor_{name}", labels)
@@ -156,5 +160,8 @@ async def test_what_is_known_of_the_cluster_is_looked_up_when_asked() -> None:
     assert value("wished_workers", pool="prefill") == 3
     assert value("wished_workers", pool="decode") == 5
     assert value("forecast_requests_per_second") == 12.5
+    assert value("leads") == 0
+    leading[0] = True
+    assert value("leads") == 1
     house.mirror.drop(WorkerId("s"))
     assert (value("mirror_blocks"), value("mirror_nodes")) == (0, 0)

@@ -60,6 +60,12 @@ CONDUCTOR = Dashboard(
                     text="As conductors know them; all should know as many.",
                 ),
                 Panel(
+                    "Leads",
+                    [Query("baton_conductor_leads", "{{instance}}")],
+                    text="Which one resizes the pools in Kubernetes.",
+                    most=1,
+                ),
+                Panel(
                     "Store nodes followed",
                     [Query("baton_conductor_mirror_nodes", "{{instance}}")],
                 ),
