@@ -29,6 +29,7 @@ from baton.transport.strays import Strays
 from baton.worker.answers import AnswerMeter
 from baton.worker.duty import Duty
 from baton.worker.engine_thread import EngineDoor
+from baton.worker.extension import Extension
 from baton.worker.hold import Hold, PullLeaseOfHold
 from baton.worker.inspection import inspection
 from baton.worker.intake import Intake, Landing, Shipment
@@ -243,6 +244,7 @@ class Worker:
         spec = job.spec
         constraint = await self._open_constraint(spec)
         if spec.scores_prompt:
+            job.extension = Extension(spec.request_id)
             await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
             return
         job.extension = extension = await self._store.extend(spec)

@@ -157,6 +157,16 @@ async def test_a_request_that_one_worker_does_alone() -> None:
     assert stages(spans.spans, "whole job") == ["queue", "prefill", "decode"]
 
 
+async def test_a_prompt_that_is_scored_has_the_stages_of_others() -> None:
+    spans = MemorySpans()
+    async with cluster(spans=spans) as running:
+        await hand_off(running, traced(request("r", list(range(20)), 4, prompt_logprobs=1)))
+        await settled(running)
+        reader = running.prefill.metrics
+    assert stages(spans.spans, "prefill job") == ["queue", "prefill", "hand-off"]
+    assert value(reader, "prefix_tokens_total", source="computed") == 20
+
+
 async def test_what_is_not_traced_leaves_nothing() -> None:
     spans = MemorySpans()
     async with cluster(spans=spans) as running:
