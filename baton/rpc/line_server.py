@@ -17,7 +17,7 @@ TICK_SECONDS, PATIENCE = 2.0, 4
 it, and it may come back."""
 
 HELLO_SECONDS = 2.0
-"""From a connection to its proof."""
+"""From a connection to its proof, and before that for TLS to shake hands."""
 
 MAX_LINES = 1024
 """One for each router, in the main; each costs some kilobytes."""
@@ -57,7 +57,10 @@ class LineServer:
         """Returns the port. Raises Unavailable when it can't be bound, Invalid for certificates."""
         loop, context = asyncio.get_running_loop(), server_context(self._trust)
         try:
-            self._server = await loop.create_server(self._visit, host, port, ssl=context)
+            seconds = HELLO_SECONDS if context is not None else None
+            self._server = await loop.create_server(
+                self._visit, host, port, ssl=context, ssl_handshake_timeout=seconds
+            )
         except OSError as error:
             raise Unavailable(f"can't listen on {host}:{port}: {error.strerror}") from error
         return int(self._server.sockets[0].getsockname()[1])
