@@ -33,7 +33,7 @@ from kvstore.demotion import Demotion
 from kvstore.disk import DiskTier
 from kvstore.events import EventLog
 from kvstore.segment import Record
-from kvstore.shelf import Shelf, Slot
+from kvstore.shelf import PIN_SHARE, Shelf, Slot
 from kvstore.tiers import Tiers
 
 MAX_PUTS = 16
@@ -286,6 +286,17 @@ class StoreNode:
         if slots:
             self._shelf.pin(slots, seconds, now)
         return len(slots)
+
+    async def pin_all(self, keys: Sequence[BlockKey], seconds: float) -> int:
+        """The same, with those that lie on the disk only read in first, up to what may be pinned at
+        all. Raises Invalid, Overloaded."""
+        num_held = self._tiers.num_held(keys)
+        most = LeaseQuery(tuple(keys), seconds, int(PIN_SHARE * self._shelf.arena_bytes))
+        with self._holding() as slots:
+            room = self._collect(most, num_held, slots)
+            if room and len(slots) < num_held:
+                slots += await self._promote(keys[len(slots) : num_held], room)
+            return self.pin(keys, seconds)
 
     @contextmanager
     def _holding(self) -> Iterator[list[Slot]]:

@@ -46,7 +46,7 @@ class StoreCore(Protocol):
 
     async def report(self, keys: Sequence[BlockKey]) -> int: ...
 
-    def pin(self, keys: Sequence[BlockKey], seconds: float) -> int: ...
+    async def pin_all(self, keys: Sequence[BlockKey], seconds: float) -> int: ...
 
     def watch(self, generation: Generation, number: int) -> AsyncGenerator[WatchPage]: ...
 
@@ -94,7 +94,7 @@ class StoreCalls:
         return pb.ReportResponse(dropped=await self._core.report(keys_from_bytes(request.keys)))
 
     async def pin(self, request: pb.PinRequest) -> pb.PinResponse:
-        pinned = self._core.pin(keys_from_bytes(request.keys), request.seconds)
+        pinned = await self._core.pin_all(keys_from_bytes(request.keys), request.seconds)
         return pb.PinResponse(pinned=pinned)
 
     async def list(self, request: pb.ListRequest) -> pb.ListResponse:

@@ -8,7 +8,7 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.core.store import BlockFilter, Tier
-from baton.errors import Unavailable
+from baton.errors import Overloaded, Unavailable
 from kvstore.disk import DiskTier
 from kvstore.segment import Segment
 from tests.store_house import KEYS, SIZE, House
@@ -88,6 +88,34 @@ async def test_a_demoted_copy_is_not_written_twice(tmp_path: Path) -> None:
     await house.node.demotion.flush()
     await settle(house)
     assert (house.node.stats().demotions, house.node.stats().dropped_blocks) == (4, 0)
+
+
+async def test_a_pin_promotes(tmp_path: Path) -> None:
+    house = House(folder=tmp_path)
+    await house.put(0, 1, 2, 3)
+    await house.node.demotion.flush()
+    await house.put(4, 5)
+    assert tiers(house)[2:4] == [Tier.DISK, Tier.DISK]
+    assert await house.node.pin_all(KEYS[2:4], 60.0) == 2
+    assert tiers(house)[2:4] == [Tier.DRAM, Tier.DRAM]
+    assert house.node.stats().pinned_bytes == 2 * SIZE  # half of all: as much as may be
+    with pytest.raises(Overloaded, match="50% may be"):
+        await house.node.pin_all(KEYS[1:2], 60.0)
+    await house.put(0, 1, 4, 5)
+    assert tiers(house)[2:4] == [Tier.DRAM, Tier.DRAM]
+    assert await house.node.pin_all(KEYS[8:9], 60.0) == 0
+    assert house.sound()
+
+
+async def test_more_than_may_be_pinned_is_not_read_in(tmp_path: Path) -> None:
+    house = House(folder=tmp_path)
+    await house.put(0, 1, 2, 3)
+    await house.node.demotion.flush()
+    await house.put(4, 5)
+    await house.lease(4, 5)
+    before = house.node.stats().promotions
+    assert await house.node.pin_all(KEYS[:4], 60.0) == 2
+    assert house.node.stats().promotions == before
 
 
 async def test_a_bit_flipped_on_the_disk_is_found_by_the_promotion(tmp_path: Path) -> None:

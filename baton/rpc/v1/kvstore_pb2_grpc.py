@@ -136,8 +136,9 @@ class KvStoreServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Pin(self, request, context):
-        """Keeps blocks from being evicted. RESOURCE_EXHAUSTED: too much is pinned, of all or by their
-        tenant. Idempotent: a block that is pinned again stays for as long as the later of both says.
+        """Keeps blocks from being evicted; those on the disk only are read in first. RESOURCE_EXHAUSTED:
+        too much is pinned, of all or by their tenant. Idempotent: a block that is pinned again stays
+        for as long as the later of both says.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
