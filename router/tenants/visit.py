@@ -76,7 +76,9 @@ class Visit:
     async def prepare(self) -> None:
         """Before it is entered."""
         share, bank, now = self._share, self._share.bank, self._entrance.now
-        if bank is None or self._account.has_for_one(self.tenant, share, self._size_bytes, now):
+        if bank is None or not share.is_common:
+            return
+        if self._account.has_for_one(self.tenant, share, self._size_bytes, now):
             return
         if await bank.draw(self._account, self._ask_to_begin):
             await bank.look_again(self._account, partial(self._ask_to_begin, again=True))
@@ -84,7 +86,7 @@ class Visit:
     async def prepare_promise(self, tokens: int) -> None:
         """Before so many are promised."""
         share, bank = self._share, self._share.bank
-        if bank is None:
+        if bank is None or not share.is_common:
             return
         if not self._account.has_tokens(self.tenant, share, tokens, self._entrance.now):
             await bank.draw(self._account, partial(self._ask_for_tokens, tokens))
@@ -153,7 +155,8 @@ class Visit:
     def _tell_bank(self) -> None:
         share = self._share
         if share.bank is not None:
-            is_due = self._account.is_due(self.tenant, share, self._entrance.now)
+            now = self._entrance.now
+            is_due = share.is_common and self._account.is_due(self.tenant, share, now)
             share.bank.watch(self.tenant.id, self._account, is_due=is_due)
 
     def _take(self, count: int) -> None:
@@ -220,7 +223,7 @@ class Entrance:
     def share(self) -> Share:
         """As of now: routers come and go."""
         num_routers = max(self._num_routers(), 1)
-        return Share(num_routers, self._bank if num_routers > 1 else None)
+        return Share(num_routers, self._bank)
 
     @property
     def is_shared(self) -> bool:
