@@ -110,6 +110,16 @@ async def test_all_start_and_stop_in_order(house: House) -> None:
     assert not house.state.ready
 
 
+@pytest.mark.parametrize(("given", "told"), [(9000, "0"), (0, "0"), (None, None)])
+def test_no_two_processes_of_a_machine_have_one_ops_port(
+    tmp_path: Path, given: int | None, told: str | None
+) -> None:
+    settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, ops_port=given)
+    recipe = Recipe(settings, ClusterFolder(tmp_path, "test"))
+    for spec in (recipe.conductor(), recipe.store(), *recipe.routers(), recipe.worker(Role.DECODE)):
+        assert spec.environment.get("BATON_OPS_PORT") == told
+
+
 async def test_several_routers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     house = House(tmp_path, monkeypatch, routers=3, port=0)
     specs = house.supervisor._recipe.routers()
