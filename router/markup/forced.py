@@ -58,9 +58,8 @@ class CallGrammar:
             return self._list()
         return self._several("call", "; ")
 
-    def _several(self, call: str, between: str = "") -> str:
-        separator = f'"{between}" ' if between else ""
-        return call if self.one else f"{call} ({separator}{call})*"
+    def _several(self, call: str, between: str) -> str:
+        return call if self.one else f'{call} ("{between}" {call})*'
 
     def _list(self) -> str:
         return f'"[" {self._several("call", ", ")} "]"'

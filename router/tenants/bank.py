@@ -84,7 +84,7 @@ class Bank:
 
     async def turn(self, roll: Roll, share: Share) -> None:
         """Looks at all that is held here; asks whether the treasury is there again."""
-        if not self.is_open and share.num_routers > 1:
+        if not self.is_open:
             await self._knock()
         if not share.is_common:
             return
@@ -128,10 +128,10 @@ class Bank:
                     if account.exchanging.locked():  # by who asks for one request only
                         self._hurry_for(name)
                         continue
+                    await account.exchanging.acquire()
+                    locks.callback(account.exchanging.release)
                     ask = account.upkeep(roll.tenant(name), share, now, is_turn=is_turn)
                     if ask is not None:
-                        await account.exchanging.acquire()  # nobody has it: at once
-                        locks.callback(account.exchanging.release)
                         asks.append((account, ask))
                 if asks:
                     await self._exchange(asks)
