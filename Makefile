@@ -33,6 +33,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -c 'import torch' 2>/dev/null \
 	  || $(BIN)/pip install -q $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	$(BIN)/pip install -q -c constraints.txt -e '.[dev]'
+	@# where there is no compiler it says so, and torch computes
+	$(BIN)/python -m baton.engine.native.build
 	@touch $@
 
 up: setup  ## A cluster with the demo model at http://127.0.0.1:8000; Ctrl-C stops it (ARGS=…)

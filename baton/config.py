@@ -155,6 +155,9 @@ class Settings(BaseSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     threads: Annotated[int, Field(ge=0)] = 0
     """Of a worker's arithmetic; 0 means all cores."""
+    cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
+    """Whether a CPU computes with our own kernels (docs/engine.md). ``auto``: where they run, and
+    with torch else; ``on``: not without them."""
 
     # The engine
     block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16

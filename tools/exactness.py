@@ -133,11 +133,22 @@ class EngineAlone:
     """``baton generate``'s engine, with many prompts side by side."""
 
     def __init__(
-        self, model: Path, chunk: int, block: int, longest: int, dtype: str = "float32"
+        self,
+        model: Path,
+        chunk: int,
+        block: int,
+        longest: int,
+        dtype: str = "float32",
+        cpu_kernels: str = "auto",
     ) -> None:
         num_blocks = 20 * longest // block + 64
         self._runner = ModelRunner.load(
-            model, device="cpu", dtype=dtype, num_blocks=num_blocks, block_tokens=block
+            model,
+            device="cpu",
+            dtype=dtype,
+            num_blocks=num_blocks,
+            block_tokens=block,
+            cpu_kernels=cpu_kernels,
         )
         self._config = EngineConfig(
             block_tokens=block,
@@ -207,7 +218,7 @@ def run_alone(
 ) -> Iterator[tuple[Cell, Score]]:
     longest = max(len(reference.prompt) for reference in references)
     for chunk, block in itertools.product(options.chunks, options.blocks):
-        alone = EngineAlone(model, chunk, block, longest, options.dtype)
+        alone = EngineAlone(model, chunk, block, longest, options.dtype, options.cpu_kernels)
         for batch, cache in itertools.product(options.batches, ("cold", "warm")):
             score = alone.score(references, batch, cache == "warm")
             yield Cell(name, "generate", chunk, block, batch, cache), score
@@ -237,6 +248,7 @@ def run_cluster(
         settings = {
             "transports": transport, "block_tokens": block, "chunk_tokens": chunk,
             "max_step_tokens": max(chunk, 64), "dtype": options.dtype, "pool_bytes": "256MiB",
+            "cpu_kernels": options.cpu_kernels,
             "api_keys": ",".join(f"key-{batch}=tenant-{batch}" for batch in options.batches),
         }  # fmt: skip
         with local_cluster(model, settings=settings) as cluster:
@@ -283,6 +295,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--longest", type=int, default=3000)
     parser.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
+    parser.add_argument("--cpu-kernels", choices=["auto", "on", "off"], default="auto")
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 
@@ -307,9 +320,11 @@ def main(arguments: list[str]) -> int:
     seconds = round(SYSTEM_CLOCK() - began)
     print(
         f"{len(cells)} cells, {total.tokens} tokens, {total.ties} ties, {total.differences} "
-        f"differences, {equal:.4%} equal, {options.dtype}, {seconds} s, seed {options.seed}"
+        f"differences, {equal:.4%} equal, {options.dtype}, "
+        f"cpu_kernels={options.cpu_kernels}, {seconds} s, seed {options.seed}"
     )
     told = {"ok": ok, "equal": equal, "dtype": options.dtype, "seconds": seconds}
+    told["cpu_kernels"] = options.cpu_kernels
     print(json.dumps({**told, "seed": options.seed, **vars(total), "cells": cells}))
     return 0 if ok else 1
 

@@ -17,6 +17,7 @@ def run_doctor() -> None:
     checks: list[tuple[str, bool, Callable[[], str]]] = [
         ("python", True, _python),
         ("torch", True, _torch),
+        ("cpu kernels", False, _kernels),
         ("grpc", True, lambda: _version("grpcio")),
         ("redis server", False, _valkey),
         ("nixl", False, _nixl),
@@ -43,6 +44,17 @@ def _torch() -> str:
     torch = importlib.import_module("torch")
     devices = torch.cuda.device_count()
     return f"{torch.__version__}, {devices} GPU(s), {os.cpu_count()} cores"
+
+
+def _kernels() -> str:
+    from baton.engine.native.choice import unavailable
+
+    reasons = {dtype: unavailable(dtype) for dtype in ("float32", "bfloat16")}
+    works = [dtype for dtype, reason in reasons.items() if reason is None]
+    missing = "; ".join(f"{dtype} with torch: {r}" for dtype, r in reasons.items() if r)
+    if not works:
+        raise Unavailable(f"{reasons['float32']}; torch computes instead")
+    return ", ".join(works) + (f"; {missing}" if missing else "")
 
 
 def _version(package: str) -> str:

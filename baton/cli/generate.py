@@ -40,6 +40,7 @@ def run_generate(
         num_blocks=settings.num_blocks,
         pool_bytes=settings.pool_bytes,
         block_tokens=settings.block_tokens,
+        cpu_kernels=settings.cpu_kernels,
     )
     grammars = None
     if sampling.grammar is not None:

@@ -1,5 +1,7 @@
 """One decoder for every supported architecture; what differs is in its ModelConfig."""
 
+from typing import Protocol
+
 import torch
 from torch.nn import functional
 
@@ -8,6 +10,14 @@ from baton.engine.attention.base import Attention, Batch
 from baton.engine.loader import LayerWeights, Weights
 from baton.engine.moe import gated, mixture
 from baton.engine.rope import RotaryTable, rotate
+
+
+class Decoder(Protocol):
+    """What a runner asks of a model, on whatever it computes."""
+
+    def hidden(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor: ...
+
+    def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor: ...
 
 
 class Model:

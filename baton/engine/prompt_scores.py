@@ -6,7 +6,7 @@ import torch
 
 from baton.core.ids import TokenId
 from baton.core.request import TokenLogprob
-from baton.engine.model import Model
+from baton.engine.model import Decoder
 from baton.engine.plan import Row
 
 PIECE_TOKENS = 64
@@ -16,7 +16,7 @@ Scores = tuple[TokenLogprob, ...]
 
 
 def score_targets(
-    model: Model, hidden: torch.Tensor, rows: Sequence[Row], offsets: Sequence[int]
+    model: Decoder, hidden: torch.Tensor, rows: Sequence[Row], offsets: Sequence[int]
 ) -> tuple[Scores, ...]:
     """One entry per row: the logprobs of its targets. Empty when no row has any.
 
@@ -28,7 +28,7 @@ def score_targets(
     )
 
 
-def _score_row(model: Model, hidden: torch.Tensor, row: Row, first: int) -> Scores:
+def _score_row(model: Decoder, hidden: torch.Tensor, row: Row, first: int) -> Scores:
     scores: list[TokenLogprob] = []
     for start in range(0, len(row.targets), PIECE_TOKENS):
         targets = row.targets[start : start + PIECE_TOKENS]

@@ -8,8 +8,11 @@ from baton.checkpoint import ModelConfig, load_model_config, model_digest
 from baton.engine.attention.base import Attention, make_batch
 from baton.engine.attention.cpu import CpuAttention
 from baton.engine.kv_pool import KvPool, block_bytes
-from baton.engine.loader import Progress, load_weights
-from baton.engine.model import Model
+from baton.engine.loader import Progress, Weights, load_weights
+from baton.engine.model import Decoder, Model
+from baton.engine.native.choice import TORCH, Choice, choose
+from baton.engine.native.decoder import NativeModel
+from baton.engine.native.matrix import Team
 from baton.engine.plan import Plan, SampledToken, StepOutput
 from baton.engine.prompt_scores import score_targets
 from baton.engine.sampler import sample
@@ -28,10 +31,18 @@ GPU_POOL_SHARE = 0.85
 class ModelRunner:
     """Implements :class:`baton.engine.plan.Runner`."""
 
-    def __init__(self, config: ModelConfig, digest: bytes, model: Model, pool: KvPool) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        digest: bytes,
+        model: Decoder,
+        pool: KvPool,
+        choice: Choice = TORCH,
+    ) -> None:
         self.model_config = config
         self.model_digest = digest
         self.pool = pool
+        self.choice = choice
         self._model = model
         self._device = pool.tensor.device
 
@@ -45,13 +56,16 @@ class ModelRunner:
         num_blocks: int | None = None,
         pool_bytes: int | None = None,
         block_tokens: int = 16,
+        cpu_kernels: str = "auto",
         progress: Progress | None = None,
     ) -> "ModelRunner":
         """Loads a directory. Raises Invalid that names what is wrong with it, or says that
-        memory is short. ``num_blocks`` wins over ``pool_bytes``."""
+        memory is short. ``num_blocks`` wins over ``pool_bytes``; ``cpu_kernels`` is a name in
+        ``baton.engine.native.choice.MODES``."""
         config = load_model_config(path)
         place = pick_device(device)
         kind = pick_dtype(dtype, place, config)
+        choice = choose(cpu_kernels, config, place, kind)
         weights = load_weights(path, config, place, kind, progress)
         size = block_bytes(config, kind, block_tokens)
         pool = KvPool(
@@ -61,8 +75,8 @@ class ModelRunner:
             dtype=kind,
             device=place,
         )
-        model = Model(config, weights, make_attention(pool), config.max_position_embeddings)
-        return cls(config, model_digest(path), model, pool)
+        model = make_model(config, weights, pool, native=choice.native)
+        return cls(config, model_digest(path), model, pool, choice)
 
     @property
     def num_blocks(self) -> int:
@@ -101,6 +115,13 @@ class ModelRunner:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # readers of the pool know nothing of streams
         return StepOutput(tuple(sampled), scores)
+
+
+def make_model(config: ModelConfig, weights: Weights, pool: KvPool, *, native: bool) -> Decoder:
+    """``native`` takes the weights over."""
+    if native:
+        return NativeModel(config, weights, pool, Team(torch.get_num_threads()))
+    return Model(config, weights, make_attention(pool), config.max_position_embeddings)
 
 
 def make_attention(pool: KvPool) -> Attention:

@@ -157,15 +157,19 @@ class WorkerProgram:
 
     def _load_runner(self) -> ModelRunner:
         settings = self._settings
-        return ModelRunner.load(
+        runner = ModelRunner.load(
             resolve_model(settings.model),
             device=settings.device,
             dtype=settings.dtype,
             num_blocks=settings.num_blocks,
             pool_bytes=settings.pool_bytes,
             block_tokens=settings.block_tokens,
+            cpu_kernels=settings.cpu_kernels,
             progress=partial(report_progress, "weights"),
         )
+        tell = log.warning if runner.choice.is_fallback else log.info
+        tell("model_loaded", computed_by=runner.choice.told)
+        return runner
 
     def _load_grammars(self) -> Grammars | None:
         """None where they can't be followed: requests that have one are refused then."""

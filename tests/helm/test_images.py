@@ -62,7 +62,7 @@ def test_all_of_ours_is_in_the_wheel(wheel: Path) -> None:
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and not {"__pycache__", "built"} & set(path.parts)
     }
     assert packed == ours
     assert {"baton/models/demo/model.safetensors", "baton/py.typed"} <= ours

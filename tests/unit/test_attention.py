@@ -14,13 +14,25 @@ from baton.engine.attention.triton_cuda import (
     decode_tiling,
     prefill_tiling,
 )
+from baton.engine.native.decoder import NativeAttention
+from baton.engine.native.library import KINDS
 from tests.unit.attention_cases import CASES, UNINTERPRETED, Case, bound, check, random_pool
+from tests.unit.native_house import needs_kernels
 
 
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
 def test_cpu(seed: int) -> None:
     print(f"seed {seed}")
     check(CASES[seed], CpuAttention, seed, poisoned=True)
+
+
+@needs_kernels
+@pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
+def test_kernels_of_our_own(seed: int) -> None:
+    if CASES[seed].dtype not in KINDS:
+        pytest.skip("torch computes in this format")
+    print(f"seed {seed}")
+    check(CASES[seed], NativeAttention, seed, poisoned=True)
 
 
 @pytest.mark.timeout(300)

@@ -27,6 +27,7 @@ class Sample:
     chunk: int
     block: int
     batch: int
+    cpu_kernels: str = "auto"
 
 
 SAMPLES = [
@@ -39,9 +40,15 @@ SAMPLES = [
         strict=True,
     )
 ]
+ON_TORCH = [Sample("llama3-rope", 128, 16, 16, "off"), Sample("qwen3", 16, 64, 1, "off")]
+"""What a machine without our kernels computes with."""
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda s: f"{s.architecture}-{s.chunk}-{s.block}")
+@pytest.mark.parametrize(
+    "sample",
+    SAMPLES + ON_TORCH,
+    ids=lambda s: f"{s.architecture}-{s.chunk}-{s.block}-{s.cpu_kernels}",
+)
 def test_equal_to_transformers(sample: Sample, tmp_path: Path) -> None:
     print(f"seed {SEED}")
     make_model(tmp_path, sample.architecture, seed=SEED)
@@ -51,7 +58,9 @@ def test_equal_to_transformers(sample: Sample, tmp_path: Path) -> None:
         reference_of(model, chance.integers(model.config.vocab_size, size=length).tolist(), TOKENS)
         for length in LENGTHS
     ]
-    alone = EngineAlone(tmp_path, sample.chunk, sample.block, max(LENGTHS))
+    alone = EngineAlone(
+        tmp_path, sample.chunk, sample.block, max(LENGTHS), cpu_kernels=sample.cpu_kernels
+    )
     for warm in (False, True):
         score = alone.score(references, sample.batch, warm)
         assert score == Score(TOKENS * len(LENGTHS), ties=0, differences=0)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 
 from baton.engine.plan import Row
@@ -47,31 +48,24 @@ class Attention(Protocol):
 
 
 def make_batch(rows: Sequence[Row], block_tokens: int, device: torch.device) -> Batch:
-    """Tensors of a plan's rows; built on the host, moved once."""
-    starts = tuple(row.start for row in rows)
-    contexts = tuple(row.context_tokens for row in rows)
-    offsets = [0]
-    positions: list[int] = []
-    slots: list[int] = []
-    for row in rows:
-        offsets.append(offsets[-1] + row.num_tokens)
-        positions.extend(range(row.start, row.context_tokens))
-        for position in range(row.start, row.context_tokens):
-            block_id = row.block_ids[position // block_tokens]
-            slots.append(block_id * block_tokens + position % block_tokens)
-    used = [-(-context // block_tokens) for context in contexts]
-    longest = max(used)
-    tables = [
-        [*row.block_ids[:count], *[0] * (longest - count)]
-        for row, count in zip(rows, used, strict=True)
-    ]
-    num_decodes = next((index for index, row in enumerate(rows) if row.num_tokens != 1), len(rows))
+    """Tensors of a plan's rows; built on the host, moved once. Nothing is done token by token."""
+    starts = np.array([row.start for row in rows])
+    counts = np.array([row.num_tokens for row in rows])
+    contexts = starts + counts
+    offsets = np.concatenate(([0], np.cumsum(counts)))
+    positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+    used = -(-contexts // block_tokens)
+    tables = np.zeros((len(rows), used.max()), dtype=np.int64)
+    for table, row, count in zip(tables, rows, used.tolist(), strict=True):
+        table[:count] = row.block_ids[:count]
+    blocks = tables[np.repeat(np.arange(len(rows)), counts), positions // block_tokens]
+    slots = blocks * block_tokens + positions % block_tokens
     return Batch(
-        starts,
-        contexts,
-        tuple(offsets),
-        num_decodes,
-        torch.tensor(positions, dtype=torch.int64, device=device),
-        torch.tensor(slots, dtype=torch.int64, device=device),
-        torch.tensor(tables, dtype=torch.int64, device=device),
+        tuple(starts.tolist()),
+        tuple(contexts.tolist()),
+        tuple(offsets.tolist()),
+        int((counts != 1).argmax()) if (counts != 1).any() else len(rows),
+        torch.from_numpy(positions).to(device),
+        torch.from_numpy(slots).to(device),
+        torch.from_numpy(tables).to(device),
     )

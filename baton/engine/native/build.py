@@ -1,0 +1,148 @@
+"""Compiles the kernels, once per version of their source.
+
+    python -m baton.engine.native.build
+
+does so ahead of time, as ``make setup`` and an image's build do; else whoever needs them first
+does. The library lies beside its source, or in the user's cache where that can't be written to.
+Its name is a digest of source and flags, so that what is found there is what is wanted, whatever
+compiler made it, and a machine without one can run what another has compiled.
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from baton.errors import Unavailable
+
+SOURCES = Path(__file__).parent / "kernels"
+COMPILERS = ("g++", "c++", "clang++")
+MACHINES = ("x86_64", "AMD64")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    # A product and a sum are two roundings unless the source says one: else the bits would
+    # depend on the compiler.
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    # GCC 12 takes the undefined halves of its own intrinsics for mistakes of ours.
+    "-Wno-uninitialized",
+    "-Wno-maybe-uninitialized",
+    "-mavx2",
+    "-mfma",
+    "-mavx512f",
+    "-mavx512bw",
+    "-mavx512dq",
+    "-mavx512vl",
+    "-mavx512bf16",
+    "-mprefer-vector-width=512",
+)
+COMPILE_SECONDS = 300.0
+"""It takes about 5 s; more means that the machine is swamped, not that it will never end."""
+
+
+def library() -> Path:
+    """The compiled library. Raises Unavailable that says why there is none, and what would help."""
+    name = f"kernels-{digest()}.so"
+    for folder in folders():
+        if (folder / name).is_file() and _is_ours(folder):
+            return folder / name
+    return _compile(_writable(folders()) / name)
+
+
+def folders() -> list[Path]:
+    """Where it may lie: beside its source, and in the user's cache."""
+    return [SOURCES.parent / "built", Path.home() / ".cache" / "baton" / "native"]
+
+
+def digest() -> str:
+    """Of all that the library is made of."""
+    told = hashlib.sha256(" ".join(FLAGS).encode())
+    for source in sorted(SOURCES.iterdir()):
+        told.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
+    return told.hexdigest()[:16]
+
+
+def compiler() -> str:
+    """Raises Unavailable when there is none, or nothing to compile for."""
+    if platform.machine() not in MACHINES:
+        raise Unavailable(f"they are for {MACHINES[0]}, and this is {platform.machine()}")
+    for name in COMPILERS:
+        if found := shutil.which(name):
+            return found
+    raise Unavailable(f"no C++ compiler: none of {', '.join(COMPILERS)} is installed")
+
+
+def _compile(target: Path) -> Path:
+    """Of several processes that want the same library one compiles, and the others wait."""
+    with _lock(target.with_suffix(".lock")):
+        if target.is_file():
+            return target
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            _run([compiler(), *FLAGS, str(SOURCES / "library.cpp"), "-o", str(made)])
+            made.replace(target)
+    return target
+
+
+def _run(command: list[str]) -> None:
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=COMPILE_SECONDS
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Unavailable(f"the kernels could not be compiled: {error}") from error
+    if done.returncode:
+        first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
+        raise Unavailable(f"the kernels could not be compiled by {command[0]}: {first}")
+
+
+def _writable(places: list[Path]) -> Path:
+    for folder in places:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK) and _is_ours(folder):
+            return folder
+    told = " or ".join(str(folder) for folder in places)
+    raise Unavailable(f"the kernels are not compiled: no {told} that can be written to by us alone")
+
+
+def _is_ours(folder: Path) -> bool:
+    """What is loaded from there runs as us: nobody else but root may have put it there."""
+    status = folder.stat()
+    others = stat.S_IWGRP | stat.S_IWOTH
+    return status.st_uid in (0, os.geteuid()) and not status.st_mode & others
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def main() -> int:
+    """Says what was done. Without kernels everything works, so that nothing is a failure; and
+    where they are built need not be where they run."""
+    try:
+        print(f"cpu kernels: {library()}")
+    except Unavailable as error:
+        print(f"cpu kernels: {error}; torch computes instead")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

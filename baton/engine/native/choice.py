@@ -1,0 +1,77 @@
+"""Whether a model runs on the kernels or on torch, and why."""
+
+import functools
+from dataclasses import dataclass
+
+import torch
+
+from baton.checkpoint import ModelConfig
+from baton.engine.native import library
+from baton.engine.native.matrix import fits
+from baton.engine.native.processor import NEEDED, lacking
+from baton.errors import Invalid, Unavailable
+
+MODES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """``told``: what computes, and why, for people. ``is_fallback``: better was wanted."""
+
+    native: bool
+    told: str
+    is_fallback: bool = False
+
+
+TORCH = Choice(False, "torch")
+
+
+def choose(mode: str, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Choice:
+    """What a model is to run on. Raises Invalid where kernels were demanded (``on``) and can't be
+    had, or ``mode`` is none of ``MODES``."""
+    if mode not in MODES:
+        raise Invalid(
+            f"cpu_kernels is {mode!r}, and must be one of {', '.join(MODES)}", param="cpu_kernels"
+        )
+    if mode == "off" or (mode == "auto" and device.type != "cpu"):
+        return TORCH
+    reason = why_not(config, device, dtype)
+    if reason is None:
+        return Choice(True, f"our own kernels, in {_name(dtype)}")
+    if mode == "on":
+        raise Invalid(f"cpu_kernels is on, but {reason}", param="cpu_kernels")
+    return Choice(False, f"torch: {reason}", is_fallback=True)
+
+
+def why_not(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+    """What keeps a model from the kernels; None: nothing."""
+    if device.type != "cpu":
+        return f"the device is {device}"
+    if dtype not in library.KINDS:
+        return f"they don't compute in {_name(dtype)}"
+    if config.head_dim % 2 or not all(fits(dtype, size) for size in _depths(config)):
+        return f"the model has odd sizes, and {_name(dtype)} is multiplied in pairs"
+    return unavailable(_name(dtype))
+
+
+@functools.cache
+def unavailable(dtype: str) -> str | None:
+    """What this machine lacks to compute in a format; None: nothing. Compiles if need be."""
+    assert dtype in NEEDED
+    if missing := lacking(dtype):
+        return f"the processor lacks {', '.join(missing)}"
+    try:
+        library.load()
+    except (Unavailable, OSError) as error:
+        return str(error)
+    return None
+
+
+def _depths(config: ModelConfig) -> list[int]:
+    """What products sum over."""
+    depths = [config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size]
+    return depths if config.moe is None else [*depths, config.moe.intermediate_size]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,280 @@
+"""The model over the kernels: what :class:`baton.engine.model.Model` is over torch."""
+
+import weakref
+from ctypes import byref
+
+import torch
+
+from baton.checkpoint import ModelConfig
+from baton.engine.attention.base import Batch
+from baton.engine.kv_pool import KvPool
+from baton.engine.loader import LayerWeights, Weights
+from baton.engine.moe import blend
+from baton.engine.native.library import KINDS, LAYER_FIELDS, Layer, Rows, Shape, call, load
+from baton.engine.native.matrix import PackedMatrix, Team
+from baton.engine.rope import RotaryTable
+
+
+class NativeModel:
+    """All layers of a step in one call, but for mixtures of experts, whose routing is torch's.
+
+    Takes the weights over: ``weights`` is empty afterwards, and what was packed is not kept twice.
+    """
+
+    def __init__(self, config: ModelConfig, weights: Weights, pool: KvPool, team: Team) -> None:
+        self._config = config
+        self._core = Core(shape_of(config, pool.tensor), pool.tensor, team, _rotary(config, pool))
+        self._experts: dict[int, _Experts] = {}
+        for index in range(config.num_layers):
+            layer = weights.layers.pop(0)
+            self._core.set_layer(index, layer)
+            if layer.router is not None:
+                self._experts[index] = _Experts(team, layer)
+        self._core.set_head(weights.norm, weights.head)
+        self._embedding = None if config.tie_word_embeddings else weights.embedding
+        weights.embedding = weights.head = weights.norm
+
+    def hidden(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """What the last layer says of each token, [num_tokens, hidden_size].
+
+        ``token_ids`` [num_tokens] are the packed rows of ``batch``, whose KV is written.
+        """
+        assert token_ids.shape == (batch.offsets[-1],), token_ids.shape
+        x = self._embed(token_ids)
+        first = 0
+        for index, experts in self._experts.items():
+            normed = torch.empty_like(x)
+            self._core.run(batch, first, index + 1, x, normed)
+            x += experts(normed, self._config)
+            first = index + 1
+        self._core.run(batch, first, self._config.num_layers, x, x)
+        return x
+
+    def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        """Logits [num_wanted, vocab] in FP32 of the tokens with indices ``wanted``."""
+        return self._core.logits(hidden[wanted])
+
+    def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if self._embedding is not None:
+            return self._embedding[token_ids]
+        return self._core.embed(token_ids)
+
+
+class NativeAttention:
+    """The kernels' attention by itself, as :class:`baton.engine.attention.base.Attention`."""
+
+    def __init__(self, pool: KvPool, heads: int = 0, team: Team | None = None) -> None:
+        self._pool = pool.tensor
+        self._team = team or Team(torch.get_num_threads())
+        self._core: Core | None = None
+
+    def prepare(self, batch: Batch) -> None:
+        self._batch = batch
+
+    def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        if self._core is None:
+            self._core = Core(_attention_shape(self._pool, q.shape[1]), self._pool, self._team)
+        return self._core.attend(self._batch, layer, q, k, v)
+
+
+class Core:
+    """The kernels' decoder, with whatever it has the addresses of.
+
+    Checks what does not change while it lives; lengths, tables and tokens are checked by the
+    kernels at each step. ``rotary``: cosines and sines [positions, head_dim / 2] in FP32.
+    """
+
+    def __init__(
+        self,
+        shape: Shape,
+        pool: torch.Tensor,
+        team: Team,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> None:
+        sizes = (shape.num_blocks, shape.layers, 2, shape.block_tokens, shape.kv_heads)
+        assert pool.shape == (*sizes, shape.head_dim) and pool.is_contiguous(), pool.shape
+        assert shape.heads % shape.kv_heads == 0 and shape.head_dim % 2 == 0
+        for table in rotary or ():
+            assert table.shape == (shape.positions, shape.head_dim // 2), table.shape
+            assert table.dtype is torch.float32 and table.is_contiguous()
+        self._shape, self._team, self._dtype = shape, team, pool.dtype
+        self._kept: list[object] = [pool, rotary]
+        self._library = library = load()
+        addresses = [table.data_ptr() for table in rotary] if rotary else [None, None]
+        self._handle = library.baton_decoder(
+            team.handle, KINDS[pool.dtype], byref(shape), pool.data_ptr(), *addresses
+        )
+        assert self._handle, "out of memory"
+        end = weakref.finalize(self, library.baton_decoder_free, self._handle)
+        end.atexit = False
+
+    def set_layer(self, index: int, weights: LayerWeights) -> None:
+        """Packs its matrices; those of experts are not the decoder's business."""
+        layer = Layer()
+        for name in LAYER_FIELDS:
+            if (weight := getattr(weights, name)) is None:
+                continue
+            if weight.dim() == 2:
+                packed = PackedMatrix(self._team, weight, gated=name == "gate_up")
+                assert self._sizes[name] == (packed.outs, packed.ins), name
+                weight = packed.tensor
+            else:
+                assert self._sizes[name] == weight.shape and weight.is_contiguous(), name
+            assert weight.dtype is self._dtype, name
+            setattr(layer, name, weight.data_ptr())
+            self._kept.append(weight)
+        self._library.baton_set_layer(self._handle, index, byref(layer))
+
+    def set_head(self, norm: torch.Tensor, head: torch.Tensor) -> None:
+        shape = self._shape
+        assert norm.shape == (shape.hidden,) and head.shape == (shape.vocabulary, shape.hidden)
+        packed = PackedMatrix(self._team, head)
+        self._kept += [norm, packed]
+        self._library.baton_set_head(self._handle, norm.data_ptr(), packed.address)
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """[num_tokens, hidden], where the head's weight is the embedding's, too."""
+        assert token_ids.dtype is torch.int64
+        token_ids = token_ids.contiguous()
+        x = torch.empty(len(token_ids), self._shape.hidden, dtype=self._dtype)
+        call(
+            self._library.baton_embed,
+            self._handle, token_ids.data_ptr(), len(token_ids), x.data_ptr(),
+        )  # fmt: skip
+        return x
+
+    def run(
+        self, batch: Batch, first: int, last: int, x: torch.Tensor, normed: torch.Tensor
+    ) -> None:
+        """Layers [first, last) over ``x`` [num_tokens, hidden], in place. ``normed`` gets what a
+        last layer with experts gives them."""
+        for tensor in (x, normed):
+            self._check(tensor, batch.offsets[-1], self._shape.hidden)
+        rows, kept = _rows(batch)
+        call(
+            self._library.baton_run,
+            self._handle, byref(rows), first, last, x.data_ptr(), normed.data_ptr(),
+        )  # fmt: skip
+        del kept
+
+    def attend(
+        self, batch: Batch, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+    ) -> torch.Tensor:
+        """As :meth:`baton.engine.attention.base.Attention.attend`."""
+        qkv = torch.cat((q, k, v), dim=1)
+        heads = self._shape.heads + 2 * self._shape.kv_heads
+        self._check(qkv, batch.offsets[-1], heads, self._shape.head_dim)
+        to = torch.empty_like(q, memory_format=torch.contiguous_format)
+        rows, kept = _rows(batch)
+        call(
+            self._library.baton_attend,
+            self._handle, byref(rows), layer, qkv.data_ptr(), to.data_ptr(),
+        )  # fmt: skip
+        del kept
+        return to
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """``x`` [num_rows, hidden] to [num_rows, vocabulary] in FP32."""
+        to = torch.empty(x.shape[0], self._shape.vocabulary)
+        if x.shape[0]:
+            x = x.contiguous()
+            self._check(x, x.shape[0], self._shape.hidden)
+            call(
+                self._library.baton_logits,
+                self._handle, x.data_ptr(), x.shape[0], to.data_ptr(),
+            )  # fmt: skip
+        return to
+
+    def _check(self, tensor: torch.Tensor, *shape: int) -> None:
+        assert tensor.shape == shape and tensor.is_contiguous(), f"{tensor.shape}, not {shape}"
+        assert tensor.dtype is self._dtype and tensor.device.type == "cpu", tensor.dtype
+
+    @property
+    def _sizes(self) -> dict[str, tuple[int, ...]]:
+        shape = self._shape
+        hidden, attended = shape.hidden, shape.heads * shape.head_dim
+        joined = attended + 2 * shape.kv_heads * shape.head_dim
+        return {
+            "input_norm": (hidden,),
+            "post_norm": (hidden,),
+            "qkv": (joined, hidden),
+            "qkv_bias": (joined,),
+            "output": (hidden, attended),
+            "q_norm": (shape.head_dim,),
+            "k_norm": (shape.head_dim,),
+            "gate_up": (shape.intermediate, hidden),
+            "down": (hidden, shape.intermediate),
+        }
+
+
+class _Experts:
+    """A layer's mixture: routed by torch, multiplied by the kernels."""
+
+    def __init__(self, team: Team, layer: LayerWeights) -> None:
+        assert layer.router is not None
+        assert layer.expert_gate_up is not None and layer.expert_down is not None
+        self._router = PackedMatrix(team, layer.router)
+        self._gate_up = [PackedMatrix(team, w, gated=True) for w in layer.expert_gate_up]
+        self._down = [PackedMatrix(team, weight) for weight in layer.expert_down]
+
+    def __call__(self, x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+        assert config.moe is not None
+        return blend(x, self._router(x), self._expert, config.moe)
+
+    def _expert(self, index: int, x: torch.Tensor) -> torch.Tensor:
+        return self._down[index](self._gate_up[index](x))
+
+
+def shape_of(config: ModelConfig, pool: torch.Tensor) -> Shape:
+    return Shape(
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        intermediate=config.intermediate_size,
+        vocabulary=config.vocab_size,
+        positions=config.max_position_embeddings,
+        num_blocks=pool.shape[0],
+        block_tokens=pool.shape[3],
+        epsilon=config.rms_norm_eps,
+    )
+
+
+def _attention_shape(pool: torch.Tensor, heads: int) -> Shape:
+    """Of a decoder that has nothing but a pool; a context ends where a block table does."""
+    num_blocks, layers, _, block_tokens, kv_heads, head_dim = pool.shape
+    return Shape(
+        layers=layers,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        positions=num_blocks * block_tokens,
+        num_blocks=num_blocks,
+        block_tokens=block_tokens,
+    )
+
+
+def _rotary(config: ModelConfig, pool: KvPool) -> tuple[torch.Tensor, torch.Tensor]:
+    """As :class:`RotaryTable` has them, once for both halves of a head."""
+    length, tensor = config.max_position_embeddings, pool.tensor
+    table = RotaryTable(config.rope, config.head_dim, length, tensor.device, tensor.dtype)
+    halves = [part[:, 0, : config.head_dim // 2] for part in table.at(torch.arange(length))]
+    cos, sin = (half.float().contiguous() for half in halves)
+    return cos, sin
+
+
+def _rows(batch: Batch) -> tuple[Rows, list[torch.Tensor]]:
+    """With what its addresses point to."""
+    tables = batch.block_tables
+    assert tables.dtype is torch.int64 and tables.is_contiguous()
+    assert tables.shape[0] == batch.num_rows == len(batch.offsets) - 1
+    starts, offsets = (torch.tensor(part) for part in (batch.starts, batch.offsets))
+    rows = Rows(
+        num_rows=batch.num_rows,
+        starts=starts.data_ptr(),
+        offsets=offsets.data_ptr(),
+        tables=tables.data_ptr(),
+        table_stride=tables.shape[1],
+    )
+    return rows, [tables, starts, offsets]

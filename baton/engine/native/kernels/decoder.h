@@ -1,0 +1,249 @@
+// A dense decoder over packed weights and the paged pool: all layers of a step in one call.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "attention.h"
+#include "product.h"
+#include "rows.h"
+
+namespace baton {
+
+struct Shape {
+  int64_t layers, hidden, heads, kv_heads, head_dim, intermediate, vocabulary, positions;
+  int64_t num_blocks, block_tokens;
+  double epsilon;
+};
+
+// One layer's weights. Null: no bias, no norms of heads, no dense feed-forward.
+struct Layer {
+  const void *input_norm, *post_norm;
+  const void *qkv, *qkv_bias, *output;
+  const void *q_norm, *k_norm;
+  const void *gate_up, *down;
+};
+
+class Decoder {
+ public:
+  virtual ~Decoder() = default;
+  virtual void set_layer(long index, const Layer& layer) = 0;
+  virtual void set_head(const void* norm, const void* head) = 0;
+  // Each returns what is wrong with the arguments, or null.
+  virtual const char* embed(const int64_t* tokens, long count, void* x) = 0;
+  virtual const char* run(const Batch& batch, long first, long last, void* x, void* normed) = 0;
+  virtual const char* attend(const Batch& batch, long layer, void* qkv, void* to) = 0;
+  virtual void logits(const void* x, long count, float* to) = 0;
+};
+
+template <class T>
+class DecoderOf : public Decoder {
+ public:
+  DecoderOf(const Shape& shape, void* pool, const float* cos, const float* sin, Team& team)
+      : shape_(shape),
+        team_(team),
+        pool_(static_cast<T*>(pool)),
+        cos_(cos),
+        sin_(sin),
+        layers_(shape.layers) {
+    for (int thread = 0; thread < team.size(); ++thread) {
+      attention_.push_back(
+          std::make_unique<Attention<T>>(shape.heads, shape.kv_heads, shape.head_dim));
+      scratch_.push_back(std::make_unique<Aligned<float>>(kRowBlock * kColumns));
+    }
+  }
+
+  void set_layer(long index, const Layer& layer) override { layers_[index] = layer; }
+
+  void set_head(const void* norm, const void* head) override {
+    norm_ = static_cast<const T*>(norm);
+    head_ = Matrix<T>{static_cast<const T*>(head), shape_.vocabulary, shape_.hidden};
+  }
+
+  const char* embed(const int64_t* tokens, long count, void* x) override {
+    for (long i = 0; i < count; ++i)
+      if (tokens[i] < 0 || tokens[i] >= shape_.vocabulary) return "a token is not in the vocabulary";
+    Team& team = crew(count * 1e-6 * shape_.hidden / 512);  // a cache line for each unit
+    team.run([&](int) {
+      team.each(count, [&](long i) {
+        unpack_row(head_, tokens[i], static_cast<T*>(x) + i * shape_.hidden);
+      });
+    });
+    return nullptr;
+  }
+
+  // Layers [first, last) over x [num_tokens][hidden], in place. If the last one has no dense
+  // feed-forward, `normed` gets what its experts are to be given.
+  const char* run(const Batch& batch, long first, long last, void* x, void* normed) override {
+    if (first < 0 || last > shape_.layers) return "there is no such layer";
+    if (const char* fault = check(batch)) return fault;
+    const Step step = begin(batch, last - first);
+    step.team->run([&](int thread) {
+      for (long index = first; index < last; ++index) {
+        const Layer& layer = layers_[index];
+        attend_to(step, index, thread, static_cast<T*>(x));
+        T* to = layer.gate_up ? step.normed : static_cast<T*>(normed);
+        norm(step, static_cast<T*>(x), layer.post_norm, to);
+        if (layer.gate_up) feed_forward(step, layer, thread, static_cast<T*>(x));
+      }
+    });
+    return nullptr;
+  }
+
+  // Attention alone: writes the keys and values of `qkv`, which are turned already.
+  const char* attend(const Batch& batch, long layer, void* qkv, void* to) override {
+    if (layer < 0 || layer >= shape_.layers) return "there is no such layer";
+    if (const char* fault = check(batch)) return fault;
+    const Step step = begin(batch, shape_.layers);
+    step.team->run([&](int thread) {
+      settle(step, heads(Layer{}, false), pages(layer), static_cast<T*>(qkv));
+      look(step, pages(layer), thread, static_cast<T*>(qkv), static_cast<T*>(to));
+    });
+    return nullptr;
+  }
+
+  // Logits [count][vocabulary] in FP32 of x [count][hidden].
+  void logits(const void* x, long count, float* to) override {
+    Step step = reserve(count);
+    step.team = &crew(seconds_of(count, double(shape_.vocabulary) * shape_.hidden));
+    step.team->run([&](int thread) {
+      norm(step, static_cast<const T*>(x), norm_, step.normed);
+      product(*step.team, step.normed, count, head_, *scratch_[thread],
+              Widen<T>{to, shape_.vocabulary});
+    });
+  }
+
+ private:
+  // What a step works with: the batch, how it is cut, and room for what lies between two products.
+  struct Step {
+    const Batch* batch = nullptr;
+    Team* team = nullptr;
+    long count = 0;
+    std::vector<int32_t> rows;
+    std::vector<QueryTile> tiles;
+    T *normed, *qkv, *attended, *gated;
+  };
+
+  long attended_width() const { return shape_.heads * shape_.head_dim; }
+  long qkv_width() const { return (shape_.heads + 2 * shape_.kv_heads) * shape_.head_dim; }
+
+  const char* check(const Batch& batch) const {
+    return batch.fault(shape_.num_blocks, shape_.block_tokens, shape_.positions);
+  }
+
+  // All threads, or the caller alone.
+  Team& crew(double seconds) { return seconds < kWorthWaking ? alone_ : team_; }
+
+  Step begin(const Batch& batch, long layers) {
+    Step step = reserve(batch.num_tokens());
+    const double weights = shape_.hidden * (qkv_width() + attended_width() + 3.0 * shape_.intermediate);
+    double keys = 0;
+    for (long row = 0; row < batch.num_rows; ++row)
+      keys += double(batch.context(row)) * batch.count(row);
+    const double looks = keys * 2 * attended_width() / 100e9;
+    step.team = &crew(layers * (seconds_of(step.count, weights) + looks));
+    step.batch = &batch;
+    step.rows = batch.rows_of_tokens();
+    step.tiles =
+        query_tiles(batch, shape_.heads / shape_.kv_heads, shape_.kv_heads, step.team->size());
+    return step;
+  }
+
+  // Kept from step to step, and grown when one has more tokens than any before.
+  Step reserve(long count) {
+    const long width = shape_.hidden + qkv_width() + attended_width() + shape_.intermediate;
+    if (count > room_) {
+      buffer_.reset();
+      room_ = 0;
+      buffer_ = std::make_unique<Aligned<T>>(count * width);
+      room_ = count;
+    }
+    Step step;
+    step.count = count;
+    step.normed = *buffer_;
+    step.qkv = step.normed + count * shape_.hidden;
+    step.attended = step.qkv + count * qkv_width();
+    step.gated = step.attended + count * attended_width();
+    return step;
+  }
+
+  Pages<T> pages(long layer) const {
+    const long part = shape_.block_tokens * shape_.kv_heads * shape_.head_dim;
+    return {pool_ + layer * 2 * part, shape_.block_tokens, shape_.layers * 2 * part,
+            shape_.kv_heads, shape_.head_dim};
+  }
+
+  Heads<T> heads(const Layer& layer, bool turned) const {
+    return {shape_.heads,
+            shape_.kv_heads,
+            shape_.head_dim,
+            static_cast<const T*>(layer.q_norm),
+            static_cast<const T*>(layer.k_norm),
+            turned ? cos_ : nullptr,
+            turned ? sin_ : nullptr,
+            static_cast<float>(shape_.epsilon)};
+  }
+
+  // The parts of a layer, each by all threads.
+
+  void attend_to(const Step& step, long index, int thread, T* x) {
+    const Layer& layer = layers_[index];
+    const Matrix<T> qkv{static_cast<const T*>(layer.qkv), qkv_width(), shape_.hidden};
+    const Matrix<T> output{static_cast<const T*>(layer.output), shape_.hidden, attended_width()};
+    norm(step, x, layer.input_norm, step.normed);
+    product(*step.team, step.normed, step.count, qkv, *scratch_[thread],
+            Keep<T>{step.qkv, qkv_width(), static_cast<const T*>(layer.qkv_bias)});
+    settle(step, heads(layer, true), pages(index), step.qkv);
+    look(step, pages(index), thread, step.qkv, step.attended);
+    product(*step.team, step.attended, step.count, output, *scratch_[thread],
+            Add<T>{x, shape_.hidden});
+  }
+
+  void feed_forward(const Step& step, const Layer& layer, int thread, T* x) {
+    const Matrix<T> gate_up{static_cast<const T*>(layer.gate_up), shape_.intermediate,
+                            shape_.hidden, true};
+    const Matrix<T> down{static_cast<const T*>(layer.down), shape_.hidden, shape_.intermediate};
+    product(*step.team, step.normed, step.count, gate_up, *scratch_[thread],
+            Gate<T>{step.gated, shape_.intermediate});
+    product(*step.team, step.gated, step.count, down, *scratch_[thread], Add<T>{x, shape_.hidden});
+  }
+
+  void norm(const Step& step, const T* x, const void* weight, T* to) {
+    const long size = shape_.hidden;
+    step.team->each(step.count, [&](long i) {
+      normalise(x + i * size, static_cast<const T*>(weight), to + i * size, size,
+                static_cast<float>(shape_.epsilon));
+    });
+  }
+
+  void settle(const Step& step, const Heads<T>& heads, const Pages<T>& pages, T* qkv) {
+    const Batch& batch = *step.batch;
+    step.team->each(step.count, [&](long i) {
+      const long row = step.rows[i], position = batch.starts[row] + i - batch.offsets[row];
+      const long block = batch.table(row)[position / shape_.block_tokens];
+      heads.settle(qkv + i * heads.width(), position, pages, block,
+                   position % shape_.block_tokens);
+    });
+  }
+
+  void look(const Step& step, const Pages<T>& pages, int thread, const T* qkv, T* to) {
+    step.team->each(static_cast<long>(step.tiles.size()), [&](long task) {
+      attention_[thread]->attend(*step.batch, step.tiles[task], pages, qkv, to);
+    });
+  }
+
+  const Shape shape_;
+  Team& team_;
+  Team alone_{1};
+  T* const pool_;
+  const float *const cos_, *const sin_;
+  std::vector<Layer> layers_;
+  const T* norm_ = nullptr;
+  Matrix<T> head_{nullptr, 0, 0};
+  std::vector<std::unique_ptr<Attention<T>>> attention_;
+  std::vector<std::unique_ptr<Aligned<float>>> scratch_;
+  std::unique_ptr<Aligned<T>> buffer_;
+  long room_ = 0;
+};
+
+}  // namespace baton

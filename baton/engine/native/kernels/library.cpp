@@ -1,0 +1,143 @@
+// The C interface of baton/engine/native/library.py, which says what each function takes.
+//
+// Sizes and addresses of weights are the caller's word; what changes from step to step (tables,
+// tokens, lengths) is checked here. A function that can fail returns what is wrong, or null.
+
+#include "ceiling.h"
+#include "decoder.h"
+
+using namespace baton;
+
+namespace {
+
+enum Kind { kFloat32 = 0, kBfloat16 = 1 };
+
+template <class Action>
+const char* guarded(Action action) {
+  try {
+    return action();
+  } catch (const std::bad_alloc&) {
+    return "out of memory";
+  } catch (const std::exception&) {
+    return "threads could not be started";
+  }
+}
+
+template <class T>
+void pack_as(Team& team, const void* from, long outs, long ins, bool gated, void* to) {
+  const Matrix<T> matrix{static_cast<const T*>(to), outs, ins, gated};
+  team.run([&](int) { pack(team, static_cast<const T*>(from), matrix, static_cast<T*>(to)); });
+}
+
+template <class T>
+void multiply_as(Team& all, const void* x, long count, const void* packed, long outs, long ins,
+                 bool gated, void* to) {
+  const Matrix<T> matrix{static_cast<const T*>(packed), outs, ins, gated};
+  Team alone(1);
+  Team& team = seconds_of(count, double(outs) * ins) < kWorthWaking ? alone : all;
+  const Aligned<float> scratch(team.size() * kRowBlock * kColumns);
+  team.run([&](int thread) {
+    float* own = scratch + thread * kRowBlock * kColumns;
+    T* place = static_cast<T*>(to);
+    if (gated)
+      product(team, static_cast<const T*>(x), count, matrix, own, Gate<T>{place, outs});
+    else
+      product(team, static_cast<const T*>(x), count, matrix, own, Keep<T>{place, outs});
+  });
+}
+
+}  // namespace
+
+extern "C" {
+
+int64_t baton_shape_bytes() { return sizeof(Shape); }
+int64_t baton_layer_bytes() { return sizeof(Layer); }
+int64_t baton_batch_bytes() { return sizeof(Batch); }
+
+Team* baton_team(int64_t size) {
+  try {
+    return new Team(static_cast<int>(size));
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void baton_team_free(Team* team) { delete team; }
+
+int64_t baton_packed_elements(int64_t outs, int64_t ins, bool gated) {
+  return Matrix<float>{nullptr, outs, ins, gated}.num_panels() * kColumns * ins;
+}
+
+void baton_pack(Team* team, int64_t kind, const void* from, int64_t outs, int64_t ins, bool gated,
+                void* to) {
+  if (kind == kBfloat16) return pack_as<Bf16>(*team, from, outs, ins, gated, to);
+  pack_as<float>(*team, from, outs, ins, gated, to);
+}
+
+const char* baton_multiply(Team* team, int64_t kind, const void* x, int64_t count,
+                           const void* packed, int64_t outs, int64_t ins, bool gated, void* to) {
+  return guarded([&]() -> const char* {
+    if (kind == kBfloat16)
+      multiply_as<Bf16>(*team, x, count, packed, outs, ins, gated, to);
+    else
+      multiply_as<float>(*team, x, count, packed, outs, ins, gated, to);
+    return nullptr;
+  });
+}
+
+void baton_exponential(const float* from, int64_t count, float* to) {
+  for (long i = 0; i < count; i += kLanes) {
+    const Lanes inside = lanes(count - i);
+    _mm512_mask_storeu_ps(to + i, inside, exponential(_mm512_maskz_loadu_ps(inside, from + i)));
+  }
+}
+
+float baton_products_only(int64_t kind, int64_t steps) {
+  return kind == kBfloat16 ? products_only<Bf16>(steps) : products_only<float>(steps);
+}
+
+int64_t baton_reads_only(const void* from, int64_t bytes) {
+  return reads_only(static_cast<const __m512i*>(from), bytes / 64);
+}
+
+Decoder* baton_decoder(Team* team, int64_t kind, const Shape* shape, void* pool, const float* cos,
+                       const float* sin) {
+  try {
+    if (kind == kBfloat16) return new DecoderOf<Bf16>(*shape, pool, cos, sin, *team);
+    return new DecoderOf<float>(*shape, pool, cos, sin, *team);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  }
+}
+
+void baton_decoder_free(Decoder* decoder) { delete decoder; }
+
+void baton_set_layer(Decoder* decoder, int64_t index, const Layer* layer) {
+  decoder->set_layer(index, *layer);
+}
+
+void baton_set_head(Decoder* decoder, const void* norm, const void* head) {
+  decoder->set_head(norm, head);
+}
+
+const char* baton_embed(Decoder* decoder, const int64_t* tokens, int64_t count, void* x) {
+  return guarded([&] { return decoder->embed(tokens, count, x); });
+}
+
+const char* baton_run(Decoder* decoder, const Batch* batch, int64_t first, int64_t last, void* x,
+                      void* normed) {
+  return guarded([&] { return decoder->run(*batch, first, last, x, normed); });
+}
+
+const char* baton_attend(Decoder* decoder, const Batch* batch, int64_t layer, void* qkv, void* to) {
+  return guarded([&] { return decoder->attend(*batch, layer, qkv, to); });
+}
+
+const char* baton_logits(Decoder* decoder, const void* x, int64_t count, float* to) {
+  return guarded([&]() -> const char* {
+    decoder->logits(x, count, to);
+    return nullptr;
+  });
+}
+
+}  // extern "C"

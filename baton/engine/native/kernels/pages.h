@@ -1,0 +1,64 @@
+// The paged KV pool, [num_blocks][layers][2][block_tokens][kv_heads][head_dim], and who reads it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "numbers.h"
+
+namespace baton {
+
+// One layer of the pool.
+template <class T>
+struct Pages {
+  T* layer;
+  long block_tokens, block_stride;  // of whole blocks, in elements
+  long kv_heads, head_dim;
+
+  T* keys(long block, long offset, long head) const {
+    return layer + block * block_stride + (offset * kv_heads + head) * head_dim;
+  }
+  T* values(long block, long offset, long head) const {
+    return keys(block, offset, head) + block_tokens * kv_heads * head_dim;
+  }
+};
+
+// The packed rows of a step: row r owns tokens [offsets[r], offsets[r + 1]), has starts[r] tokens
+// in the pool before them, and finds position p in block tables[r][p / block_tokens].
+struct Batch {
+  int64_t num_rows;
+  const int64_t* starts;
+  const int64_t* offsets;
+  const int64_t* tables;
+  int64_t table_stride;
+
+  long num_tokens() const { return offsets[num_rows]; }
+  long count(long row) const { return offsets[row + 1] - offsets[row]; }
+  long context(long row) const { return starts[row] + count(row); }
+  const int64_t* table(long row) const { return tables + row * table_stride; }
+
+  // What would make it read or write beyond its memory; null if nothing does.
+  const char* fault(long num_blocks, long block_tokens, long max_positions) const {
+    if (num_rows < 1) return "the batch has no rows";
+    if (offsets[0] != 0) return "offsets don't begin with 0";
+    for (long row = 0; row < num_rows; ++row) {
+      if (count(row) < 1) return "a row has no tokens";
+      if (starts[row] < 0) return "a row starts before 0";
+      if (context(row) > max_positions) return "a context is longer than there are positions";
+      const long used = ceil_div(context(row), block_tokens);
+      if (used > table_stride) return "a block table is shorter than its context";
+      for (long i = 0; i < used; ++i)
+        if (table(row)[i] < 0 || table(row)[i] >= num_blocks) return "a block is not in the pool";
+    }
+    return nullptr;
+  }
+
+  std::vector<int32_t> rows_of_tokens() const {
+    std::vector<int32_t> rows(num_tokens());
+    for (long row = 0; row < num_rows; ++row)
+      std::fill(rows.begin() + offsets[row], rows.begin() + offsets[row + 1], int32_t(row));
+    return rows;
+  }
+};
+
+}  // namespace baton

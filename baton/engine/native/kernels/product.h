@@ -1,0 +1,160 @@
+// Products with a weight matrix, packed so that a tile reads it from one end to the other.
+#pragma once
+
+#include <type_traits>
+
+#include "team.h"
+#include "tile.h"
+
+namespace baton {
+
+constexpr long kRowBlock = 192;    // rows that share a panel while it is in the cache
+constexpr long kDepthBlock = 128;  // units of depth, whose 64 columns fill the first-level cache
+constexpr long kHalf = kColumns / 2;
+
+// Units that memory is asked for in advance: 4 KiB by rows so few that nothing but memory takes
+// time, and a block of depth by more, which work on one while the next is on its way.
+constexpr long kAheadOfFew = 16 * kColumns;
+constexpr long kAheadOfMany = kDepthBlock * kColumns;
+
+// W[outs][ins] as panels of 64 outputs, each [ins / kPerUnit][64] units; the last one is filled
+// up with zeros. Of a `gated` pair (gate below which up stands, `outs` rows each), a panel has 32
+// rows of the gate and the same 32 of up.
+template <class T>
+struct Matrix {
+  const T* packed;
+  long outs, ins;
+  bool gated = false;
+
+  long num_panels() const { return ceil_div(outs, gated ? kHalf : kColumns); }
+  long depth() const { return ins / Format<T>::kPerUnit; }
+  const Unit* panel(long index) const {
+    return reinterpret_cast<const Unit*>(packed) + index * depth() * kColumns;
+  }
+  // The row of W in this place, or -1 where zeros are.
+  long row_at(long panel, long column) const {
+    if (!gated) return panel * kColumns + column < outs ? panel * kColumns + column : -1;
+    const long row = panel * kHalf + column % kHalf;
+    if (row >= outs) return -1;
+    return column < kHalf ? row : outs + row;
+  }
+};
+
+template <class T>
+void pack(Team& team, const T* from, const Matrix<T>& matrix, T* to) {
+  team.each(matrix.num_panels(), [&](long panel) {
+    const Unit* rows[kColumns];
+    for (long column = 0; column < kColumns; ++column) {
+      const long row = matrix.row_at(panel, column);
+      rows[column] = row < 0 ? nullptr : reinterpret_cast<const Unit*>(from + row * matrix.ins);
+    }
+    stand_up(rows, matrix.depth(), reinterpret_cast<Unit*>(to) + panel * matrix.depth() * kColumns);
+  });
+}
+
+// A row of W as it was, from a matrix that is not gated: the embedding, where the head is tied.
+template <class T>
+void unpack_row(const Matrix<T>& matrix, long row, T* to) {
+  const Unit* from = matrix.panel(row / kColumns) + row % kColumns;
+  for (long step = 0; step < matrix.depth(); ++step)
+    reinterpret_cast<Unit*>(to)[step] = from[step * kColumns];
+}
+
+// finish(row, panel, sums) for every row and panel of x[num_rows][ins] * W transposed, by all
+// threads of the team. `sums` are 64; `scratch` is the thread's own, [kRowBlock][64].
+template <class T, class Finish>
+void product(Team& team, const T* x, long num_rows, const Matrix<T>& matrix, float* scratch,
+             Finish&& finish) {
+  const long blocks = ceil_div(num_rows, kRowBlock), depth = matrix.depth();
+  team.each(matrix.num_panels() * blocks, [&](long task) {
+    const long panel = task / blocks, first = task % blocks * kRowBlock;
+    const long count = std::min(kRowBlock, num_rows - first);
+    const Unit* rows = reinterpret_cast<const Unit*>(x) + first * depth;
+    const Unit* columns = matrix.panel(panel);
+    if (count <= kRowsAtOnce)
+      multiply<T, kAheadOfFew>(count, rows, depth, columns, kColumns, depth, scratch, kColumns, true);
+    else
+      for (long step = 0; step < depth; step += kDepthBlock)
+        multiply<T, kAheadOfMany>(count, rows + step, depth, columns + step * kColumns, kColumns,
+                                  std::min(kDepthBlock, depth - step), scratch, kColumns,
+                                  step == 0);
+    for (long row = 0; row < count; ++row) finish(first + row, panel, scratch + row * kColumns);
+  });
+}
+
+// What becomes of 64 sums. Each rounds where transformers' modules do.
+
+// to[row] = sums (+ bias).
+template <class T>
+struct Keep {
+  T* to;
+  long outs;
+  const T* bias = nullptr;
+
+  void operator()(long row, long panel, const float* sums) const {
+    for (long c = 0; c < kColumns; c += kLanes) {
+      const long at = panel * kColumns + c;
+      const Lanes inside = lanes(outs - at);
+      if (!inside) return;
+      Vec value = _mm512_loadu_ps(sums + c);
+      if (bias) value = _mm512_add_ps(value, Format<T>::load(bias + at, inside));
+      Format<T>::store(to + row * outs + at, inside, value);
+    }
+  }
+};
+
+// to[row] += sums: the residual.
+template <class T>
+struct Add {
+  T* to;
+  long outs;
+
+  void operator()(long row, long panel, const float* sums) const {
+    for (long c = 0; c < kColumns; c += kLanes) {
+      const long at = panel * kColumns + c;
+      const Lanes inside = lanes(outs - at);
+      if (!inside) return;
+      T* place = to + row * outs + at;
+      const Vec value = Format<T>::rounded(_mm512_loadu_ps(sums + c));
+      Format<T>::store(place, inside, _mm512_add_ps(Format<T>::load(place, inside), value));
+    }
+  }
+};
+
+// to[row] = sums in FP32, rounded as the run's format has them: logits.
+template <class T>
+struct Widen {
+  float* to;
+  long outs;
+
+  void operator()(long row, long panel, const float* sums) const {
+    for (long c = 0; c < kColumns; c += kLanes) {
+      const long at = panel * kColumns + c;
+      const Vec value = Format<T>::rounded(_mm512_loadu_ps(sums + c));
+      _mm512_mask_storeu_ps(to + row * outs + at, lanes(outs - at), value);
+    }
+  }
+};
+
+// to[row] = SiLU(gate) * up, of a gated matrix.
+template <class T>
+struct Gate {
+  T* to;
+  long outs;
+
+  void operator()(long row, long panel, const float* sums) const {
+    const Vec one = _mm512_set1_ps(1.0f);
+    for (long c = 0; c < kHalf; c += kLanes) {
+      const long at = panel * kHalf + c;
+      const Lanes inside = lanes(outs - at);
+      if (!inside) return;
+      const Vec gate = Format<T>::rounded(_mm512_loadu_ps(sums + c));
+      const Vec up = Format<T>::rounded(_mm512_loadu_ps(sums + kHalf + c));
+      const Vec below = _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
+      const Vec silu = Format<T>::rounded(_mm512_div_ps(gate, below));
+      Format<T>::store(to + row * outs + at, inside, _mm512_mul_ps(silu, up));
+    }
+  }
+};
+
+}  // namespace baton

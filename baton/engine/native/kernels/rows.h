@@ -1,0 +1,71 @@
+// What is done to the rows of a step one by one.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+
+#include "pages.h"
+
+namespace baton {
+
+// RMSNorm (Zhang and Sennrich 2019): in FP32, then back, then the weight. `to` may be `from`.
+template <class T>
+inline void normalise(const T* from, const T* weight, T* to, long size, float epsilon) {
+  Vec squares = _mm512_setzero_ps();
+  for (long i = 0; i < size; i += kLanes) {
+    const Vec x = Format<T>::load(from + i, lanes(size - i));
+    squares = _mm512_fmadd_ps(x, x, squares);
+  }
+  const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
+  const Vec scale = _mm512_set1_ps(1.0f / std::sqrt(mean + epsilon));
+  for (long i = 0; i < size; i += kLanes) {
+    const Lanes inside = lanes(size - i);
+    const Vec x = Format<T>::rounded(_mm512_mul_ps(Format<T>::load(from + i, inside), scale));
+    Format<T>::store(to + i, inside, _mm512_mul_ps(Format<T>::load(weight + i, inside), x));
+  }
+}
+
+// Turns a head by its position (Su et al. 2021), in place; `cos` and `sin` are [size / 2]. Each
+// product is rounded, as in transformers.
+template <class T>
+inline void turn(T* head, const float* cos, const float* sin, long size) {
+  const auto times = [](Vec a, Vec b) { return Format<T>::rounded(_mm512_mul_ps(a, b)); };
+  const long half = size / 2;
+  for (long i = 0; i < half; i += kLanes) {
+    const Lanes inside = lanes(half - i);
+    const Vec a = Format<T>::load(head + i, inside), b = Format<T>::load(head + half + i, inside);
+    const Vec c = _mm512_maskz_loadu_ps(inside, cos + i), s = _mm512_maskz_loadu_ps(inside, sin + i);
+    Format<T>::store(head + i, inside, _mm512_sub_ps(times(a, c), times(b, s)));
+    Format<T>::store(head + half + i, inside, _mm512_add_ps(times(b, c), times(a, s)));
+  }
+}
+
+// Where a token's query, key and value heads lie side by side, and what is done to them.
+template <class T>
+struct Heads {
+  long heads, kv_heads, head_dim;
+  const T* q_norm;  // null: none
+  const T* k_norm;
+  const float* cos;  // [positions][head_dim / 2]; null: they are turned already
+  const float* sin;
+  float epsilon;
+
+  long width() const { return (heads + 2 * kv_heads) * head_dim; }
+
+  // Norms and turns one token's queries and keys in place, and writes key and value to its slot.
+  void settle(T* qkv, long position, const Pages<T>& pages, long block, long offset) const {
+    for (long head = 0; head < heads + kv_heads; ++head) {
+      T* own = qkv + head * head_dim;
+      const T* norm = head < heads ? q_norm : k_norm;
+      if (norm) normalise(own, norm, own, head_dim, epsilon);
+      const long first = position * (head_dim / 2);
+      if (cos) turn(own, cos + first, sin + first, head_dim);
+    }
+    const T* keys = qkv + heads * head_dim;
+    const size_t size = sizeof(T) * kv_heads * head_dim;
+    std::memcpy(pages.keys(block, offset, 0), keys, size);
+    std::memcpy(pages.values(block, offset, 0), keys + kv_heads * head_dim, size);
+  }
+};
+
+}  // namespace baton

@@ -1,0 +1,106 @@
+"""The compiled kernels behind ctypes: every function with its types, and what it wants.
+
+The GIL is free while one runs. Nothing here checks what an address points to: that is done by
+:mod:`baton.engine.native.decoder` and :mod:`baton.engine.native.matrix`, which alone call it.
+"""
+
+import ctypes
+import functools
+from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int64, c_void_p
+
+import torch
+
+from baton.engine.native import build
+
+KINDS = {torch.float32: 0, torch.bfloat16: 1}
+"""The formats that the kernels compute in, and their numbers there."""
+
+LAYER_FIELDS = (
+    "input_norm", "post_norm", "qkv", "qkv_bias", "output", "q_norm", "k_norm", "gate_up", "down",
+)  # fmt: skip
+
+
+class Shape(Structure):
+    """Of a decoder and its pool; all sizes are elements."""
+
+    _fields_ = [
+        *[
+            (name, c_int64)
+            for name in (
+                "layers", "hidden", "heads", "kv_heads", "head_dim", "intermediate",
+                "vocabulary", "positions", "num_blocks", "block_tokens",
+            )
+        ],
+        ("epsilon", c_double),
+    ]  # fmt: skip
+
+
+class Layer(Structure):
+    """Addresses of a layer's weights, 0 for what it has not."""
+
+    _fields_ = [(name, c_void_p) for name in LAYER_FIELDS]
+
+
+class Rows(Structure):
+    """The packed rows of a step, as kernels/pages.h has them: int64 arrays and their sizes."""
+
+    _fields_ = [
+        ("num_rows", c_int64),
+        ("starts", c_void_p),
+        ("offsets", c_void_p),
+        ("tables", c_void_p),
+        ("table_stride", c_int64),
+    ]
+
+
+_FUNCTIONS = {
+    "shape_bytes": (c_int64, []),
+    "layer_bytes": (c_int64, []),
+    "batch_bytes": (c_int64, []),
+    "team": (c_void_p, [c_int64]),
+    "team_free": (None, [c_void_p]),
+    "packed_elements": (c_int64, [c_int64, c_int64, c_bool]),
+    # team, kind, from, outs, ins, gated, to
+    "pack": (None, [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_bool, c_void_p]),
+    # team, kind, x, rows of x, packed, outs, ins, gated, to
+    "multiply": (
+        c_char_p,
+        [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_bool, c_void_p],
+    ),
+    "exponential": (None, [c_void_p, c_int64, c_void_p]),
+    # kind, steps of 24 products of 16 lanes each
+    "products_only": (c_float, [c_int64, c_int64]),
+    # from (at a multiple of 64), bytes
+    "reads_only": (c_int64, [c_void_p, c_int64]),
+    # team, kind, shape, pool, cosines, sines
+    "decoder": (c_void_p, [c_void_p, c_int64, POINTER(Shape), c_void_p, c_void_p, c_void_p]),
+    "decoder_free": (None, [c_void_p]),
+    "set_layer": (None, [c_void_p, c_int64, POINTER(Layer)]),
+    "set_head": (None, [c_void_p, c_void_p, c_void_p]),
+    # decoder, tokens, how many, x
+    "embed": (c_char_p, [c_void_p, c_void_p, c_int64, c_void_p]),
+    # decoder, rows, first layer, last layer, x, normed
+    "run": (c_char_p, [c_void_p, POINTER(Rows), c_int64, c_int64, c_void_p, c_void_p]),
+    # decoder, rows, layer, qkv, to
+    "attend": (c_char_p, [c_void_p, POINTER(Rows), c_int64, c_void_p, c_void_p]),
+    # decoder, x, rows of x, to
+    "logits": (c_char_p, [c_void_p, c_void_p, c_int64, c_void_p]),
+}
+
+
+@functools.cache
+def load() -> ctypes.CDLL:
+    """Compiled first if need be. Raises Unavailable that says why it can't be."""
+    library = ctypes.CDLL(str(build.library()))
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(library, f"baton_{name}")
+        function.restype, function.argtypes = result, arguments
+    sizes = [library.baton_shape_bytes(), library.baton_layer_bytes(), library.baton_batch_bytes()]
+    assert sizes == [ctypes.sizeof(kind) for kind in (Shape, Layer, Rows)]
+    return library
+
+
+def call(function: "ctypes._NamedFuncPointer", *arguments: object) -> None:
+    """A function that returns what is wrong. Only a bug of ours can make it say something."""
+    told = function(*arguments)
+    assert told is None, told.decode()

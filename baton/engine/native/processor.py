@@ -1,0 +1,28 @@
+"""What this machine's processor can do, as Linux tells it."""
+
+import functools
+from pathlib import Path
+
+NEEDED = {
+    "float32": ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    "bfloat16": ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"),
+}
+"""By the format that is computed in."""
+
+CPUINFO = Path("/proc/cpuinfo")
+
+
+@functools.cache
+def features(cpuinfo: Path = CPUINFO) -> frozenset[str]:
+    """Of the first core; empty where Linux does not tell, or calls them something else (Arm)."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        return frozenset()
+    told = (line.partition(":")[2] for line in lines if line.startswith("flags"))
+    return frozenset(next(told, "").split())
+
+
+def lacking(dtype: str) -> list[str]:
+    """Features that the kernels need for a format in ``NEEDED``, and the processor has not."""
+    return [name for name in NEEDED[dtype] if name not in features()]

@@ -1,0 +1,180 @@
+"""Where the kernels come from, and what happens where they can't be had."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from baton.checkpoint import ModelConfig, load_model_config
+from baton.config import load_settings
+from baton.engine.model import Model
+from baton.engine.native import build, choice, processor
+from baton.engine.native.choice import TORCH, choose, unavailable, why_not
+from baton.engine.runner import ModelRunner
+from baton.errors import Invalid, Unavailable
+from tests.model_zoo import make_model
+from tests.unit.native_house import needs_kernels
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return make_model(tmp_path / "model", "qwen3")
+
+
+@pytest.fixture
+def config(model: Path) -> ModelConfig:
+    return load_model_config(model)
+
+
+@pytest.fixture
+def forgetful() -> Iterator[None]:
+    """What a test finds out about a machine that is not there is forgotten after it."""
+    unavailable.cache_clear()
+    yield
+    unavailable.cache_clear()
+
+
+@pytest.fixture
+def old_processor(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
+    monkeypatch.setattr(processor, "features", lambda: frozenset({"avx2", "fma"}))
+
+
+@needs_kernels
+def test_kernels_are_the_default(config: ModelConfig) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        for mode in ("auto", "on"):
+            assert choose(mode, config, CPU, dtype).native
+
+
+def test_off_is_torch(config: ModelConfig) -> None:
+    assert choose("off", config, CPU, torch.float32) == TORCH
+
+
+def test_a_mode_that_is_none(config: ModelConfig) -> None:
+    with pytest.raises(Invalid, match="'maybe', and must be one of auto, on, off"):
+        choose("maybe", config, CPU, torch.float32)
+
+
+def test_an_old_processor_computes_with_torch(model: Path, old_processor: None) -> None:
+    """The engine runs, and says what it lacks; only who demanded kernels is refused."""
+    runner = ModelRunner.load(model, device="cpu", num_blocks=8)
+    assert isinstance(runner._model, Model)
+    told = "the processor lacks avx512f, avx512bw, avx512dq, avx512vl"
+    assert runner.choice.told == f"torch: {told}" and runner.choice.is_fallback
+    with pytest.raises(Invalid, match=f"cpu_kernels is on, but {told}"):
+        ModelRunner.load(model, device="cpu", num_blocks=8, cpu_kernels="on")
+
+
+def test_bf16_needs_more_than_fp32() -> None:
+    assert set(processor.NEEDED["bfloat16"]) - set(processor.NEEDED["float32"]) == {"avx512_bf16"}
+
+
+def test_features_are_read_from_linux(tmp_path: Path) -> None:
+    told = tmp_path / "cpuinfo"
+    told.write_text("processor\t: 0\nflags\t\t: fpu avx2 fma\n\nprocessor\t: 1\nflags\t\t: none\n")
+    assert processor.features(told) == {"fpu", "avx2", "fma"}
+    told.write_text("processor\t: 0\nFeatures\t: asimd\n")
+    processor.features.cache_clear()
+    assert processor.features(told) == frozenset()
+    assert processor.features(tmp_path / "none") == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "changes", "told"),
+    [
+        ("meta", torch.float32, {}, "the device is meta"),
+        ("cpu", torch.float16, {}, "they don't compute in float16"),
+        ("cpu", torch.bfloat16, {"intermediate_size": 33}, "odd sizes"),
+        ("cpu", torch.float32, {"head_dim": 5}, "odd sizes"),
+    ],
+    ids=lambda given: str(given),
+)
+def test_what_they_are_not_for(
+    config: ModelConfig, device: str, dtype: torch.dtype, changes: dict[str, int], told: str
+) -> None:
+    reason = why_not(replace(config, **changes), torch.device(device), dtype)
+    assert reason is not None and told in reason
+
+
+def test_no_compiler_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgetful: None
+) -> None:
+    monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
+    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
+    monkeypatch.setattr(choice.library, "load", build.library)
+    monkeypatch.setattr(processor, "features", lambda: frozenset(processor.NEEDED["bfloat16"]))
+    assert unavailable("float32") == "no C++ compiler: none of no-such-compiler is installed"
+
+
+def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
+    monkeypatch.setattr(build, "compiler", lambda: str(_script(tmp_path, "error: it is Monday", 1)))
+    with pytest.raises(Unavailable, match=r"could not be compiled by .*: error: it is Monday"):
+        build.library()
+    assert not list((tmp_path / "built").glob("*.so"))
+
+
+def test_compiled_once_by_however_many(tmp_path: Path) -> None:
+    """Processes that want the library at once: one compiles, all find it, nothing is left over."""
+    compiler = _script(tmp_path, "", 0, "echo once >> " + str(tmp_path / "runs"))
+    code = (
+        "import sys; from pathlib import Path; from baton.engine.native import build;"
+        f"build.compiler = lambda: {str(compiler)!r};"
+        f"build.folders = lambda: [Path({str(tmp_path / 'built')!r})];"
+        "print(build.library())"
+    )
+    asking = [
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    told = {process.communicate(timeout=60)[0].strip() for process in asking}
+    assert told == {str(tmp_path / "built" / f"kernels-{build.digest()}.so")}
+    assert (tmp_path / "runs").read_text() == "once\n"
+    assert {path.suffix for path in (tmp_path / "built").iterdir()} == {".so", ".lock"}
+
+
+def test_a_folder_that_others_write_to_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever could put a library there could make us run it."""
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built").chmod(0o777)
+    (tmp_path / "built" / f"kernels-{build.digest()}.so").write_text("theirs")
+    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
+    with pytest.raises(Unavailable, match="can be written to by us alone"):
+        build.library()
+
+
+def test_what_changes_makes_another_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = build.digest()
+    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
+    flagged = build.digest()
+    monkeypatch.setattr(build, "SOURCES", tmp_path)
+    (tmp_path / "library.cpp").write_text("int x;")
+    assert len({before, flagged, build.digest()}) == 3
+
+
+def test_the_setting() -> None:
+    assert load_settings().cpu_kernels == "auto"
+    assert load_settings(cpu_kernels="off").cpu_kernels == "off"
+    with pytest.raises(Invalid, match="cpu_kernels"):
+        load_settings(cpu_kernels="perhaps")
+
+
+def _script(folder: Path, said: str, code: int, more: str = ":") -> Path:
+    """A compiler that leaves an empty library, if it succeeds."""
+    path = folder / "compiler"
+    path.write_text(
+        f"#!/bin/sh\n{more}\necho '{said}' >&2\n"
+        f'for last; do :; done\n[ {code} = 0 ] && : > "$last"\nexit {code}\n'
+    )
+    path.chmod(0o700)
+    return path
