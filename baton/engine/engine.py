@@ -246,8 +246,9 @@ class Engine:
         """Schedules, runs, applies. An empty result when nothing could be scheduled."""
         began = self._clock.monotonic()
         plan = self._scheduler.schedule(began)
+        preempted = tuple(each.request_id for each in self._scheduler.preempted)
         if not plan.rows:
-            return StepResult()
+            return StepResult(preempted=preempted)
         admitted = tuple(
             Admitted(each.request_id, began, began - each.arrival_seconds)
             for each in self._scheduler.admitted
@@ -256,11 +257,11 @@ class Engine:
         work = _work(plan, self._clock.monotonic() - began)
         self._speed.record(work)
         self._decode_speed.record(work)
-        return self._apply(plan, output, work, admitted)
+        told = StepResult(work=work, admitted=admitted, preempted=preempted)
+        return self._apply(plan, output, told)
 
-    def _apply(
-        self, plan: Plan, output: StepOutput, work: StepWork, admitted: tuple[Admitted, ...]
-    ) -> StepResult:
+    def _apply(self, plan: Plan, output: StepOutput, told: StepResult) -> StepResult:
+        """Adds to ``told`` what becomes of the plan's requests."""
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
         sealed: list[SealedRun] = []
@@ -281,7 +282,9 @@ class Engine:
             elif row.sample:
                 outputs.append(self._end_astray(sequence))
             sealed += _sealed_run(sequence, num_sealed)
-        return StepResult(tuple(outputs), tuple(progress), tuple(sealed), work, admitted)
+        return StepResult(
+            tuple(outputs), tuple(progress), tuple(sealed), told.work, told.admitted, told.preempted
+        )
 
     def _progress(self, sequence: Sequence, row: Row) -> PrefillProgress:
         first_start = sequence.first_start

@@ -72,13 +72,15 @@ class StepWork:
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """Outputs of WHOLE, DECODE and PREFILL requests in batch order; progress of PREFILL.
-    ``admitted`` are prompts that were begun; one that was preempted is not begun again."""
+    ``admitted`` are prompts that were begun; one that was preempted is not begun again. Those that
+    were ``preempted`` gave their blocks to earlier ones, and wait for their turn anew."""
 
     outputs: tuple[RequestOutput, ...] = ()
     progress: tuple[PrefillProgress, ...] = ()
     sealed: tuple[SealedRun, ...] = ()
     work: StepWork | None = None
     admitted: tuple[Admitted, ...] = ()
+    preempted: tuple[RequestId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,8 @@ class Scheduler:
         self.num_steps = 0
         self.admitted: list[Sequence] = []
         """For the first time, by the last step's plan."""
+        self.preempted: list[Sequence] = []
+        """By the last step's plan."""
         self._pool = pool
         self._config = config
         self._turns = Turns(pool, config, prefill_seconds)
@@ -132,6 +134,7 @@ class Scheduler:
     def schedule(self, now_seconds: float) -> Plan:
         """The next step's plan; empty when nothing fits. The runner must run it."""
         self.admitted.clear()
+        self.preempted.clear()
         preempted = self._make_room()
         rows = self._decode_rows()
         rows += self._chunk_rows(self._config.max_step_tokens - len(rows), preempted, now_seconds)
@@ -162,6 +165,7 @@ class Scheduler:
         victim.waiting.preempted = True
         self._release_blocks(victim)
         self.transfer(victim, Phase.WAITING)
+        self.preempted.append(victim)
         self.num_preemptions += 1
 
     def _decode_rows(self) -> list[Row]:

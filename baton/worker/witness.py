@@ -44,6 +44,10 @@ class Witness:
         """``jobs`` by placement."""
         if result.work is not None:
             self.metrics.note_step(result.work, result.admitted)
+        for request_id in result.preempted:
+            job = jobs.get(request_id)
+            if job is not None:
+                log.info("request_preempted", **_named(job))
         if self._spans is None:
             return
         for admitted in result.admitted:

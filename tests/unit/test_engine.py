@@ -134,10 +134,13 @@ def test_who_was_preempted_is_not_begun_again() -> None:
         request = replace(spec(name), token_ids=tokens, num_prompt_tokens=9)
         sampling = replace(request.sampling, max_tokens=8)
         bench.engine.add(replace(request, sampling=sampling), Task.WHOLE)
-    begun = []
+    begun: list[str] = []
+    preempted: list[str] = []
     while bench.engine.has_work():
-        begun += [each.request_id for each in bench.engine.step().admitted]
-    assert bench.engine.stats().num_preemptions > 0
+        result = bench.engine.step()
+        begun += [each.request_id for each in result.admitted]
+        preempted += result.preempted
+    assert preempted == ["b"] * bench.engine.stats().num_preemptions and preempted
     assert sorted(begun) == ["a", "b"]
 
 
