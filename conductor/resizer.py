@@ -20,6 +20,9 @@ from baton.runtime.pools.open_kubernetes import (
 if TYPE_CHECKING:
     from baton.runtime.pools.kubernetes import KubernetesPools
 
+MEND_SECONDS = 30.0
+"""Between two attempts."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -79,21 +82,21 @@ class Resizer:
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(election.run())
-                    tasks.create_task(self._mend(pools))
+                    tasks.create_task(self._mend(pools, election))
                     await autoscaler.run(
                         settings, pools, self._ask_plan, clock, leads=lambda: election.leads
                     )
             finally:
                 await election.resign()
 
-    async def _mend(self, pools: "KubernetesPools") -> None:
-        """What whoever led before may have left half done."""
-        while True:
+    async def _mend(self, pools: "KubernetesPools", election: Election) -> None:
+        """What whoever led before may have left half done, each time that this one begins."""
+        while self._settings.autoscale == "on":
             await self._began.wait()
-            self._began.clear()
-            if self._settings.autoscale == "dry_run":
-                continue
             try:
-                await pools.mend()
+                if election.leads:
+                    await pools.mend()
+                self._began.clear()
             except BatonError as error:
                 log.warning("pools_not_mended", error=str(error))
+                await self._clock.sleep(MEND_SECONDS)

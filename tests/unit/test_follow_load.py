@@ -16,7 +16,7 @@ from baton.core.ids import WorkerId
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
 from baton.core.trust import Trust
-from baton.errors import Invalid
+from baton.errors import Invalid, Unavailable
 from baton.runtime import supervisor as supervisor_module
 from baton.runtime.election import LeaseRecord
 from baton.runtime.pools.base import PoolWorker
@@ -56,6 +56,7 @@ class Pools:
     def __init__(self) -> None:
         self.asked: list[Mapping[Role, int]] = []
         self.mended = 0
+        self.fails = False
 
     async def sizes(self) -> Mapping[Role, int]:
         return {Role.PREFILL: 1, Role.DECODE: 1}
@@ -67,6 +68,8 @@ class Pools:
         self.asked.append(wanted)
 
     async def mend(self) -> None:
+        if self.fails:
+            raise Unavailable("no API server")
         self.mended += 1
 
 
@@ -135,6 +138,17 @@ async def test_of_several_conductors_one_resizes(kubernetes: Kubernetes) -> None
     assert (kubernetes.record.holder, kubernetes.pools.mended) == ("two", 2)
     two.cancel()
     await asyncio.wait([two])
+
+
+async def test_what_could_not_be_mended_is_tried_again(kubernetes: Kubernetes) -> None:
+    kubernetes.pools.fails = True
+    running = asyncio.create_task(kubernetes.resizer("one").run())
+    await kubernetes.wait(35)
+    kubernetes.pools.fails = False
+    await kubernetes.wait(90)
+    running.cancel()
+    await asyncio.wait([running])
+    assert kubernetes.pools.mended == 1
 
 
 async def test_a_dry_run_changes_nothing(kubernetes: Kubernetes) -> None:

@@ -30,7 +30,7 @@ SILENT_SECONDS = WATCH_SECONDS + 15.0
 WAIT_SECONDS = (1.0, 2.0, 5.0, 15.0, 30.0)
 """Before another attempt, after so many that failed; the last one stays."""
 
-Leaving = frozenset[WorkerId]
+Ending = frozenset[WorkerId]
 
 log = structlog.get_logger(__name__)
 
@@ -40,13 +40,13 @@ class PodWatch:
     ``on_change`` is called from that thread with all workers whose pods are being deleted."""
 
     def __init__(
-        self, kubernetes: KubernetesClient, cluster: str, on_change: Callable[[Leaving], None]
+        self, kubernetes: KubernetesClient, cluster: str, on_change: Callable[[Ending], None]
     ) -> None:
         self._kubernetes = kubernetes
         self._core = client.CoreV1Api(kubernetes.api)
         self._selector = selector_of(cluster)
         self._on_change = on_change
-        self._leaving: Leaving = frozenset()
+        self._ending: Ending = frozenset()
         self._stopped = threading.Event()
         self._stream: Watch | None = None
         self._told = ""
@@ -88,7 +88,7 @@ class PodWatch:
             )
         self._told = ""
         pods = [self._plain(item) for item in answer.items]
-        self._publish(frozenset(_worker(pod) for pod in pods if _is_leaving(pod)))
+        self._publish(frozenset(_worker(pod) for pod in pods if _is_ending(pod)))
         assert answer.metadata is not None
         return answer.metadata.resource_version or ""
 
@@ -102,9 +102,9 @@ class PodWatch:
         for kind_of, pod in self._events(version):
             version = pod["metadata"]["resourceVersion"]
             if kind_of == "DELETED":
-                self._publish(self._leaving - {_worker(pod)})
-            elif kind_of != "BOOKMARK" and _is_leaving(pod):
-                self._publish(self._leaving | {_worker(pod)})
+                self._publish(self._ending - {_worker(pod)})
+            elif kind_of != "BOOKMARK" and _is_ending(pod):
+                self._publish(self._ending | {_worker(pod)})
         return version
 
     def _events(self, version: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -123,10 +123,10 @@ class PodWatch:
                 if event is not None:
                     yield event["type"], event["raw_object"]
 
-    def _publish(self, leaving: Leaving) -> None:
-        if leaving != self._leaving:
-            self._leaving = leaving
-            self._on_change(leaving)
+    def _publish(self, ending: Ending) -> None:
+        if ending != self._ending:
+            self._ending = ending
+            self._on_change(ending)
 
     def _tell(self, failure: str) -> None:
         """Once, until all is well again."""
@@ -135,7 +135,7 @@ class PodWatch:
         self._told = failure
 
 
-def _is_leaving(pod: Mapping[str, Any]) -> bool:
+def _is_ending(pod: Mapping[str, Any]) -> bool:
     return bool(pod["metadata"].get("deletionTimestamp"))
 
 
