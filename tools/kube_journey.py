@@ -41,10 +41,14 @@ VALUES: dict[str, Any] = {
 }  # fmt: skip
 AUTOSCALED = {
     "conductor": {
-        "autoscale": {"mode": "on", "prefill": {"min": 2}, "decode": {"max": 1}, "maxWorkers": 4}
+        "autoscale": {"mode": "on", "prefill": {"min": 2}, "decode": {"max": 1}, "maxWorkers": 4},
+        "settings": {
+            "autoscale_seconds": 2, "autoscale_stable_seconds": 2,
+            "autoscale_cooldown_seconds": 2, "autoscale_shrink_seconds": 5,
+        },
     }
-}
-"""Bounds that force it to grow one pool and to shrink the other."""
+}  # fmt: skip
+"""Bounds that force it to grow one pool and to shrink the other, soon."""
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """What can be done with objects: create, read, update, patch, delete."""
 
 import base64
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
@@ -21,6 +22,8 @@ from tests.kube.kinds import (
     DEFINITION,
     NAMESPACE,
     POD,
+    PRIORITY_CLASS,
+    RUNTIME_CLASS,
     SECRET,
     SERVICE,
     SERVICE_ACCOUNT,
@@ -274,13 +277,22 @@ class Api:
         if before is not None:
             check_change(kind, before, now)
         elif kind == POD:
-            self._check_account(now)
+            for why in self._against(now):
+                text = f'pods "{now["metadata"]["name"]}" is forbidden: {why}'
+                raise Refused(403, "Forbidden", text)
 
-    def _check_account(self, pod: Object) -> None:
-        name, namespace = pod["spec"]["serviceAccountName"], pod["metadata"]["namespace"]
-        if self.store.find(SERVICE_ACCOUNT, namespace, name) is None:
-            why = f"error looking up service account {namespace}/{name}: not found"
-            raise Refused(403, "Forbidden", f'pods "{pod["metadata"]["name"]}" is forbidden: {why}')
+    def _against(self, pod: Object) -> Iterator[str]:
+        """What a pod refers to and must be there before it."""
+        spec, namespace = pod["spec"], pod["metadata"]["namespace"]
+        account, runtime = spec["serviceAccountName"], spec.get("runtimeClassName")
+        priority = spec.get("priorityClassName") or "system-"
+        if self.store.find(SERVICE_ACCOUNT, namespace, account) is None:
+            yield f"error looking up service account {namespace}/{account}: not found"
+        if runtime and self.store.find(RUNTIME_CLASS, "", runtime) is None:
+            yield f'pod rejected: RuntimeClass "{runtime}" not found'
+        known = priority.startswith("system-") or self.store.find(PRIORITY_CLASS, "", priority)
+        if not known:
+            yield f"no PriorityClass with name {priority} was found"
 
     def _address(self, before: Object | None, now: Object) -> None:
         """A cluster address for life, unless it is headless or points elsewhere."""

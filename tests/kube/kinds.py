@@ -76,14 +76,18 @@ DEFINITION = Kind(
     False, ("status",), ("crd",),
 )  # fmt: skip
 
+PRIORITY_CLASS = Kind(
+    "scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", False, (), ("pc",)
+)  # fmt: skip
+RUNTIME_CLASS = Kind("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", False)
+
 BUILT_IN = (
     NAMESPACE, NODE, POD, SERVICE, ENDPOINTS, CONFIG_MAP, SECRET, SERVICE_ACCOUNT, CLAIM, EVENT,
     DEPLOYMENT, REPLICA_SET, STATEFUL_SET, DAEMON_SET, JOB, CRON_JOB, BUDGET, AUTOSCALER, SLICE,
     LEASE, ROLE, ROLE_BINDING, CLUSTER_ROLE, CLUSTER_ROLE_BINDING, DEFINITION,
     Kind("networking.k8s.io", "v1", "NetworkPolicy", "networkpolicies", short=("netpol",)),
     Kind("networking.k8s.io", "v1", "Ingress", "ingresses", True, ("status",), ("ing",)),
-    Kind("scheduling.k8s.io", "v1", "PriorityClass", "priorityclasses", False, (), ("pc",)),
-    Kind("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses", False),
+    PRIORITY_CLASS, RUNTIME_CLASS,
     Kind("storage.k8s.io", "v1", "StorageClass", "storageclasses", False, (), ("sc",)),
 )  # fmt: skip
 

@@ -175,10 +175,18 @@ def test_a_pod_on_a_node_is_given_its_time_and_others_go_at_once(api: Api) -> No
         api.delete(POD, "default", "placed", {"preconditions": {"uid": "another"}})
 
 
-def test_pods_need_their_service_account(api: Api) -> None:
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ("serviceAccountName", "error looking up service account default/who: not found"),
+        ("runtimeClassName", 'pod rejected: RuntimeClass "who" not found'),
+        ("priorityClassName", "no PriorityClass with name who was found"),
+    ],
+)
+def test_pods_need_what_they_name(api: Api, field: str, message: str) -> None:
     metadata = {"name": "p", "namespace": "default"}
-    spec = {"containers": [{"name": "c", "image": "x"}], "serviceAccountName": "who"}
-    with pytest.raises(Refused, match="error looking up service account default/who"):
+    spec = {"containers": [{"name": "c", "image": "x"}], field: "who"}
+    with pytest.raises(Refused, match=message):
         api.create(POD, {"metadata": metadata, "spec": spec})
 
 
