@@ -54,6 +54,19 @@ def test_nobody_shares_processes_or_memory_with_the_node(scenario: str) -> None:
         assert pod.spec["enableServiceLinks"] is False
 
 
+def test_only_rays_head_shares_processes_within_its_pod() -> None:
+    """A driver looks for its node among them: without, `baton up` finds no Ray."""
+    shared = [
+        pod.role
+        for scenario in SCENARIOS
+        for pod in released(scenario).pods()
+        if pod.spec.get("shareProcessNamespace")
+    ]
+    (head,) = [pod for pod in released("ray").pods() if pod.role == "router"]
+    assert shared == ["router"]
+    assert [each["name"] for each in head.containers] == ["ray", "baton"]
+
+
 @EVERY
 def test_only_conductors_have_a_token(scenario: str) -> None:
     for pod in released(scenario).pods():

@@ -73,7 +73,7 @@ def test_ray_supervisors_start_with_their_settings(
     release = released("ray")
     (pod,) = [pod for pod in release.pods() if pod.role == "router"]
     settings = settings_of(pod, release, tmp_path, monkeypatch)
-    assert (settings.on, settings.ray_address) == ("ray", "auto")
+    assert (settings.on, settings.ray_address) == ("ray", "10.0.0.7:6379")
     assert (settings.prefill, settings.decode) == (2, 2)
     assert (settings.grpc_host, settings.grpc_port, settings.ops_port) == ("10.0.0.7", 0, None)
 

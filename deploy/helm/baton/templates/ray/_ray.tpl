@@ -14,7 +14,7 @@ How many workers of a role all pools have together. Takes root and role.
 {{- define "baton.raySettings" -}}
 {{- $settings := dict
       "on" "ray"
-      "ray_address" "auto"
+      "ray_address" "$(POD_IP):6379"
       "prefill" (include "baton.rayCount" (dict "root" . "role" "prefill"))
       "decode" (include "baton.rayCount" (dict "root" . "role" "decode"))
       "ray_worker_gpus" .Values.ray.workerGpus -}}
@@ -37,6 +37,10 @@ metadata:
     {{- end }}
 spec:
   {{- include "baton.podIdentity" . | nindent 2 }}
+  {{- if .beside }}
+  # A driver of Ray finds its node among the processes that it sees.
+  shareProcessNamespace: true
+  {{- end }}
   terminationGracePeriodSeconds: {{ include "baton.graceSeconds" . }}
   {{- with include "baton.scheduling" . | trim }}
   {{- . | nindent 2 }}
@@ -52,7 +56,7 @@ spec:
         {{- with include "baton.modelEnv" . | trim }}
         {{- . | nindent 8 }}
         {{- end }}
-      {{- include "baton.rayProbes" .healthAddress | nindent 6 }}
+      {{- include "baton.rayProbes" . | nindent 6 }}
       resources:
         {{- toYaml .resources | nindent 8 }}
       securityContext:
@@ -66,23 +70,23 @@ spec:
     {{- include "baton.volumes" . | nindent 4 }}
 {{- end -}}
 
-{{/* Ours are without Ray's dashboard, whose agent the operator's own probes ask. Takes an address, as a shell has it. */}}
+{{/* The operator's own probes ask the dashboard's agent, which our image has not: whether the node's daemon listens is enough. */}}
 {{- define "baton.rayProbes" -}}
 startupProbe:
-  exec: {command: [sh, -c, {{ printf "ray health-check --address %s" . | quote }}]}
-  periodSeconds: 5
-  timeoutSeconds: 10
-  failureThreshold: 60
+  tcpSocket: {port: {{ include "baton.rayletPort" . }}}
+  periodSeconds: 2
+  failureThreshold: 150
 readinessProbe:
-  exec: {command: [sh, -c, {{ printf "ray health-check --address %s" . | quote }}]}
-  periodSeconds: 10
-  timeoutSeconds: 10
+  tcpSocket: {port: {{ include "baton.rayletPort" . }}}
+  periodSeconds: 5
 livenessProbe:
-  exec: {command: [sh, -c, {{ printf "ray health-check --address %s" . | quote }}]}
-  periodSeconds: 30
-  timeoutSeconds: 10
-  failureThreshold: 5
+  tcpSocket: {port: {{ include "baton.rayletPort" . }}}
+  periodSeconds: 10
+  failureThreshold: 6
 {{- end -}}
+
+{{/* Any port would do for Ray; one that is known can be asked. */}}
+{{- define "baton.rayletPort" -}}6380{{- end -}}
 
 {{/* `baton up` beside Ray's head: it is ready once the router is. */}}
 {{- define "baton.raySupervisor" -}}
@@ -91,9 +95,9 @@ livenessProbe:
   imagePullPolicy: {{ .root.Values.images.pullPolicy }}
   terminationMessagePolicy: FallbackToLogsOnError
   command:
-    - sh
+    - bash
     - -c
-    - until ray health-check --address 127.0.0.1:6379; do sleep 1; done; exec baton up
+    - until (exec 3<>/dev/tcp/$POD_IP/{{ include "baton.rayletPort" . }}) 2>/dev/null; do sleep 1; done; exec baton up
   env:
     {{- include "baton.rayEnv" . | nindent 4 }}
   ports:
