@@ -36,10 +36,11 @@ class Releases:
         )
 
     def install(self, **values: Any) -> None:
-        self.config.install(CHART, "baton", values, wait="watcher", timeout=SECONDS)
+        """What is wanted is there afterwards, not yet what it leads to."""
+        self.config.install(CHART, "baton", values, timeout=SECONDS)
 
     def upgrade(self, **values: Any) -> None:
-        self.config.upgrade(CHART, "baton", values, wait="watcher", timeout=SECONDS)
+        self.config.upgrade(CHART, "baton", values, timeout=SECONDS)
 
     def scale(self, name: str, replicas: int) -> None:
         """As ``kubectl scale`` does it."""
@@ -127,14 +128,16 @@ def test_a_pool_that_others_own_keeps_its_size_over_upgrades(releases: Releases)
 
 
 def test_a_release_goes_back_and_away(releases: Releases) -> None:
-    releases.install()
+    """Each time until all is ready, as Helm sees it."""
+    wait = {"wait": "watcher", "timeout": SECONDS}
+    releases.config.install(CHART, "baton", {}, **wait)
     before = releases.templates()
     releases.upgrade(settings={"max_running": 8})
     assert releases.templates() != before
-    releases.config.rollback("baton", version=1, wait="watcher", timeout=SECONDS)
+    releases.config.rollback("baton", version=1, **wait)
     assert releases.templates() == before
     history = [each["status"] for each in releases.config.history("baton")]
     assert history == ["superseded", "superseded", "deployed"]
-    releases.config.uninstall("baton", wait="watcher", timeout=SECONDS)
+    releases.config.uninstall("baton", **wait)
     left = [kind.kind for kind in (DEPLOYMENT, SERVICE, POD) if releases.api.store.all(kind)]
     assert left == []
