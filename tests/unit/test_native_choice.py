@@ -1,5 +1,6 @@
 """Where the kernels come from, and what happens where they can't be had."""
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -149,6 +150,20 @@ def test_a_folder_that_others_write_to_is_not_trusted(
     monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
     with pytest.raises(Unavailable, match="can be written to by us alone"):
         build.library()
+
+
+def test_a_library_that_we_may_not_read_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As root's, in a folder that is closed to others."""
+    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "closed", tmp_path / "open"])
+    monkeypatch.setattr(build, "compiler", lambda: str(_script(tmp_path, "", 0)))
+    access = os.access
+    monkeypatch.setattr(
+        build.os, "access", lambda path, mode: "closed" not in str(path) and access(path, mode)
+    )
+    assert build.library().parent == tmp_path / "open"
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o755
 
 
 def test_what_changes_makes_another_library(

@@ -56,7 +56,7 @@ def library() -> Path:
     """The compiled library. Raises Unavailable that says why there is none, and what would help."""
     name = f"kernels-{digest()}.so"
     for folder in folders():
-        if (folder / name).is_file() and _is_ours(folder):
+        if os.access(folder / name, os.R_OK) and _is_ours(folder):
             return folder / name
     return _compile(_writable(folders()) / name)
 
@@ -111,7 +111,8 @@ def _run(command: list[str]) -> None:
 def _writable(places: list[Path]) -> Path:
     for folder in places:
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            # Not to be read by us alone: an image's library is built by root.
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         except OSError:
             continue
         if os.access(folder, os.W_OK) and _is_ours(folder):
