@@ -195,7 +195,7 @@ def journey(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> dic
     told = rights(kube, "default", "baton-conductor")
     print(f"Role: used {told['used']}; unused {told['unused']}; refused {told['refused']}")
     gaps = max((answer.longest_gap for answer in answers), default=0.0)
-    too_much = told["unused"] if USE_ALL <= set(names) else []
+    too_much = told["unused"] if set(names) >= USE_ALL else []
     ok = not (wrong or too_much or told["refused"] or any(step.why for step in steps))
     return {
         "ok": ok,
