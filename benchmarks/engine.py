@@ -117,7 +117,7 @@ class Transformers:
 
         def decode() -> None:
             self._call(tokens, cache)
-            cache.crop(work.context - 1)
+            cache.crop(-1)
 
         return decode
 
