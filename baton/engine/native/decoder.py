@@ -63,7 +63,7 @@ class NativeModel:
 class NativeAttention:
     """The kernels' attention by itself, as :class:`baton.engine.attention.base.Attention`."""
 
-    def __init__(self, pool: KvPool, heads: int = 0, team: Team | None = None) -> None:
+    def __init__(self, pool: KvPool, team: Team | None = None) -> None:
         self._pool = pool.tensor
         self._team = team or Team(torch.get_num_threads())
         self._core: Core | None = None
