@@ -121,10 +121,11 @@ def status(
     config: Config = None,
 ) -> None:
     """What runs, in which state."""
-    from baton.cli import kubernetes
     from baton.cli.report import show_status
 
     if on_kubernetes(on):
+        from baton.cli import kubernetes
+
         kubernetes.status(kubernetes_settings(name, namespace, config), as_json)
     else:
         show_status(cluster_of(name), as_json)
@@ -156,9 +157,11 @@ def scale(
     config: Config = None,
 ) -> None:
     """Resize the pools: prefill=2 decode=3. In Kubernetes a pool may have a name of its own."""
-    from baton.cli import kubernetes, resize
+    from baton.cli import resize
 
     if on_kubernetes(on):
+        from baton.cli import kubernetes
+
         kubernetes.scale(kubernetes_settings(name, namespace, config), pools)
     else:
         resize.run_scale(cluster_of(name), pools, not no_wait)
@@ -181,7 +184,7 @@ def drain(
 ) -> None:
     """Let one worker finish what it has, and remove it. With --self, as a container's preStop hook:
     the program beside it takes nothing new, and this returns when nothing is left."""
-    from baton.cli import kubernetes, resize
+    from baton.cli import resize
     from baton.cli.drain_self import run_drain_self
     from baton.config import load_settings
 
@@ -190,6 +193,8 @@ def drain(
     if worker is None:
         run_drain_self(load_settings(config), timeout)
     elif on_kubernetes(on):
+        from baton.cli import kubernetes
+
         kubernetes.drain(kubernetes_settings(name, namespace, config), worker)
     else:
         resize.run_drain(cluster_of(name), worker, not no_wait)
