@@ -44,7 +44,7 @@ down: setup  ## Stop it from elsewhere
 	@$(BIN)/baton down
 
 test: setup  ## All tests (ARGS=…, JOBS=2 at a time)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadscope $(ARGS)
 
 check: setup  ## Lint, types, the walls between rooms, stubs in sync
 	$(BIN)/ruff check --no-cache .

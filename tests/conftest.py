@@ -1,11 +1,12 @@
 """Options of the whole test run."""
 
-from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
-PROCESSES = ("e2e", "kube")
+PROCESSES = ("tests/e2e/", "tests/kube/")
 """Folders whose tests start processes: they go one after the other, beside all others."""
 
 # A slow machine is no reason to fail; what fails can be replayed from its printed blob.
@@ -24,11 +25,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    return ByFile(config, log)
+
+
+class ByFile(LoadScopeScheduling):
     """What one of several test processes runs by itself (``make test`` has two): a file, so that
     what its tests share is made once."""
-    tests = Path(__file__).parent
-    for item in items:
-        folder = item.path.relative_to(tests).parts[0]
-        group = "processes" if folder in PROCESSES else str(item.path)
-        item.add_marker(pytest.mark.xdist_group(group))
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "processes" if file.startswith(PROCESSES) else file
