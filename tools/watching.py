@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from benchmarks.machine import pause
 from tools.dashboards import DASHBOARDS
 from tools.local_cluster import LocalCluster, local_cluster
 from tools.otlp_collector import Collector, Tree, collecting
@@ -50,7 +51,18 @@ def watched(prefill: int = 1, decode: int = 1) -> Iterator[tuple[LocalCluster, C
     with collecting() as (collector, url):
         settings = {"trace_endpoint": url, "ops_port": 0, "log_format": "json"}
         with local_cluster(prefill=prefill, decode=decode, settings=settings) as cluster:
+            settle(cluster)
             yield cluster, collector
+
+
+def settle(cluster: LocalCluster) -> None:
+    """Until the conductor knows workers of both kinds; it reads the registry twice a second."""
+    body = {"prompt": [5, 6, 7], "max_tokens": 2, "ignore_eos": True}
+    while True:
+        _, headers = cluster.post_with_headers("/v1/completions", body)
+        if headers.get("x-baton-prefill", "") not in ("", headers.get("x-baton-decode")):
+            return
+        pause(0.1)
 
 
 # -- traces ---------------------------------------------------------------------------------

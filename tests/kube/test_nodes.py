@@ -153,10 +153,10 @@ def test_services_have_names_and_share_connections_among_the_ready(bench: Bench)
     for name in ("one", "two"):
         env = [{"name": "TOLD", "value": name}]
         bench.pod(name, {"env": env, "readinessProbe": probe("/")})
-    bench.api.store.put(POD, {**bench.get("one")})
     for name in ("one", "two"):
         pod = bench.get(name)
         pod["metadata"]["labels"]["in"] = "service"
+        pod["metadata"].pop("resourceVersion")  # the kubelet writes, too
         bench.api.update(POD, pod)
     ports = [{"port": 80, "targetPort": 8000}]
     service = bench.create(SERVICE, "both", spec={"selector": {"in": "service"}, "ports": ports})

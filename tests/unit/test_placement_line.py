@@ -210,7 +210,7 @@ async def test_a_placer_asks_over_a_line_and_opens_another_when_it_broke() -> No
             except Unavailable:
                 continue
     assert core.asked[0] == {
-        "trace": "",
+        "trace": "", "session": "",
         "request_id": "r", "epoch": 1, "num_tokens": 40, "max_new_tokens": 8, "keys": (key,),
         "excluded": frozenset({"x"}),
     }  # fmt: skip
