@@ -30,8 +30,11 @@ SHAPE = [
     "--user-weights", "chat=4,completion=2,rag=1,agent=1",
     "--length-scale", "0.15", "--think-scale", "0.3",
 ]  # fmt: skip
-RAMP_USERS = (4, 8, 16, 32)
-RAMP_SECONDS = 40
+RAMP_USERS = (8, 16, 32, 64, 128, 256)
+RAMP_SECONDS = 30
+SATURATED = 1.1
+"""Twice the users and not so much the rate: there is no more."""
+
 LOOK_SECONDS = 6.0
 SETTLED = 0.2
 """Of the run, at its begin, are not looked at for memory: caches fill."""
@@ -141,6 +144,17 @@ def _growth(seen: Sequence[float]) -> float:
     return statistics.median(settled[-part:]) - statistics.median(settled[:part])
 
 
+def climb(cluster: LocalCluster) -> list[Run]:
+    """Until more users bring no more answers."""
+    ramp: list[Run] = []
+    for users in RAMP_USERS:
+        ramp.append(run(cluster, users, RAMP_SECONDS))
+        print(line(ramp[-1]), flush=True)
+        if len(ramp) > 1 and ramp[-1].rate_rps < SATURATED * ramp[-2].rate_rps:
+            break
+    return ramp
+
+
 def users_for(ramp: Sequence[Run], rate: float) -> int:
     """Between two steps of the ramp, rate grows evenly with users."""
     before, users_before = 0.0, 0
@@ -173,10 +187,7 @@ def main(arguments: list[str]) -> int:
     with local_cluster(
         prefill=options.prefill, decode=options.decode, settings=settings
     ) as cluster:
-        ramp = []
-        for users in RAMP_USERS:
-            ramp.append(run(cluster, users, RAMP_SECONDS))
-            print(line(ramp[-1]), flush=True)
+        ramp = climb(cluster)
         capacity = max(step.rate_rps for step in ramp)
         users = users_for(ramp, options.share * capacity)
         long = run(cluster, users, options.seconds, watch=True)
