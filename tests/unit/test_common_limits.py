@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from prometheus_client import CollectorRegistry
@@ -383,5 +383,4 @@ TestLimits.settings = settings(
     stateful_step_count=30,
     deadline=None,
     derandomize=True,
-    phases=(Phase.generate,),
 )
