@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     redis_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
     """For Redis when a program starts, where both may start at once; 0: it is there, or the program
     fails."""
+    worker_wait_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """For a worker when a router starts, before it takes requests that nobody could answer: a
+    registry that has forgotten everybody knows them again as soon as they have told it."""
     cluster_secret: str | None = None
     heartbeat_seconds: Seconds = 1.0
     drain_seconds: Seconds = 30.0

@@ -47,6 +47,7 @@ from router.tracing import Tracing
 log = structlog.get_logger(__name__)
 
 DRAIN_POLL_SECONDS = 0.05
+WORKER_LOOK_SECONDS = 0.2
 COLLECTOR_THRESHOLDS = (100_000, 20, 50)
 """Objects until the youngest are looked through; times until the older are, and until all are."""
 
@@ -82,6 +83,7 @@ class RouterProgram:
         tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)
         self._cluster = self._build_cluster(model)
         await self._cluster.refresh()
+        await self._await_worker()
         stores = GrpcStores(settings.trust)
         self._pinner = Pinner(self._cluster, stores, self._clock)
         self._service = self._build_service(tokenizer, model)
@@ -141,6 +143,13 @@ class RouterProgram:
     @property
     def metrics(self) -> CollectorRegistry:
         return self._metrics.registry
+
+    async def _await_worker(self) -> None:
+        """Returns once somebody can answer, or when that takes too long: then it says so itself."""
+        until = self._clock.monotonic() + self._settings.worker_wait_seconds
+        while not self._cluster.is_ready and self._clock.monotonic() < until:
+            await self._clock.sleep(WORKER_LOOK_SECONDS)
+            await self._cluster.refresh()
 
     # -- parts ----------------------------------------------------------------------------
 

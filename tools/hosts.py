@@ -17,6 +17,9 @@ from pathlib import Path
 from benchmarks.machine import SYSTEM_CLOCK
 
 SUBNET, WIRE_SUBNET = "10.77.0", "10.78.0"
+BRIDGE_HARDWARE = "02:62:74:62:72:00"
+"""An address of its own, so that it stays the same whoever is on the bridge."""
+
 CLONE_NEWNET = 0x40000000
 TUNSETIFF, IFF_TUN, IFF_NO_PI = 0x400454CA, 0x0001, 0x1000
 WIRE_MTU = 32_000
@@ -42,6 +45,7 @@ class Hosts:
         bridge = f"{self._prefix}br"
         run("ip", "link", "add", bridge, "type", "bridge")
         try:
+            run("ip", "link", "set", bridge, "address", BRIDGE_HARDWARE)
             run("ip", "addr", "add", f"{SUBNET}.1/24", "dev", bridge)
             run("ip", "link", "set", bridge, "up")
             for number, name in enumerate(self._names):

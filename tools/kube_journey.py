@@ -1,6 +1,6 @@
 """The chart's long run: installed, loaded, resized, drained, upgraded, on this machine's processes.
 
-    python -m tools.kube_journey [--streams 4] [--seed 1] [--only STEP,...]
+    python -m tools.kube_journey [--streams 4] [--seed 1] [--only STEP,...] [--logs FOLDER]
 
 Helm 4 installs the chart on an API server, controllers and a kubelet of our own (``tests/kube``),
 and while answers stream through the router's Service, each step of ``STEPS`` happens. Every token
@@ -11,9 +11,11 @@ against the calls that were recorded. Prints a line per step, and JSON as the la
 
 import argparse
 import json
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from helm_python import HelmError
@@ -181,6 +183,13 @@ def rights(kube: Cluster, namespace: str, account: str) -> dict[str, list[str]]:
     }
 
 
+def keep_logs(kube: Cluster, folder: Path) -> None:
+    """Those of pods that are gone, too: ``<uid>-<container>.log``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for log in kube.folder.glob("**/pods/*/*.log"):
+        shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
+
+
 def journey(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> dict[str, Any]:
     """All steps under load."""
     release = Release(kube, "default", "baton")
@@ -217,6 +226,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--streams", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default=",".join(STEPS), help="steps, by their names")
+    parser.add_argument("--logs", type=Path, help="where all pods' logs are left")
     options = parser.parse_args(arguments)
     names = options.only.split(",")
     if unknown := [name for name in names if name not in STEPS]:
@@ -228,6 +238,8 @@ def main(arguments: list[str]) -> int:
     print(f"seed {options.seed}")
     with cluster() as kube:
         told = journey(kube, names, options.streams, options.seed)
+        if options.logs is not None:
+            keep_logs(kube, options.logs)
     print(json.dumps(told))
     return 0 if told["ok"] else 1
 

@@ -24,7 +24,7 @@ from baton.runtime.pinned import pinned
 from baton.runtime.preflight import free_port, router_answers
 from baton.runtime.status import STATUS
 from router.ports import OTHER_FILES, connection_limits, raise_open_files
-from router.program import RouterProgram
+from router.program import WORKER_LOOK_SECONDS, RouterProgram
 from tests import certificates
 from tests.unit.test_router_http import write_tokenizer
 from tests.unit.test_router_links import grpc_worker as worker
@@ -92,6 +92,37 @@ async def test_a_router_lives_and_drains(settings: Settings, registry: MemoryReg
         await living
     assert lifecycle.state is ProgramState.STOPPED
     assert await router_in(registry) is None
+
+
+async def test_a_new_router_waits_for_a_worker(
+    settings: Settings, registry: MemoryRegistry
+) -> None:
+    """So long as it may: a registry may have forgotten them all just now."""
+    clock = HeldClock(WORKER_LOOK_SECONDS)
+    lifecycle = Lifecycle(
+        RouterProgram(settings.model_copy(update={"worker_wait_seconds": 3600.0}), clock), 5
+    )
+    async with worker() as (_, ref, _):
+        living = asyncio.create_task(lifecycle.run())
+        await clock.asleep.wait()
+        assert not lifecycle.has_served
+        await registry.announce(member("w", Role.DECODE, ref.address), 60)
+        clock.over.set()
+        await until_ready(registry)
+        lifecycle.ask_to_stop()
+        await living
+
+
+async def test_a_new_router_starts_without_workers_in_the_end(
+    settings: Settings, registry: MemoryRegistry
+) -> None:
+    program = RouterProgram(settings.model_copy(update={"worker_wait_seconds": 0.01}))
+    lifecycle = Lifecycle(program, 5)
+    living = asyncio.create_task(lifecycle.run())
+    await until_ready(registry)
+    assert await httpx_once(f"http://{program.address}/ready") == 503
+    lifecycle.ask_to_stop()
+    await living
 
 
 class HeldClock(SystemClock):

@@ -29,6 +29,8 @@ class Forwarder:
         self._ports: dict[str, list[str]] = {}
         self._servers: dict[str, asyncio.Server] = {}
         self._turn = count()
+        self._serving: set[asyncio.Task[None] | None] = set()
+        """Nobody else holds them while both of their ends wait."""
 
     def resolve(self, name: str) -> list[str] | None:
         return self._names.get(name.lower().rstrip("."))
@@ -44,6 +46,16 @@ class Forwarder:
             self._servers[place] = await asyncio.start_server(serve, address, int(port))
 
     async def _serve(
+        self, place: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        task = asyncio.current_task()
+        self._serving.add(task)
+        try:
+            await self._forward(place, reader, writer)
+        finally:
+            self._serving.discard(task)
+
+    async def _forward(
         self, place: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         try:

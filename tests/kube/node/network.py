@@ -11,6 +11,10 @@ FIRST, LAST = 90, 119
 """Of the second numbers of 10.x.0.0/16 that clusters of this machine share among them."""
 
 BRIDGE = "bkube"
+HARDWARE = "02:62:6b:75:62"
+"""A bridge without an address of its own has its lowest member's. With each pod that comes or goes
+it may have another, and until pods notice, for half a minute, what they send it is lost."""
+
 INTERFACES = count()
 """Of this process: the kernel takes seconds to forget one, so no name is used twice."""
 
@@ -89,6 +93,7 @@ def network() -> Iterator[Network]:
             continue
         try:
             run("ip", "link", "set", made.bridge, "alias", f"pid {os.getpid()}")
+            run("ip", "link", "set", made.bridge, "address", f"{HARDWARE}:{number:02x}")
             run("ip", "addr", "add", f"{made.gateway}/16", "dev", made.bridge)
             run("ip", "link", "set", made.bridge, "up")
             yield made

@@ -19,7 +19,7 @@ baton.yaml: what all programs share. Whatever is secret, or differs between pods
 {{- $_ := set $own "trace_endpoint" .Values.traces.endpoint -}}
 {{- $_ := set $own "trace_sample" .Values.traces.sample -}}
 {{- end -}}
-{{- $default := dict "redis_wait_seconds" 60 -}}{{/* pods start in any order */}}
+{{- $default := dict "redis_wait_seconds" 60 "worker_wait_seconds" 10 -}}{{/* pods start in any order */}}
 {{- toYaml (merge $own (deepCopy .Values.settings) $default) -}}
 {{- end -}}
 
