@@ -1,7 +1,7 @@
 """What the conductor remembers of recent traffic: heads that many share, and who got what."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import islice
 
 from baton.core.ids import WorkerId
@@ -50,7 +50,8 @@ class Placed:
     looking through all keys."""
 
     def __init__(self) -> None:
-        self._lives: OrderedDict[Key, dict[int, None]] = OrderedDict()
+        self._lives: OrderedDict[Key, int | dict[int, None]] = OrderedDict()
+        """Most keys have one: several hundred thousand dicts of one would be as many times 200 B."""
         self._life_of: dict[WorkerId, int] = {}
         self._worker_of: dict[int, WorkerId] = {}
         self._num_lives = 0
@@ -60,9 +61,7 @@ class Placed:
         # The start of a prefix is placed last, so that its end is forgotten first.
         for depth in reversed(_landmarks(len(keys))):
             key = keys[depth - 1]
-            lives = self._lives.pop(key, None) or {}
-            lives[life] = None
-            self._lives[key] = lives
+            self._lives[key] = _joined(self._lives.pop(key, life), life)
         while len(self._lives) > MAX_PLACED_KEYS:
             self._lives.popitem(last=False)
 
@@ -77,7 +76,7 @@ class Placed:
         life = self._life_of.get(worker)
         if life is None:
             return 0
-        return _leading(keys, lambda key: life in self._lives.get(key, ()))
+        return _leading(keys, lambda key: life in self._lives_of(key))
 
     def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:
         """Workers that were sent most of the leading blocks, best first: those of the deepest key
@@ -86,7 +85,7 @@ class Placed:
         found: dict[WorkerId, None] = {}
         depth = self._deepest(keys, 0)
         while depth and len(found) < count:
-            lives = self._lives[keys[depth - 1]]
+            lives = self._lives_of(keys[depth - 1])
             here = (self._worker_of[life] for life in lives if life in self._worker_of)
             newcomers = (worker for worker in here if worker not in found)
             found |= dict.fromkeys(islice(newcomers, count - len(found)))
@@ -95,7 +94,12 @@ class Placed:
 
     def _deepest(self, keys: Sequence[Key], num_lives: int) -> int:
         """How many leading blocks were sent to more than so many."""
-        return _leading(keys, lambda key: len(self._lives.get(key, ())) > num_lives)
+        return _leading(keys, lambda key: len(self._lives_of(key)) > num_lives)
+
+    def _lives_of(self, key: Key) -> Collection[int]:
+        """In the order in which they were first sent it; some may have ended."""
+        lives = self._lives.get(key, ())
+        return (lives,) if isinstance(lives, int) else lives
 
     def _life(self, worker: WorkerId) -> int:
         if worker not in self._life_of:
@@ -103,6 +107,15 @@ class Placed:
             self._life_of[worker] = self._num_lives
             self._worker_of[self._num_lives] = worker
         return self._life_of[worker]
+
+
+def _joined(lives: int | dict[int, None], life: int) -> int | dict[int, None]:
+    if lives == life:
+        return lives
+    if isinstance(lives, int):
+        return {lives: None, life: None}
+    lives[life] = None
+    return lives
 
 
 def _landmarks(num_keys: int) -> Sequence[int]:
