@@ -28,7 +28,7 @@ from conductor.policy.policies import policy_named
 from conductor.simulator.arrival import Arrival, Trace
 from conductor.simulator.cluster import SimulatedCluster
 from conductor.simulator.cluster_config import ClusterConfig
-from conductor.simulator.roofline import costs_from_table
+from conductor.simulator.roofline import Costs, costs_from_table
 from conductor.simulator.traces import jittered, read_trace, scaled
 from tools.cost_table import REQUEST_SECONDS, table, timed
 from tools.local_cluster import local_cluster
@@ -87,8 +87,7 @@ async def replay(url: str, trace: Trace) -> list[dict[str, Any]]:
         return await asyncio.gather(*(one(arrival) for arrival in trace.arrivals))
 
 
-def simulate(trace: Trace, costs_path: Path) -> list[dict[str, Any]]:
-    costs = costs_from_table(costs_path)
+def simulate(trace: Trace, costs: Costs) -> list[dict[str, Any]]:
     config = ClusterConfig(
         num_prefill=POOL,
         num_decode=POOL,
@@ -141,8 +140,9 @@ def main(arguments: list[str]) -> None:
         with local_cluster(prefill=POOL, decode=POOL, settings=SETTINGS) as cluster:
             costs = asyncio.run(table(cluster.url, 6144, 87_000, 5, POOL))
             path.write_text(json.dumps(costs))
+            measured = costs_from_table(path)
             live = summary(asyncio.run(replay(cluster.url, trace)))
-        simulated = summary(simulate(trace, path))
+        simulated = summary(simulate(trace, measured))
     for name, found in (("live", live), ("simulated", simulated)):
         print(f"{name:10}", {key: _short(value) for key, value in found.items()})
     ratios = {key: simulated[key] / live[key] for key in ("p50", "p90", "cached_tokens")}
