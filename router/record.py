@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from sys import intern
 from typing import Any
 
 from baton.core.handoff import WorkerRef
@@ -216,7 +217,7 @@ class JourneyRecord:
         shipped = details.get("bytes_shipped", "")
         if shipped.isdecimal():
             self.bytes_shipped += int(shipped)
-        self.details.update(details)
+        self.details.update((intern(name), value) for name, value in details.items())
 
 
 class Records:

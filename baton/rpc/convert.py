@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import lru_cache
 from typing import cast
 
 from baton.core.block_key import KEY_BYTES
@@ -24,6 +25,8 @@ from baton.errors import Invalid
 from baton.rpc.v1 import common_pb2 as pb
 
 MAX_ID_BYTES = 256
+MAX_REFS = 4096
+"""Lives of workers that are remembered, a few hundred bytes each."""
 
 _FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
     None: pb.FINISH_REASON_UNSPECIFIED,
@@ -160,19 +163,27 @@ def _check_standing(message: pb.RequestSpec) -> None:
 
 
 def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
-    return pb.RequestOutput(
+    """As :func:`output_from_proto`, looks at what there is alone."""
+    message = pb.RequestOutput(
         request_id=output.request_id,
         epoch=output.epoch,
         first_index=output.first_index,
         token_ids=output.token_ids,
-        logprobs=[_logprob_to_proto(entry) for entry in output.logprobs],
-        finish_reason=_FINISH_TO_PROTO[output.finish_reason],
-        error=output.error,
-        error_status=output.details.get("error_status", ""),
-        cached_tokens=output.cached_tokens,
-        details=output.details,
-        prompt_logprobs=[_logprob_to_proto(entry) for entry in output.prompt_logprobs],
     )
+    if output.logprobs:
+        message.logprobs.extend(map(_logprob_to_proto, output.logprobs))
+    if output.finish_reason is not None:
+        message.finish_reason = _FINISH_TO_PROTO[output.finish_reason]
+    if output.error:
+        message.error = output.error
+    if output.details:
+        message.error_status = output.details.get("error_status", "")
+        message.details.update(output.details)
+    if output.cached_tokens:
+        message.cached_tokens = output.cached_tokens
+    if output.prompt_logprobs:
+        message.prompt_logprobs.extend(map(_logprob_to_proto, output.prompt_logprobs))
+    return message
 
 
 def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
@@ -214,12 +225,13 @@ def ref_to_proto(ref: WorkerRef) -> pb.WorkerRef:
 
 
 def ref_from_proto(message: pb.WorkerRef) -> WorkerRef:
-    return WorkerRef(
-        id=WorkerId(message.id),
-        address=message.address,
-        generation=Generation(message.generation),
-        line=message.line,
-    )
+    return _ref(message.id, message.address, message.generation, message.line)
+
+
+@lru_cache(MAX_REFS)
+def _ref(worker_id: str, address: str, generation: int, line: str) -> WorkerRef:
+    """One for all requests that go there."""
+    return WorkerRef(WorkerId(worker_id), address, Generation(generation), line)
 
 
 def endpoint_to_proto(endpoint: Endpoint) -> pb.Endpoint:

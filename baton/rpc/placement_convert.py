@@ -29,6 +29,7 @@ def placement_from_proto(message: pb.Placement) -> Placement:
     """Raises Unavailable for an answer without a worker."""
     if not message.decode.address:
         raise Unavailable("a conductor answered without a decode worker")
+    told = message.SerializeToString()
     return Placement(
         ref_from_proto(message.prefill) if message.HasField("prefill") else None,
         ref_from_proto(message.decode),
@@ -37,8 +38,8 @@ def placement_from_proto(message: pb.Placement) -> Placement:
         policy=message.policy,
         ttft_seconds=message.ttft_seconds if message.HasField("ttft_seconds") else None,
         tbt_seconds=message.tbt_seconds if message.HasField("tbt_seconds") else None,
-        prefill_alternatives=_Alternatives(message.prefill_alternatives),
-        decode_alternatives=_Alternatives(message.decode_alternatives),
+        prefill_alternatives=_Alternatives(told, of_prefill=True),
+        decode_alternatives=_Alternatives(told, of_prefill=False),
     )
 
 
@@ -65,11 +66,20 @@ def _alternatives_to_proto(alternatives: Sequence[Alternative]) -> list[pb.Alter
 
 
 class _Alternatives(Sequence[Alternative]):
-    """As many as are told of. They are kept as they came: a router gets dozens with each request,
-    and hardly anybody ever asks for them."""
+    """As many as are told of, of one pool of a placement. They are kept as bytes: a router gets
+    dozens with each request, remembers them of thousands, and hardly anybody ever asks for them; as
+    a message they would take four times as much."""
 
-    def __init__(self, messages: Sequence[pb.Alternative]) -> None:
-        self._messages = messages
+    __slots__ = ("_of_prefill", "_told")
+
+    def __init__(self, told: bytes, *, of_prefill: bool) -> None:
+        self._told = told
+        self._of_prefill = of_prefill
+
+    @property
+    def _messages(self) -> Sequence[pb.Alternative]:
+        placement = pb.Placement.FromString(self._told)
+        return placement.prefill_alternatives if self._of_prefill else placement.decode_alternatives
 
     def __len__(self) -> int:
         return min(len(self._messages), MAX_ALTERNATIVES)
@@ -81,9 +91,10 @@ class _Alternatives(Sequence[Alternative]):
     def __getitem__(self, index: slice) -> tuple[Alternative, ...]: ...
 
     def __getitem__(self, index: int | slice) -> Alternative | tuple[Alternative, ...]:
+        messages = self._messages[:MAX_ALTERNATIVES]
         if isinstance(index, slice):
-            return tuple(self[each] for each in range(*index.indices(len(self))))
-        return _alternative(self._messages[range(len(self))[index]])
+            return tuple(_alternative(message) for message in messages[index])
+        return _alternative(messages[index])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and tuple(self) == tuple(other)
