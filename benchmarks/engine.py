@@ -1,35 +1,42 @@
-"""The engine on a CPU: prefill and decode, on our kernels, on torch, and transformers beside them.
+"""The engine on a CPU: prefill and decode by our kernels, beside llama.cpp, torch and transformers.
 
     python -m benchmarks.engine [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
-                                [--threads N] [--rounds N] [--without transformers] [--contexts …]
+                                [--threads N] [--rounds N] [--contexts …] [--batches …]
+                                [--llama PYTHON] [--without torch transformers] [--most-gib G]
 
-All have the same random weights and take turns, one after the other, in each round; the figures are
-medians. Times are CPU seconds of the whole process, so that what else the machine does costs as
-little of the truth as can be; with one thread that is how long it takes on a quiet machine. KV of a
-decode's context is noise: what it says takes no time. Beside the figures stand the ceilings of the
-same run: products that stay in registers, and reads of memory that lies in order. Prints a
-table, and JSON as the last line.
+All have the same random weights, which is seen from their logits, and take turns, one after the
+other, in each round; the figures are medians. Two times are told: the wall clock's, which is what a
+user waits, and CPU seconds of all threads, which what else the machine does falsifies less. KV of a
+decode's context is noise in ours and transformers', and one prompt's in llama.cpp's: what it says
+takes no time. Beside the figures stand the ceilings of the same run: products that stay in
+registers, and reads of memory that lies in order, by as many threads at once.
+
+``--llama`` is the interpreter of another environment that has llama-cpp-python and gguf
+(benchmarks/peers/llama.py). All KV and weights together take ``--most-gib`` at most: who comes
+later in the list is left out of a work that is too large, and of one that is too large for anybody,
+everybody. Prints a table, and JSON as the last line.
 """
 
 import argparse
 import json
-import statistics
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, Qwen3Config
+from transformers import AutoModelForCausalLM, Qwen3Config
 
-from baton.core.ids import BlockId, RequestId, TokenId
-from baton.core.request import SamplingParams
-from baton.engine.native.library import KINDS, load
-from baton.engine.plan import Plan, Row
-from baton.engine.runner import ModelRunner
+from baton.checkpoint import ModelConfig, load_model_config
+from baton.engine.bench.ceilings import Measured, measure
+from baton.engine.bench.demand import Widths, demand_of, num_weights
+from baton.engine.bench.figure import Figure
+from baton.engine.bench.room import GIB, kv_bytes
+from baton.engine.bench.stage import most_blocks
+from baton.engine.bench.stopwatch import Spent, median
+from baton.engine.bench.work import Work, works
+from benchmarks.contenders import BLOCK_TOKENS, Contender, contenders
 from benchmarks.machine import describe
 
 SHAPES = {
@@ -38,141 +45,114 @@ SHAPES = {
 }
 """Layers, hidden and intermediate size, heads, KV heads, head size, vocabulary."""
 
-BLOCK_TOKENS = 16
-CHUNK = 512
-GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
-BATCHES = (1, 8, 32)
-MAX_KV_BYTES = 3 * 2**30
-"""Beyond it a decode is left out: all contenders' KV must fit into the machine."""
+ALIKE = {"bfloat16": 0.03, "float32": 1e-4}
+"""How far logits may be apart, by the length of both vectors' difference against ours. llama.cpp
+keeps KV in FP16, and rounds elsewhere."""
 
-Step = Callable[[], object]
+PROMPT = [1 + 37 * n % 1000 for n in range(48)]
 
 
 @dataclass(frozen=True)
-class Work:
-    """``context`` tokens of each of ``batch`` requests: prompts to read, or a token more each."""
+class Line:
+    """One work. ``ways``: what a contender says of how it computed."""
 
-    kind: str
-    batch: int
-    context: int
+    figures: dict[str, Figure]
+    ways: dict[str, str]
+    left_out: tuple[str, ...]
 
     @property
-    def tokens(self) -> int:
-        return self.context if self.kind == "prefill" else self.batch
+    def ours(self) -> Figure:
+        return self.figures["kernels"]
+
+    def as_dict(self) -> dict[str, object]:
+        spent = {name: asdict(figure.spent) for name, figure in self.figures.items()}
+        return {
+            **self.ours.as_dict(),
+            "cpu_share_of_roof": self.ours.cpu_share,
+            "ceilings": asdict(self.ours.ceilings),
+            "seconds_by_contender": spent,
+            "times_as_fast": {
+                name: {"wall": wall, "cpu": cpu} for name, (wall, cpu) in self.ratios().items()
+            },
+            "ways": self.ways,
+            "left_out": self.left_out,
+        }
+
+    def ratios(self) -> dict[str, tuple[float, float]]:
+        """How many times as fast as each other contender ours is, by wall clock and by CPU."""
+        ours = self.ours.spent
+        return {
+            name: (each.spent.wall / ours.wall, each.spent.cpu / ours.cpu)
+            for name, each in self.figures.items()
+            if name != "kernels"
+        }
 
 
-class Baton:
-    def __init__(self, path: Path, options: argparse.Namespace, kernels: str) -> None:
-        most = max(work.batch * work.context for work in works(options))
-        self._runner = ModelRunner.load(
-            path,
-            device="cpu",
-            dtype=options.dtype,
-            num_blocks=most // BLOCK_TOKENS + 1,
-            block_tokens=BLOCK_TOKENS,
-            cpu_kernels=kernels,
+def run(path: Path, options: argparse.Namespace) -> Iterator[Line]:
+    config = load_model_config(path)
+    dtype = getattr(torch, options.dtype)
+    budget = int(options.most_gib * GIB)
+    weights = num_weights(config) * dtype.itemsize
+    possible = [
+        work
+        for work in works([1], options.batches, options.contexts)
+        if weights + kv_bytes(work, config, dtype) <= budget
+    ]
+    if not possible:
+        raise SystemExit(f"nothing fits into {options.most_gib} GiB")
+    with contenders(path, options, most_blocks(possible, BLOCK_TOKENS)) as everybody:
+        check_logits(everybody, ALIKE[options.dtype])
+        room = budget - len(everybody) * weights
+        for work in possible:
+            some = who_fits(everybody, kv_bytes(work, config, dtype), room)
+            yield measure_line(work, some, config, options, tuple(everybody.keys() - some.keys()))
+
+
+def who_fits(everybody: dict[str, Contender], kv: int, room: float) -> dict[str, Contender]:
+    """In their order; the pool is there anyway."""
+    found, used = {}, kv
+    for name, each in everybody.items():
+        needed = 0 if each.shares_pool else kv
+        if each.shares_pool or used + needed <= room:
+            found[name] = each
+            used += needed
+    return found
+
+
+def measure_line(
+    work: Work,
+    some: dict[str, Contender],
+    config: ModelConfig,
+    options: argparse.Namespace,
+    left_out: tuple[str, ...],
+) -> Line:
+    ways = {name: each.prepare(work) for name, each in some.items()}
+    times: dict[str, list[Spent]] = {name: [] for name in some}
+    for _ in range(options.rounds):
+        for name, each in some.items():
+            times[name].append(each.take())
+    for each in some.values():
+        each.drop()
+    dtype = getattr(torch, options.dtype)
+    ceilings: Measured = measure(torch.device("cpu"), dtype, options.threads)
+    demand = demand_of(work, config, Widths.of(dtype))
+    figures = {n: Figure(work, median(each), demand, ceilings) for n, each in times.items()}
+    return Line(figures, {name: way for name, way in ways.items() if way}, left_out)
+
+
+def check_logits(everybody: dict[str, Contender], most: float) -> None:
+    """That all compute the same model. Ends the run if one does not."""
+    found = {name: each.logits(PROMPT) for name, each in everybody.items()}
+    ours = found.pop("kernels")
+    for name, theirs in found.items():
+        apart = ((ours - theirs).norm() / ours.norm()).item()
+        best, their_best = int(ours.argmax()), int(theirs.argmax())
+        print(
+            f"logits of {name}: {apart:.1e} apart from ours, best token {their_best} (ours {best})"
         )
-        self._runner.pool.tensor.normal_()
-        chance = torch.Generator().manual_seed(options.seed)
-        self._blocks = torch.randperm(self._runner.num_blocks, generator=chance).tolist()
-
-    def step(self, work: Work) -> Step:
-        if work.kind == "prefill":
-            starts = range(0, work.context, CHUNK)
-            plans = [
-                self._plan([0], start, min(CHUNK, work.context - start), work.context)
-                for start in starts
-            ]
-        else:
-            plans = [self._plan(range(work.batch), work.context - 1, 1, work.context)]
-        return lambda: [self._runner.run(plan) for plan in plans]
-
-    def _plan(self, requests: Any, start: int, count: int, context: int) -> Plan:
-        each = -(-context // BLOCK_TOKENS)
-        rows = tuple(
-            Row(
-                RequestId(str(n)),
-                tuple(TokenId(1 + (n + token) % 1000) for token in range(start, start + count)),
-                start,
-                tuple(BlockId(block) for block in self._blocks[n * each : (n + 1) * each]),
-                sample=start + count == context,
-                sampling=GREEDY,
-            )
-            for n in requests
-        )
-        return Plan(0, rows)
-
-
-class Transformers:
-    def __init__(self, path: Path, options: argparse.Namespace) -> None:
-        dtype = getattr(torch, options.dtype)
-        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
-        self._dtype = dtype
-
-    def step(self, work: Work) -> Step:
-        if work.kind == "prefill":
-            tokens = torch.arange(1, work.context + 1).remainder(1000).unsqueeze(0)
-            return lambda: self._call(tokens, DynamicCache())
-        cache, tokens = self._noise(work), torch.ones(work.batch, 1, dtype=torch.int64)
-
-        def decode() -> None:
-            self._call(tokens, cache)
-            cache.crop(-1)
-
-        return decode
-
-    @torch.inference_mode()
-    def _call(self, tokens: torch.Tensor, cache: DynamicCache) -> None:
-        logits = self._model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
-        logits[:, -1].argmax(dim=-1)
-
-    def _noise(self, work: Work) -> DynamicCache:
-        config, cache = self._model.config, DynamicCache()
-        shape = (work.batch, config.num_key_value_heads, work.context - 1, config.head_dim)
-        for layer in range(config.num_hidden_layers):
-            cache.update(*(torch.randn(shape).to(self._dtype) for _ in range(2)), layer)
-        return cache
-
-
-@dataclass(frozen=True)
-class Ceilings:
-    """Of one core."""
-
-    gflops: float
-    gbytes_per_second: float
-
-
-def measure_ceilings(dtype: str, rounds: int) -> Ceilings:
-    library, kind = load(), KINDS[getattr(torch, dtype)]
-    steps, lanes = 500_000, 24 * 16 * (2 if dtype == "bfloat16" else 1)
-    size = 256 * 2**20
-    memory = torch.zeros(size // 4 + 16)
-    start = -(-memory.data_ptr() // 64) * 64
-    products = median(lambda: library.baton_products_only(kind, steps), rounds)
-    reads = median(lambda: library.baton_reads_only(start, size), rounds)
-    return Ceilings(2 * steps * lanes / products / 1e9, size / reads / 1e9)
-
-
-def cpu_seconds(action: Step) -> float:
-    began = time.process_time()
-    action()
-    return time.process_time() - began
-
-
-def median(action: Step, rounds: int) -> float:
-    action()
-    return statistics.median(cpu_seconds(action) for _ in range(rounds))
-
-
-def works(options: argparse.Namespace) -> Iterator[Work]:
-    layers, _, _, _, kv_heads, dim, _ = shape_of(options)
-    token_bytes = 2 * layers * kv_heads * dim * getattr(torch, options.dtype).itemsize
-    for context in options.contexts:
-        yield Work("prefill", 1, context)
-    for context in options.contexts:
-        for batch in BATCHES:
-            if batch * context * token_bytes <= MAX_KV_BYTES:
-                yield Work("decode", batch, context)
+        near = (ours[best] - ours[their_best]).item() <= most * ours[best].abs().item()
+        if not (apart <= most and near):
+            raise SystemExit(f"{name} computes another model")
 
 
 def shape_of(options: argparse.Namespace) -> tuple[int, ...]:
@@ -189,50 +169,26 @@ def write_model(path: Path, options: argparse.Namespace) -> None:
         eos_token_id=0,
     )  # fmt: skip
     torch.manual_seed(options.seed)
-    dtype = getattr(torch, options.dtype)
-    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(path)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("norm.weight"):  # ones: whether each went to its place can't be seen
+                weight.mul_(1 + 0.2 * torch.randn(weight.shape))
+    model.save_pretrained(path)
 
 
-def shares(work: Work, seconds: float, ceilings: Ceilings, options: argparse.Namespace) -> float:
-    """Of the ceiling: of products for a prompt, of memory (weights and KV, once) for a decode."""
-    layers, hidden, size, heads, kv_heads, dim, vocabulary = shape_of(options)
-    width = 2 if options.dtype == "bfloat16" else 4
-    layer = hidden * dim * (2 * heads + 2 * kv_heads) + 3 * hidden * size
-    if work.kind == "prefill":
-        pairs = work.context * (work.context + 1) / 2
-        flops = 2 * work.context * layers * layer + 4 * pairs * layers * heads * dim
-        return (flops + 2 * hidden * vocabulary) / seconds / 1e9 / ceilings.gflops
-    kv = 2 * layers * kv_heads * dim * work.batch * work.context
-    read = (layers * layer + hidden * vocabulary + kv) * width
-    return read / seconds / 1e9 / ceilings.gbytes_per_second
-
-
-def run(options: argparse.Namespace) -> Iterator[dict[str, object]]:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        write_model(path, options)
-        contenders: dict[str, Any] = {
-            "kernels": Baton(path, options, "on"),
-            "torch": Baton(path, options, "off"),
-        }
-        if options.without != "transformers":
-            contenders["transformers"] = Transformers(path, options)
-        for work in works(options):
-            steps = {name: each.step(work) for name, each in contenders.items()}
-            for step in steps.values():
-                step()
-            times: dict[str, list[float]] = {name: [] for name in steps}
-            for _ in range(options.rounds):
-                for name, step in steps.items():
-                    times[name].append(cpu_seconds(step))
-            ceilings = measure_ceilings(options.dtype, 3)
-            medians = {name: statistics.median(each) for name, each in times.items()}
-            yield {
-                **asdict(work),
-                "tokens_per_cpu_second": {n: work.tokens / each for n, each in medians.items()},
-                "share": shares(work, medians["kernels"], ceilings, options),
-                **asdict(ceilings),
-            }
+def show(line: Line) -> None:
+    ours = line.ours
+    parts = [
+        f"{ours.work!s:22} {ours.tokens_per_second:9,.1f} tokens/s "
+        f"({ours.work.num_tokens / ours.spent.cpu:9,.1f} a CPU second)"
+    ]
+    parts += [f"÷ {n} {wall:5.2f} ({cpu:5.2f})" for n, (wall, cpu) in line.ratios().items()]
+    parts.append(f"{ours.share:4.0%} ({ours.cpu_share:4.0%}) of what {ours.bound} allow")
+    parts += [f"{name}: {way}" for name, way in line.ways.items()]
+    if line.left_out:
+        parts.append(f"no memory for {', '.join(line.left_out)}")
+    print("  ".join(parts), flush=True)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -243,7 +199,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--contexts", type=int, nargs="+", default=[512, 4096])
-    parser.add_argument("--without", choices=["transformers"])
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--llama", type=Path, help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--without", nargs="+", choices=["torch", "transformers"], default=[])
+    parser.add_argument("--most-gib", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
 
@@ -251,23 +210,17 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def main(arguments: list[str]) -> int:
     options = parse(arguments)
     torch.set_num_threads(options.threads)
-    told = {**describe(), **vars(options)}
-    print(told, "tokens per CPU second; share of the ceiling for our kernels", sep="\n")
+    told = {**describe(), **vars(options), "llama": str(options.llama or "")}
+    print(told, "by the wall clock, and in CPU seconds in brackets", sep="\n", flush=True)
     lines = []
-    for line in run(options):
-        lines.append(line)
-        rates = line["tokens_per_cpu_second"]
-        assert isinstance(rates, dict)
-        columns = [
-            f"{name} {rate:9.1f} ({rates['kernels'] / rate:5.2f}×)" for name, rate in rates.items()
-        ]
-        print(
-            f"{line['kind']:8} batch {line['batch']:2} context {line['context']:5}  "
-            f"{'  '.join(columns)}  {line['share']:5.0%} of {line['gflops']:.0f} GFLOP/s, "
-            f"{line['gbytes_per_second']:.1f} GB/s",
-            flush=True,
-        )
-    print(json.dumps({**told, "lines": lines}))
+    with tempfile.TemporaryDirectory() as folder:
+        write_model(Path(folder), options)
+        for line in run(Path(folder), options):
+            lines.append(line)
+            show(line)
+    ceilings = lines[-1].ours.ceilings
+    print(f"ceilings: {asdict(ceilings)}")
+    print(json.dumps({**told, "lines": [line.as_dict() for line in lines]}))
     return 0
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from baton.cli import key, studies
-from baton.cli.bench.command import bench
+from baton.cli.bench import command as bench
 from baton.errors import BatonError, Invalid
 
 if TYPE_CHECKING:
@@ -399,7 +399,7 @@ def check(as_json: AsJson = False, name: Name = None) -> None:
 
 app.command()(studies.simulate)
 app.command()(studies.plan)
-app.command()(bench)
+app.add_typer(bench.app, name="bench")
 
 
 @app.command()

@@ -26,40 +26,40 @@ def plot_cdfs(path: Path, latencies: Mapping[str, Latencies]) -> None:
     """The shares of requests and of tokens that took at most so long, a line per policy. The
     format of this and all other figures is by the name's ending. Raises Invalid without
     matplotlib, and when ``path`` cannot be written."""
-    with _figure(path, num_axes=2) as (ttft, tbt):
+    with figure_in(path, num_axes=2) as (ttft, tbt):
         for policy, (ttft_seconds, tbt_seconds) in latencies.items():
             _draw_cdf(ttft, ttft_seconds, policy)
             _draw_cdf(tbt, tbt_seconds, policy)
-        _label(ttft, "TTFT (s)", "share of requests")
-        _label(tbt, "TBT (s)", "share of tokens")
+        label_axes(ttft, "TTFT (s)", "share of requests")
+        label_axes(tbt, "TBT (s)", "share of tokens")
 
 
 def plot_goodput(path: Path, attainments: Mapping[str, Line]) -> None:
     """The share of requests within their SLO (0 to 1) by the rate of arrivals per second, a line
     per policy."""
-    with _figure(path) as (axes,):
+    with figure_in(path) as (axes,):
         _draw_lines(axes, attainments, marker="o")
         axes.set_ylim(0.0, 1.05)
-        _label(axes, "requests per second", "share within the SLO")
+        label_axes(axes, "requests per second", "share within the SLO")
 
 
 def plot_load(path: Path, loads: Mapping[str, Line]) -> None:
     """Load by virtual time in seconds, a line per worker."""
-    with _figure(path) as (axes,):
+    with figure_in(path) as (axes,):
         _draw_lines(axes, loads, drawstyle="steps-post")
-        _label(axes, "time (s)", "load")
+        label_axes(axes, "time (s)", "load")
 
 
 def plot_pareto(path: Path, points: Sequence[ParetoPoint]) -> None:
     """Each point with its label, and a line through those that no other beats in both."""
-    with _figure(path) as (axes,):
+    with figure_in(path) as (axes,):
         for speed, dollars, label in points:
             axes.plot(speed, dollars, "o", color="tab:blue")
             axes.annotate(label, (speed, dollars), textcoords="offset points", xytext=(5, 5))
         best = frontier(points)
         speeds, dollars_of_best = [p[0] for p in best], [p[1] for p in best]
         axes.plot(speeds, dollars_of_best, drawstyle="steps-pre", color="tab:blue", alpha=0.5)
-        _label(axes, "tokens per second and user", "dollars per million tokens")
+        label_axes(axes, "tokens per second and user", "dollars per million tokens")
 
 
 def frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
@@ -73,7 +73,7 @@ def frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
 
 
 @contextmanager
-def _figure(path: Path, num_axes: int = 1) -> Iterator[list[Any]]:
+def figure_in(path: Path, num_axes: int = 1) -> Iterator[list[Any]]:
     """Axes side by side; the figure is written at the end. Its canvas is Agg, which needs no
     screen, and none of pyplot's state is touched."""
     try:
@@ -102,7 +102,7 @@ def _draw_lines(axes: Any, lines: Mapping[str, Line], **style: str) -> None:
         axes.plot([x for x, _ in line], [y for _, y in line], label=label, **style)
 
 
-def _label(axes: Any, x: str, y: str) -> None:
+def label_axes(axes: Any, x: str, y: str) -> None:
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(alpha=0.3)

@@ -1,9 +1,14 @@
-"""The command ``baton bench``: its options."""
+"""The command ``baton bench``: its options, and what is below it."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from baton.cli.bench.engine.command import bench_engine
+from baton.errors import Invalid
+
+app = typer.Typer(invoke_without_command=True)
 
 Url = Annotated[str, typer.Option(help="Of any server with OpenAI's API; /v1 may be left out.")]
 Endpoint = Annotated[
@@ -14,7 +19,9 @@ Form = Annotated[
 ]
 
 
+@app.callback()
 def bench(
+    context: typer.Context,
     url: Url = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="Default: the server's first.")] = None,
     rate: Annotated[float | None, typer.Option(help="Requests per second: an open loop.")] = None,
@@ -79,7 +86,11 @@ def bench(
     output: Annotated[Path | None, typer.Option(help="A file for the JSON object.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Machine-readable output.")] = False,
 ) -> None:
-    """Load on a server, and what its users would see; exit code 1 if nothing is answered."""
+    """Load on a server, and what its users would see; exit code 1 if nothing is answered. Below it:
+    the engine alone."""
+    if context.invoked_subcommand is not None:
+        _refuse_options(context, context.invoked_subcommand)
+        return
     from baton.cli.bench.drive import Limits
     from baton.cli.bench.load import Lengths, Load
     from baton.cli.bench.outcome import Slo
@@ -132,3 +143,15 @@ def bench(
         as_json=as_json,
     )
     run_bench(question)
+
+
+app.command("engine")(bench_engine)
+
+
+def _refuse_options(context: typer.Context, command: str) -> None:
+    """They are the load's. Raises Invalid."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            flag = f"--{name.replace('_', '-')}"
+            raise Invalid(f"{flag} is of baton bench; options of {command} go behind its name")

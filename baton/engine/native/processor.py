@@ -1,6 +1,7 @@
 """What this machine's processor can do, as Linux tells it."""
 
 import functools
+import platform
 from pathlib import Path
 
 NEEDED = {
@@ -21,6 +22,16 @@ def features(cpuinfo: Path = CPUINFO) -> frozenset[str]:
         return frozenset()
     told = (line.partition(":")[2] for line in lines if line.startswith("flags"))
     return frozenset(next(told, "").split())
+
+
+def model_name(cpuinfo: Path = CPUINFO) -> str:
+    """What the processor is called; its architecture where Linux does not tell."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:
+        lines = []
+    told = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(told, platform.machine())
 
 
 def lacking(dtype: str) -> list[str]:

@@ -1,0 +1,1 @@
+"""``baton bench engine``: the engine alone on this machine, beside what the machine could do."""

@@ -1,0 +1,160 @@
+"""``baton bench engine``: loads the model, measures work after work, tells what each took."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from baton.checkpoint import ModelConfig, load_model_config, resolve_model
+from baton.cli.bench.engine import roofline
+from baton.cli.bench.engine.question import Question
+from baton.cli.bench.engine.table import show
+from baton.cli.simulate import console
+from baton.engine.bench.ceilings import Measured, measure
+from baton.engine.bench.demand import Widths, demand_of
+from baton.engine.bench.figure import Figure
+from baton.engine.bench.room import split
+from baton.engine.bench.stage import Stage, most_blocks
+from baton.engine.bench.stopwatch import repeated
+from baton.engine.bench.work import Work, works
+from baton.engine.native.processor import model_name
+from baton.engine.runner import ModelRunner, pick_device, pick_dtype
+from baton.errors import Invalid
+
+FORMAT = "baton-bench-engine-1"
+CONTEXTS = (512, 4096)
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a run found. ``left_out``: works for whose KV there is no memory, and what they need."""
+
+    model: str
+    dtype: str
+    quantization: str
+    device: str
+    machine: str
+    threads: int
+    computes: str
+    chunk_tokens: int
+    figures: tuple[Figure, ...]
+    left_out: tuple[str, ...]
+
+    @property
+    def ceilings(self) -> Measured:
+        """The last ones that were measured."""
+        return self.figures[-1].ceilings
+
+    def as_dict(self) -> dict[str, object]:
+        named = {name: getattr(self, name) for name in self.__slots__ if name != "figures"}
+        return {
+            "format": FORMAT,
+            **named,
+            "ceilings": asdict(self.ceilings),
+            "figures": [figure.as_dict() for figure in self.figures],
+        }
+
+
+def run_engine_bench(question: Question) -> None:
+    """Raises Invalid before anything is measured, if anything is wrong."""
+    roofline.prepare(question.plot)
+    _check_writable(question.json_file)
+    if question.settings.threads:
+        torch.set_num_threads(question.settings.threads)
+    with _progress() as tell:
+        told = _measure(question, tell)
+    if question.plot is not None:
+        roofline.draw(question.plot, told.figures, f"{told.model}, {told.dtype}, {told.machine}")
+    if question.json_file is not None and not question.to_stdout:
+        question.json_file.write_text(json.dumps(told.as_dict(), indent=1) + "\n", encoding="utf-8")
+    if question.to_stdout:
+        print(json.dumps(told.as_dict()))
+    else:
+        show(console(), told)
+
+
+def _measure(question: Question, tell: Tell) -> Told:
+    settings = question.settings
+    path = resolve_model(settings.model)
+    config = load_model_config(path)
+    device = pick_device(settings.device)
+    dtype = pick_dtype(settings.dtype, device, config)
+    fitting, left_out = split(_works(question, config), config, device, dtype)
+    tell(f"loading {path.name}")
+    runner = _load(question, path, fitting)
+    chunk = min(settings.chunk_tokens or settings.max_step_tokens, settings.max_step_tokens)
+    stage = Stage(runner, chunk, question.seed)
+    figures = []
+    for number, work in enumerate(fitting, start=1):
+        tell(f"{work} ({number} of {len(fitting)})")
+        figures.append(_figure(question, stage, work, runner))
+    return Told(
+        model=path.name,
+        dtype=str(dtype).removeprefix("torch."),
+        quantization=settings.quantization,
+        device=str(device),
+        machine=torch.cuda.get_device_name(device) if device.type == "cuda" else model_name(),
+        threads=torch.get_num_threads(),
+        computes=runner.choice.told,
+        chunk_tokens=chunk,
+        figures=tuple(figures),
+        left_out=tuple(left_out),
+    )
+
+
+def _figure(question: Question, stage: Stage, work: Work, runner: ModelRunner) -> Figure:
+    """Ceilings are of the same moment, as near as can be."""
+    tensor, config = runner.pool.tensor, runner.model_config
+    spent = repeated(stage.step(work), question.rounds, question.seconds)
+    ceilings = measure(tensor.device, tensor.dtype, torch.get_num_threads())
+    widths = Widths.of(tensor.dtype, question.settings.quantization)
+    return Figure(work, spent, demand_of(work, config, widths), ceilings)
+
+
+def _works(question: Question, config: ModelConfig) -> Sequence[Work]:
+    """Raises Invalid for a context that the model has no positions for."""
+    most = config.max_position_embeddings
+    contexts = question.contexts or [each for each in CONTEXTS if each <= most] or [most]
+    if too_long := [context for context in contexts if context > most]:
+        raise Invalid(f"--contexts {too_long[0]}: the model has {most:,} positions")
+    return list(works(question.prefill_batches, question.decode_batches, contexts))
+
+
+def _load(question: Question, path: Path, fitting: Sequence[Work]) -> ModelRunner:
+    settings = question.settings
+    return ModelRunner.load(
+        path,
+        device=settings.device,
+        dtype=settings.dtype,
+        num_blocks=most_blocks(fitting, settings.block_tokens),
+        block_tokens=settings.block_tokens,
+        cpu_kernels=settings.cpu_kernels,
+        quantization=settings.quantization,
+        deterministic=settings.deterministic,
+    )
+
+
+def _check_writable(path: Path | None) -> None:
+    if path is None or str(path) == "-":
+        return
+    try:
+        path.touch()
+    except OSError as error:
+        raise Invalid(f"--json {path}: {error.strerror}") from error
+
+
+@contextmanager
+def _progress() -> Iterator[Tell]:
+    """On stderr: a line that changes, where somebody looks; else a line for each work."""
+    if not sys.stderr.isatty():
+        yield lambda text: print(text, file=sys.stderr, flush=True)
+        return
+    with Console(stderr=True).status("") as status:
+        yield lambda text: status.update(text)

@@ -1,0 +1,204 @@
+"""Who computes the same model in ``benchmarks.engine``: kernels, llama.cpp, torch, transformers."""
+
+import argparse
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from baton.checkpoint import ModelConfig, load_model_config, model_digest
+from baton.engine.attention.base import make_batch
+from baton.engine.bench.stage import Stage
+from baton.engine.bench.stopwatch import Action, Spent, take
+from baton.engine.bench.work import Work
+from baton.engine.kv_pool import KvPool
+from baton.engine.loader import Stored
+from baton.engine.model import Decoder
+from baton.engine.plan import Row
+from baton.engine.runner import ModelRunner, make_model
+
+CHUNK = 512
+BLOCK_TOKENS = 16
+CPU = torch.device("cpu")
+PEER = Path(__file__).parent / "peers" / "llama.py"
+
+
+class Contender(Protocol):
+    """``shares_pool``: its KV lies in the pool that is there anyway."""
+
+    shares_pool: bool
+
+    def prepare(self, work: Work) -> str:
+        """For any number of ``take``. Says how it will be done, if there are ways."""
+        ...
+
+    def take(self) -> Spent: ...
+
+    def drop(self) -> None:
+        """Frees what ``prepare`` took."""
+        ...
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """Of the last one, [vocabulary]."""
+        ...
+
+
+class Baton:
+    """Our engine. ``quantization`` is of the weights, as the setting has it."""
+
+    shares_pool = True
+
+    def __init__(
+        self, path: Path, pool: KvPool, seed: int, *, native: bool, quantization: str = "none"
+    ) -> None:
+        config = load_model_config(path)
+        stored = Stored(path, config)
+        weights = stored if native else stored.on(CPU, pool.tensor.dtype)
+        self._model: Decoder = make_model(config, weights, pool, quantization)
+        self._pool = pool
+        runner = ModelRunner(config, model_digest(path), self._model, pool)
+        self._stage = Stage(runner, CHUNK, seed)
+        self._step: Action = list
+
+    def prepare(self, work: Work) -> str:
+        self._step = self._stage.step(work)
+        self._step()
+        return ""
+
+    def take(self) -> Spent:
+        return take(self._step)
+
+    def drop(self) -> None:
+        pass
+
+    @torch.inference_mode()
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        row: Row = self._stage.prompt(tokens)
+        batch = make_batch([row], self._pool.block_tokens, CPU)
+        hidden = self._model.hidden(torch.tensor(tokens), batch)
+        return self._model.logits(hidden, torch.tensor([len(tokens) - 1]))[0]
+
+
+class Transformers:
+    shares_pool = False
+
+    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).eval()
+        self._dtype = dtype
+        self._step: Action = list
+
+    def prepare(self, work: Work) -> str:
+        self._step = self._prefill(work) if work.kind == "prefill" else self._decode(work)
+        self._step()
+        return ""
+
+    def take(self) -> Spent:
+        return take(self._step)
+
+    def drop(self) -> None:
+        self._step = list
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        return self._call(torch.tensor([tokens]), DynamicCache())[0]
+
+    def _prefill(self, work: Work) -> Action:
+        tokens = torch.arange(1, work.context + 1).remainder(1000).unsqueeze(0)
+        return lambda: self._call(tokens, DynamicCache()).argmax(dim=-1)
+
+    def _decode(self, work: Work) -> Action:
+        cache, tokens = self._noise(work), torch.ones(work.batch, 1, dtype=torch.int64)
+
+        def decode() -> None:
+            self._call(tokens, cache).argmax(dim=-1)
+            cache.crop(-1)
+
+        return decode
+
+    @torch.inference_mode()
+    def _call(self, tokens: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+        told = self._model(tokens, past_key_values=cache, use_cache=True, logits_to_keep=1)
+        logits: torch.Tensor = told.logits[:, -1]
+        return logits
+
+    def _noise(self, work: Work) -> DynamicCache:
+        config, cache = self._model.config, DynamicCache()
+        shape = (work.batch, config.num_key_value_heads, work.context - 1, config.head_dim)
+        for layer in range(config.num_hidden_layers):
+            noise = [torch.empty(shape, dtype=self._dtype).normal_() for _ in range(2)]
+            cache.update(*noise, layer)
+        return cache
+
+
+class Llama:
+    """In another environment's interpreter (benchmarks/peers/llama.py), which times itself."""
+
+    shares_pool = False
+
+    def __init__(self, path: Path, python: Path, threads: int) -> None:
+        command = [str(python), str(PEER), str(path), "--threads", str(threads)]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.told = self._read()
+
+    def prepare(self, work: Work) -> str:
+        asked = {"kind": work.kind, "batch": work.batch, "context": work.context}
+        return str(self._ask(prepare=asked))
+
+    def take(self) -> Spent:
+        return Spent(**self._ask(step=True))
+
+    def drop(self) -> None:
+        self._ask(drop=True)
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        return torch.tensor(self._ask(logits=tokens))
+
+    def close(self) -> None:
+        """It leaves when its input ends, and removes what it wrote."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+    def _ask(self, **asked: Any) -> Any:
+        assert self._process.stdin is not None
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        return self._read()
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"llama.cpp's process is gone, with {self._process.wait()}")
+        return json.loads(line)
+
+
+@contextlib.contextmanager
+def contenders(
+    path: Path, options: argparse.Namespace, num_blocks: int
+) -> Iterator[dict[str, Contender]]:
+    """By name; ours is the first, and one pool of ``num_blocks`` is both of ours'."""
+    dtype = getattr(torch, options.dtype)
+    pool = _pool(load_model_config(path), dtype, num_blocks)
+    found: dict[str, Contender] = {"kernels": Baton(path, pool, options.seed, native=True)}
+    with contextlib.ExitStack() as stack:
+        if options.llama is not None:
+            llama = Llama(path, options.llama, options.threads)
+            stack.callback(llama.close)
+            print(f"llama-cpp-python {llama.told['version']}: {llama.told['features']}")
+            found["llama.cpp"] = llama
+        if "torch" not in options.without:
+            found["torch"] = Baton(path, pool, options.seed, native=False)
+        if "transformers" not in options.without:
+            found["transformers"] = Transformers(path, dtype)
+        yield found
+
+
+def _pool(config: ModelConfig, dtype: torch.dtype, num_blocks: int) -> KvPool:
+    return KvPool(config, num_blocks=num_blocks, block_tokens=BLOCK_TOKENS, dtype=dtype, device=CPU)

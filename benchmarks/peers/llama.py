@@ -1,0 +1,265 @@
+"""llama.cpp as a peer of the engine: the same weights, the same work, in a process of its own.
+
+    python benchmarks/peers/llama.py MODEL_DIR --threads N
+
+Runs in an environment of its own and needs nothing of Baton's:
+
+    python3 -m venv peer
+    CMAKE_ARGS=-DGGML_NATIVE=ON peer/bin/pip install llama-cpp-python gguf numpy
+
+Asked in lines of JSON on stdin, it answers in lines of JSON on stdout; its first line says what it
+is. Requests: ``{"logits": [token, …]}``, of the last token; ``{"prepare": {"kind", "batch",
+"context"}}``, which makes whatever the work needs ready, does it once in each of llama.cpp's
+ways, and keeps the fastest; ``{"step": true}``, which does it and says how many seconds of
+wall-clock and of CPU it took; ``{"drop": true}``.
+
+A decode's KV is that of one prompt, computed and copied to every sequence: each has memory of its
+own. Its step is one token of each sequence, and what it wrote is removed outside of the time.
+"""
+
+import argparse
+import ctypes
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import gguf_file
+import llama_cpp
+import numpy as np
+
+PADDING = 256
+"""llama.cpp's contexts are multiples of it."""
+
+VOCABULARY = 1000
+"""Of the tokens that are asked for; what they are takes no time."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How llama.cpp can be told to compute."""
+
+    flash: bool
+    ubatch: int
+    kv: str
+
+    def __str__(self) -> str:
+        return f"{'flash' if self.flash else 'plain'} attention, ubatch {self.ubatch}, KV {self.kv}"
+
+
+FILL = Way(flash=True, ubatch=512, kv="f16")
+"""By which a decode's KV is computed: whatever is done with it afterwards has the same format."""
+
+BF16 = 30
+"""ggml's number of the format, which its Python binding does not name."""
+
+KV_TYPES = {"f16": llama_cpp.GGML_TYPE_F16, "bf16": BF16}
+
+
+class Session:
+    """One context of llama.cpp's, with room for a work."""
+
+    def __init__(
+        self, model: Any, threads: int, way: Way, batch: int, context: int, tokens: int
+    ) -> None:
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = batch * (-(-context // PADDING) * PADDING)
+        parameters.n_seq_max = batch
+        parameters.n_batch = max(tokens, way.ubatch)
+        parameters.n_ubatch = way.ubatch
+        parameters.n_threads = parameters.n_threads_batch = threads
+        parameters.type_k = parameters.type_v = KV_TYPES[way.kv]
+        parameters.no_perf = True
+        _set_flash(parameters, way.flash)
+        if hasattr(parameters, "kv_unified"):
+            parameters.kv_unified = batch == 1
+        self._context = llama_cpp.llama_init_from_model(model, parameters)
+        if not self._context:
+            raise MemoryError(f"llama.cpp has no context for {batch} × {context} tokens")
+        self._vocabulary = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
+        self._memory = llama_cpp.llama_get_memory(self._context)
+
+    def close(self) -> None:
+        llama_cpp.llama_free(self._context)
+
+    def decode(self, tokens: list[int], sequences: list[int], positions: list[int]) -> None:
+        """Logits of the last token of each sequence are asked for."""
+        batch = llama_cpp.llama_batch_init(len(tokens), 0, 1)
+        last = {sequence: index for index, sequence in enumerate(sequences)}
+        for index, token in enumerate(tokens):
+            batch.token[index] = token
+            batch.pos[index] = positions[index]
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = sequences[index]
+            batch.logits[index] = last[sequences[index]] == index
+        batch.n_tokens = len(tokens)
+        told = llama_cpp.llama_decode(self._context, batch)
+        llama_cpp.llama_batch_free(batch)
+        if told:
+            raise RuntimeError(f"llama_decode says {told}")
+
+    def logits(self, rows: int) -> Any:
+        """[rows, vocabulary], in the order of the tokens that asked for them."""
+        address = llama_cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(address, shape=(rows * self._vocabulary,)).reshape(rows, -1)
+
+    def forget(self, first: int = 0) -> None:
+        """What all sequences have from a position on."""
+        llama_cpp.llama_memory_seq_rm(self._memory, -1, first, -1)
+
+    def copy(self, to: int) -> None:
+        """All of sequence 0."""
+        llama_cpp.llama_memory_seq_cp(self._memory, 0, to, -1, -1)
+
+
+class Peer:
+    def __init__(self, path: Path, threads: int) -> None:
+        parameters = llama_cpp.llama_model_default_params()
+        parameters.n_gpu_layers = 0
+        self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), parameters)
+        if not self._model:
+            raise RuntimeError("llama.cpp can't load what was written for it")
+        self._threads = threads
+        self._session: Session | None = None
+        self._step: Callable[[], None] = lambda: None
+        self._kept = 0
+
+    def logits(self, tokens: list[int]) -> list[float]:
+        session = self._open(FILL, 1, len(tokens), len(tokens))
+        session.decode(tokens, [0] * len(tokens), list(range(len(tokens))))
+        found: list[float] = session.logits(1)[0].tolist()
+        self.drop()
+        return found
+
+    def prepare(self, work: dict[str, Any]) -> str:
+        """The way that was the fastest; ``step`` goes it."""
+        ways = list(_ways(work))
+        if len(ways) > 1:
+            ways.sort(key=lambda way: self._try(work, way))
+        self._ready(work, ways[0])
+        return str(ways[0])
+
+    def step(self) -> dict[str, float]:
+        wall, cpu = time.perf_counter(), time.process_time()
+        self._step()
+        spent = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+        assert self._session is not None
+        self._session.forget(self._kept)
+        return spent
+
+    def drop(self) -> None:
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+
+    def _try(self, work: dict[str, Any], way: Way) -> float:
+        self._ready(work, way)
+        self.step()
+        return self.step()["cpu"]
+
+    def _ready(self, work: dict[str, Any], way: Way) -> None:
+        batch, context = work["batch"], work["context"]
+        if work["kind"] == "prefill":
+            session = self._open(way, 1, context, context)
+            self._step, self._kept = _prefill(session, context), 0
+        else:
+            session = self._open(way, batch, context, max(batch, FILL.ubatch))
+            _fill(session, batch, context - 1)
+            self._step = _decode(session, batch, context - 1)
+            self._kept = context - 1
+
+    def _open(self, way: Way, batch: int, context: int, tokens: int) -> Session:
+        self.drop()
+        self._session = Session(self._model, self._threads, way, batch, context, tokens)
+        return self._session
+
+
+def _ways(work: dict[str, Any]) -> Iterator[Way]:
+    """Of a prompt, larger parts are tried, too."""
+    parts = sorted({512, min(2048, work["context"])}) if work["kind"] == "prefill" else [512]
+    for part in parts:
+        for flash in (True, False):
+            yield Way(flash, part, "f16")
+
+
+def _prefill(session: Session, context: int) -> Callable[[], None]:
+    tokens = [1 + position % VOCABULARY for position in range(context)]
+    places = list(range(context))
+
+    def step() -> None:
+        session.decode(tokens, [0] * context, places)
+        session.logits(1).argmax(axis=1)
+
+    return step
+
+
+def _decode(session: Session, batch: int, position: int) -> Callable[[], None]:
+    def step() -> None:
+        session.decode([1] * batch, list(range(batch)), [position] * batch)
+        session.logits(batch).argmax(axis=1)
+
+    return step
+
+
+def _fill(session: Session, batch: int, context: int) -> None:
+    """``context`` tokens in every sequence."""
+    for first in range(0, context, FILL.ubatch):
+        places = list(range(first, min(context, first + FILL.ubatch)))
+        tokens = [1 + position % VOCABULARY for position in places]
+        session.decode(tokens, [0] * len(places), places)
+    for sequence in range(1, batch):
+        session.copy(sequence)
+
+
+def _set_flash(parameters: Any, wanted: bool) -> None:
+    """The field's name has changed over the years."""
+    if hasattr(parameters, "flash_attn_type"):
+        parameters.flash_attn_type = int(wanted)
+    else:
+        parameters.flash_attn = wanted
+
+
+def _answer(peer: Peer, asked: dict[str, Any]) -> Any:
+    if "logits" in asked:
+        return peer.logits(asked["logits"])
+    if "prepare" in asked:
+        return peer.prepare(asked["prepare"])
+    if "step" in asked:
+        return peer.step()
+    return peer.drop()
+
+
+def _quiet(level: int, text: bytes, data: ctypes.c_void_p) -> None:
+    """Warnings and errors alone, where they don't stand among answers."""
+    if level in (3, 4):
+        sys.stderr.write(text.decode(errors="replace"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, required=True)
+    options = parser.parse_args()
+    quiet = llama_cpp.llama_log_callback(_quiet)  # lives as long as llama.cpp may call it
+    llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
+    llama_cpp.llama_backend_init()
+    with tempfile.TemporaryDirectory(dir=options.model) as folder:
+        path = Path(folder) / "model.gguf"
+        gguf_file.write(options.model, path)
+        peer = Peer(path, options.threads)
+        features = llama_cpp.llama_print_system_info().decode()
+        print(
+            json.dumps({"version": version("llama-cpp-python"), "features": features}), flush=True
+        )
+        for line in sys.stdin:
+            print(json.dumps(_answer(peer, json.loads(line))), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

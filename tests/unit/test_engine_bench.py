@@ -1,0 +1,311 @@
+"""``baton bench engine``: what is measured, what it takes at least, and what is told."""
+
+import json
+import sys
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from baton.checkpoint import ModelConfig, load_model_config
+from baton.cli.bench.engine.question import counts_of
+from baton.cli.bench.engine.roofline import roof_at
+from baton.cli.main import main
+from baton.engine.bench import ceilings
+from baton.engine.bench.ceilings import Ceilings, Measured, measure
+from baton.engine.bench.demand import Demand, Widths, demand_of, num_weights
+from baton.engine.bench.figure import Figure
+from baton.engine.bench.room import split
+from baton.engine.bench.stage import Stage, blocks_of, most_blocks
+from baton.engine.bench.stopwatch import Spent, median, repeated, take
+from baton.engine.bench.work import Work, works
+from baton.engine.native.processor import model_name
+from baton.engine.plan import Plan
+from baton.errors import Invalid
+from tests.model_zoo import make_model
+from tests.unit.native_house import needs_kernels
+
+Ask = Callable[..., tuple[int, str, str]]
+CPU = torch.device("cpu")
+ROOF = Ceilings(flops_per_second=100.0, bytes_per_second=10.0)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("bench") / "model", "qwen3")
+
+
+@pytest.fixture
+def config(path: Path) -> ModelConfig:
+    return load_model_config(path)
+
+
+@pytest.fixture
+def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ask:
+    """Exit code, stdout and stderr of ``baton …``, in this process."""
+
+    def asked(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["baton", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return asked
+
+
+# -- works, and what they take -----------------------------------------------------------------
+
+
+def test_works_in_order() -> None:
+    assert list(works([1], [1, 8], [16, 64])) == [
+        Work("prefill", 1, 16), Work("prefill", 1, 64),
+        Work("decode", 1, 16), Work("decode", 8, 16),
+        Work("decode", 1, 64), Work("decode", 8, 64),
+    ]  # fmt: skip
+
+
+def test_a_work_counts() -> None:
+    read, written = Work("prefill", 2, 5), Work("decode", 3, 5)
+    assert (read.num_tokens, read.kv_tokens, read.num_pairs) == (10, 10, 2 * (1 + 2 + 3 + 4 + 5))
+    assert (written.num_tokens, written.kv_tokens, written.num_pairs) == (3, 15, 15)
+    assert str(Work("decode", 8, 4096)) == "decode of 8 × 4,096"
+
+
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3-moe"])
+def test_weights_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
+    from safetensors import safe_open
+
+    made = make_model(tmp_path / "model", kind)
+    with safe_open(made / "model.safetensors", "pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
+    expected = sum(rows * columns for rows, columns in (s for s in shapes if len(s) == 2))
+    assert num_weights(load_model_config(made)) == expected
+
+
+def test_demand_of_a_decode(config: ModelConfig) -> None:
+    work = Work("decode", 3, 40)
+    head = config.vocab_size * config.hidden_size
+    layers = num_weights(config) - head * (1 if config.tie_word_embeddings else 2)
+    pairs = 4 * 120 * config.num_layers * config.num_heads * config.head_dim
+    demand = demand_of(work, config, Widths(layers=1, head=2, kv=4))
+    assert demand.flops == 2 * 3 * (layers + head) + pairs
+    assert demand.num_bytes == layers + 2 * head + 4 * 120 * config.kv_elements_per_token
+
+
+def test_a_prompt_asks_for_one_row_of_logits(config: ModelConfig) -> None:
+    head = config.vocab_size * config.hidden_size
+    flops = [
+        demand_of(Work("prefill", 1, context), config, Widths.of(torch.bfloat16)).flops
+        for context in (1, 2)
+    ]
+    pairs = 4 * 2 * config.num_layers * config.num_heads * config.head_dim
+    layers = num_weights(config) - head * (1 if config.tie_word_embeddings else 2)
+    assert flops[1] - flops[0] == 2 * layers + pairs
+
+
+def test_experts_are_read_as_they_are_chosen(tmp_path: Path) -> None:
+    config = load_model_config(make_model(tmp_path / "model", "qwen3-moe"))
+    one, many = (
+        demand_of(Work("decode", batch, 1), config, Widths(layers=1, head=0, kv=0)).num_bytes
+        for batch in (1, 10_000)
+    )
+    assert config.moe is not None
+    expert = 3 * config.hidden_size * config.moe.intermediate_size * len(config.moe.layers)
+    others = config.moe.num_experts - config.moe.experts_per_token
+    assert many - one == pytest.approx(others * expert)
+
+
+def test_the_roof() -> None:
+    for flops, num_bytes, seconds, bound in ((50.0, 10.0, 1.0, True), (400.0, 10.0, 4.0, False)):
+        demand = Demand(flops, num_bytes)
+        assert demand.intensity == flops / num_bytes
+        assert demand.seconds_at(ROOF) == seconds
+        assert demand.is_bound_by_memory(ROOF) is bound
+    assert [roof_at(x, ROOF) for x in (1.0, 10.0, 50.0)] == [10.0, 100.0, 100.0]
+
+
+def test_a_figure() -> None:
+    core = Ceilings(50.0, 5.0)
+    figure = Figure(
+        Work("decode", 4, 8), Spent(2.0, 3.0), Demand(50.0, 10.0), Measured(ROOF, core, "so")
+    )
+    assert (figure.tokens_per_second, figure.flops_per_second) == (2.0, 25.0)
+    assert (figure.bytes_per_second, figure.bound) == (5.0, "memory")
+    assert (figure.share, figure.cpu_share) == (0.5, 2 / 3)
+    assert figure.as_dict()["share_of_roof"] == 0.5
+
+
+# -- measuring -----------------------------------------------------------------------------------
+
+
+def test_both_clocks_are_read_around_the_action() -> None:
+    told: list[str] = []
+    walls, cpus = iter([1.0, 4.0]), iter([10.0, 15.0])
+    spent = take(lambda: told.append("done"), lambda: next(walls), lambda: next(cpus))
+    assert (spent, told) == (Spent(3.0, 5.0), ["done"])
+    assert median([Spent(1, 9), Spent(5, 2), Spent(2, 3)]) == Spent(2, 3)
+
+
+@pytest.mark.parametrize(("seconds", "calls"), [(1e9, 5), (0.0, 2)])
+def test_rounds_end_with_their_time(seconds: float, calls: int) -> None:
+    told: list[int] = []
+    repeated(lambda: told.append(1), rounds=4, most_seconds=seconds)
+    assert len(told) == calls
+
+
+def check_ceilings(told: str) -> None:
+    found = measure(CPU, torch.float32, threads=2, rounds=1)
+    for each in (found.wall, found.cpu):
+        assert each.flops_per_second > 1e6 and each.bytes_per_second > 1e6
+    assert found.method.startswith(told)
+
+
+@needs_kernels
+def test_ceilings_by_kernels() -> None:
+    check_ceilings("products in registers")
+
+
+def test_ceilings_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ceilings, "unavailable", lambda dtype: "none of it")
+    check_ceilings("torch: a product")
+
+
+class Recorder:
+    """A runner that keeps what it was to run."""
+
+    num_blocks, block_tokens = 16, 4
+
+    def __init__(self) -> None:
+        self.model_config = SimpleNamespace(vocab_size=7)
+        self.pool = SimpleNamespace(tensor=torch.zeros(16, 3))
+        self.plans: list[Plan] = []
+
+    def run(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+
+def rows_of(runner: Recorder) -> list[list[tuple[str, int, int, bool]]]:
+    return [
+        [(row.request_id, row.start, row.num_tokens, row.sample) for row in plan.rows]
+        for plan in runner.plans
+    ]
+
+
+def test_prompts_fill_their_steps() -> None:
+    runner = Recorder()
+    Stage(runner, 6, seed=0).step(Work("prefill", 2, 10))()  # type: ignore[arg-type]
+    assert rows_of(runner) == [
+        [("0", 0, 6, False)],
+        [("0", 6, 4, True), ("1", 0, 2, False)],
+        [("1", 2, 6, False)],
+        [("1", 8, 2, True)],
+    ]
+    tables = {row.request_id: row.block_ids for plan in runner.plans for row in plan.rows}
+    assert len(set(tables["0"]) | set(tables["1"])) == 6
+    assert all(token < 7 for plan in runner.plans for row in plan.rows for token in row.token_ids)
+
+
+def test_a_decode_is_one_step() -> None:
+    runner = Recorder()
+    step = Stage(runner, 6, seed=0).step(Work("decode", 3, 10))  # type: ignore[arg-type]
+    step()
+    step()
+    assert rows_of(runner) == [[(name, 9, 1, True) for name in "012"]] * 2
+    assert runner.pool.tensor.abs().min() > 0
+
+
+def test_blocks_of_works() -> None:
+    assert blocks_of(Work("decode", 3, 10), 4) == 9
+    assert most_blocks([Work("decode", 3, 10), Work("prefill", 1, 64)], 4) == 16
+
+
+def test_what_does_not_fit_is_left_out(config: ModelConfig) -> None:
+    small, huge = Work("decode", 1, 16), Work("decode", 10**9, 16)
+    fitting, told = split([small, huge], config, CPU, torch.bfloat16)
+    assert fitting == [small]
+    assert len(told) == 1 and told[0].startswith("decode of 1000000000 × 16: its KV takes ")
+    with pytest.raises(Invalid, match="GiB are free beside the weights"):
+        split([huge], config, CPU, torch.bfloat16)
+
+
+def test_what_a_processor_is_called(tmp_path: Path) -> None:
+    told = tmp_path / "cpuinfo"
+    told.write_text("processor : 0\nmodel name\t: Some CPU 9\nmodel name\t: Another\n")
+    assert model_name(told) == "Some CPU 9"
+    assert model_name(tmp_path / "none")
+
+
+# -- the command ---------------------------------------------------------------------------------
+
+
+def test_the_command(ask: Ask, path: Path, tmp_path: Path) -> None:
+    file = tmp_path / "found.json"
+    given = ["--model", str(path), "--dtype", "float32", "--rounds", "1", "--json", str(file)]
+    code, out, err = ask("bench", "engine", *given, "--contexts", "16", "--batches", "2")
+    assert code == 0, err
+    assert err.splitlines() == [
+        "loading model",
+        "prefill of 1 × 16 (1 of 2)",
+        "decode of 2 × 16 (2 of 2)",
+    ]
+    told = json.loads(file.read_text())
+    assert (told["format"], told["dtype"], told["left_out"]) == (
+        "baton-bench-engine-1",
+        "float32",
+        [],
+    )
+    found = [(each["kind"], each["batch"], each["context"]) for each in told["figures"]]
+    assert found == [("prefill", 1, 16), ("decode", 2, 16)]
+    for each in told["figures"]:
+        assert each["tokens_per_second"] * each["seconds"] == pytest.approx(
+            each["batch"] * (16 if each["kind"] == "prefill" else 1)
+        )
+        assert each["share_of_roof"] > 0 and each["bound"] in ("memory", "products")
+    assert "1 × 16" in out and "2 × 16" in out and "ceilings: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--contexts", "99999999"], "--contexts 99999999: the model has "),
+        (["--contexts", "0"], "--contexts takes counts with commas between, as in 1,8,32, not '0'"),
+        (["--batches", "1,x"], "--batches takes counts"),
+        (["--model", "nowhere"], "no directory 'nowhere'"),
+        (["--json", "/nowhere/at/all"], "--json /nowhere/at/all: No such file"),
+        (["--device", "tpu"], "device"),
+    ],
+)
+def test_wrong_questions(ask: Ask, path: Path, arguments: list[str], told: str) -> None:
+    code, _, err = ask("bench", "engine", "--model", str(path), *arguments)
+    assert (code, len(err.splitlines())) == (2, 1), err
+    assert told in err
+
+
+def test_options_of_the_load_are_not_the_engines(ask: Ask) -> None:
+    code, _, err = ask("bench", "--rate", "3", "engine")
+    assert code == 2
+    assert err == "baton: --rate is of baton bench; options of engine go behind its name\n"
+
+
+@pytest.mark.skipif(find_spec("matplotlib") is not None, reason="matplotlib is there")
+def test_a_plot_without_matplotlib(ask: Ask, tmp_path: Path) -> None:
+    code, _, err = ask("bench", "engine", "--plot", str(tmp_path / "roof.png"))
+    assert (code, "pip install 'baton[plots]'" in err) == (2, True)
+
+
+def test_a_plot(ask: Ask, path: Path, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "roof.png"
+    given = ["--model", str(path), "--rounds", "1", "--contexts", "16", "--batches", "1"]
+    assert ask("bench", "engine", *given, "--plot", str(file))[0] == 0
+    assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_counts() -> None:
+    assert counts_of("--batches", "1, 8,8,32") == (1, 8, 32)
+    with pytest.raises(Invalid, match="33 counts; 32 at most"):
+        counts_of("--batches", ",".join(["1"] * 33))
