@@ -137,8 +137,9 @@ class RequestOutput:
     placements: the router drops what it has and notices what is missing. ``cached_tokens``
     counts prompt tokens that were not computed for this request, and is set with the first
     output; so are ``prompt_logprobs``, of prompt tokens [1, num_prompt_tokens), where asked for.
-    Nobody changes one; it is not frozen only because one is made for nearly each token, and a
-    frozen one takes five times as long to make.
+    The worker that its engine gives one to may name it anew; nobody changes one after that. It is
+    not frozen only because one is made for nearly each token, and a frozen one takes five times as
+    long to make.
     """
 
     request_id: RequestId

@@ -7,6 +7,7 @@ import torch
 from baton.checkpoint import ModelConfig, load_model_config, model_digest
 from baton.engine.attention.base import Attention, make_batch
 from baton.engine.attention.cpu import CpuAttention
+from baton.engine.attention.tables import BlockTables
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.loader import Progress, Weights, load_weights
 from baton.engine.model import Decoder, Model
@@ -45,6 +46,7 @@ class ModelRunner:
         self.choice = choice
         self._model = model
         self._device = pool.tensor.device
+        self._tables = BlockTables()
 
     @classmethod
     def load(
@@ -99,7 +101,7 @@ class ModelRunner:
     def run(self, plan: Plan) -> StepOutput:
         for source, target in plan.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
-        batch = make_batch(plan.rows, self.block_tokens, self._device)
+        batch = make_batch(plan.rows, self.block_tokens, self._device, self._tables)
         tokens = [token for row in plan.rows for token in row.token_ids]
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         wanted = [batch.offsets[index + 1] - 1 for index in sampling]

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from baton.core.ids import TokenId
@@ -18,19 +19,34 @@ def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | Non
     penalties, bias and temperature.
     """
     scores, barren = masked(logits, [row.mask for row in rows])
-    scores = _kept_going(scores, rows)
-    best = scores.argmax(dim=-1).tolist() if any(_is_plain(row.sampling) for row in rows) else []
-    sampled: list[SampledToken | None] = []
-    for index, row in enumerate(rows):
-        if index in barren:
-            sampled.append(None)
-            continue
-        chosen = best[index] if _is_plain(row.sampling) else _choose(scores[index], row)
-        sampled.append(_sampled(logits[index], row, chosen))
-    return sampled
+    scores = kept_going(scores, rows)
+    chosen = _choose_all(scores, rows)
+    return [
+        None if index in barren else _sampled(logits, index, row.sampling.logprobs, token)
+        for index, (row, token) in enumerate(zip(rows, chosen, strict=True))
+    ]
 
 
-def _kept_going(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def _choose_all(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    """The likeliest of each row in one go; those that want it otherwise choose one by one."""
+    others = [index for index, row in enumerate(rows) if not is_plain(row.sampling)]
+    if len(others) == len(rows):
+        return [choose(scores[index], row) for index, row in enumerate(rows)]
+    chosen = _likeliest(scores)
+    for index in others:
+        chosen[index] = choose(scores[index], rows[index])
+    return chosen
+
+
+def _likeliest(scores: torch.Tensor) -> list[int]:
+    """Of equals the first. NumPy compares 16 numbers at once; torch does not on a CPU."""
+    if scores.device.type == "cpu":
+        best: list[int] = scores.numpy().argmax(axis=-1).tolist()
+        return best
+    return scores.argmax(dim=-1).tolist()
+
+
+def kept_going(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """With minus infinity for what would end an answer too early. What is given is not changed."""
     if not any(row.too_early for row in rows):
         return logits
@@ -40,18 +56,18 @@ def _kept_going(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     return held
 
 
-def _is_plain(params: SamplingParams) -> bool:
+def is_plain(params: SamplingParams) -> bool:
     """Whether the likeliest token as it stands is the answer."""
     return params.greedy and not params.needs_history and not params.logit_bias
 
 
-def _sampled(logits: torch.Tensor, row: Row, chosen: int) -> SampledToken:
-    if row.sampling.logprobs is None:
+def _sampled(logits: torch.Tensor, index: int, num_top: int | None, chosen: int) -> SampledToken:
+    if num_top is None:
         return SampledToken(TokenId(chosen))
-    return SampledToken(TokenId(chosen), _logprob(logits, chosen, row.sampling.logprobs))
+    return SampledToken(TokenId(chosen), _logprob(logits[index], chosen, num_top))
 
 
-def _choose(logits: torch.Tensor, row: Row) -> int:
+def choose(logits: torch.Tensor, row: Row) -> int:
     """Penalties, bias, temperature, filters, then the inverse of the distribution function,
     in the vocabulary's order and FP64, at the draw keyed by (seed, position)."""
     params = row.sampling
@@ -69,8 +85,9 @@ def _choose(logits: torch.Tensor, row: Row) -> int:
         return int(scores.argmax())
     chances = _filtered((scores / params.temperature).softmax(dim=-1), params)
     reached = chances.cumsum(dim=0)
-    draw = uniform(params.seed, row.context_tokens) * reached[-1]
-    return int(torch.searchsorted(reached, draw, right=True).clamp(max=_last_possible(chances)))
+    draw = uniform(params.seed, row.context_tokens) * float(reached[-1])
+    token = int(torch.searchsorted(reached, draw, right=True))
+    return token if token < len(reached) else _last_possible(chances)
 
 
 def _last_possible(chances: torch.Tensor) -> int:
@@ -98,14 +115,36 @@ def _filtered(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:
         chances = torch.where(chances < params.min_p * chances.max(), 0.0, chances)
     if params.top_k == 0 and params.top_p >= 1:
         return chances
-    ordered, order = chances.sort(descending=True, stable=True)
-    if 0 < params.top_k < len(ordered):
-        ordered[params.top_k :] = 0
-    if params.top_p < 1:
-        ordered = ordered / ordered.sum()
-        before = ordered.cumsum(dim=0) - ordered
-        ordered[before >= params.top_p] = 0
-    return torch.zeros_like(chances).scatter(0, order, ordered)
+    ordered = _descending(chances, params)
+    num_kept = min(params.top_k or len(ordered), len(ordered))
+    if params.top_p >= 1:
+        return _best(chances, ordered, num_kept)
+    total = ordered.sum()
+    parts = ordered / total
+    before = parts.cumsum(dim=0) - parts
+    num_kept = min(num_kept, int((before < params.top_p).sum()))
+    return _best(chances, ordered, num_kept) / total
+
+
+def _descending(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """The chances alone, the best first: whose they are costs ten times as much to sort, and is
+    seen at once where the border is known. Zero beyond ``top_k``."""
+    if 0 < params.top_k < len(chances):
+        ordered = torch.zeros_like(chances)
+        ordered[: params.top_k] = chances.topk(params.top_k).values
+        return ordered
+    if chances.device.type == "cpu":
+        return torch.from_numpy(np.sort(chances.numpy())).flip(0)
+    return chances.sort(descending=True).values
+
+
+def _best(chances: torch.Tensor, ordered: torch.Tensor, num_kept: int) -> torch.Tensor:
+    """The ``num_kept`` best; zero for the others."""
+    border = ordered[num_kept - 1]
+    kept = chances > border
+    equals = (chances == border).nonzero().flatten()
+    kept[equals[: num_kept - int(kept.sum())]] = True
+    return torch.where(kept, chances, 0.0)
 
 
 def _logprob(logits: torch.Tensor, chosen: int, num_top: int) -> TokenLogprob:

@@ -124,6 +124,11 @@ class Sequence:
         return len(self.token_ids) - self.spec.num_prompt_tokens
 
     @property
+    def is_too_short(self) -> bool:
+        """Whether the answer may not end yet."""
+        return self.num_answered < self.spec.sampling.min_tokens
+
+    @property
     def num_remaining(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return len(self.token_ids) - self.num_computed
@@ -175,7 +180,7 @@ class Sequence:
             self.spec.num_prompt_tokens if with_history else 0,
             self.constraint.mask if sample and self.constraint is not None else None,
             tuple(self.token_ids[start + 1 : end + 1]) if self.scores_prompt else (),
-            self.endings if sample and self.num_answered < sampling.min_tokens else (),
+            self.endings if sample and self.endings and self.is_too_short else (),
         )
 
     def finish_reason(self, eos_token_ids: frozenset[TokenId]) -> FinishReason | None:

@@ -410,9 +410,10 @@ class Worker:
             job.extension = None  # told once, with the first output
         if output.finish_reason is not None:
             self._answers.record(output.first_index + len(output.token_ids))
-        details = {**output.details, **job.details}
-        output = replace(output, request_id=job.request_id, details=details)
-        job.details = {}
+        output.request_id = job.request_id  # the engine knows the placement's
+        if job.details:
+            output.details = {**output.details, **job.details}
+            job.details = {}
         job.stream.put(output)
         if output.finish_reason is FinishReason.ERROR:
             self._witness.failed(job, Invalid(output.error))

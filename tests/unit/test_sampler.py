@@ -10,7 +10,7 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.philox import uniform
 from baton.core.request import SamplingParams
 from baton.engine.plan import Row
-from baton.engine.sampler import sample
+from baton.engine.sampler import _filtered, sample
 
 VOCAB = 40
 SEED = 20261121
@@ -88,6 +88,42 @@ def test_every_parameter(name: str) -> None:
         assert token == expected(logits, params, len(HISTORY))
         seen.add(token)
     assert len(seen) > 1
+
+
+def sorted_and_put_back(chances: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """What the filters leave, by a stable sort of all, as it was first written: to the last bit,
+    since a seed is a promise."""
+    ordered, order = chances.sort(descending=True, stable=True)
+    if 0 < params.top_k < len(ordered):
+        ordered[params.top_k :] = 0
+    if params.top_p < 1:
+        ordered = ordered / ordered.sum()
+        ordered[ordered.cumsum(dim=0) - ordered >= params.top_p] = 0
+    return torch.zeros_like(chances).scatter(0, order, ordered)
+
+
+@pytest.mark.parametrize("top_p", [1e-9, 0.3, 0.9, 0.999, 1.0])
+@pytest.mark.parametrize("top_k", [0, 1, 17, 999, 1000, 5000])
+def test_filters_leave_the_same_bits_as_a_sort_of_all(top_k: int, top_p: float) -> None:
+    """Of chances of which many are equal, and of chances of which none are."""
+    print(f"seed {SEED}")
+    chance = torch.Generator().manual_seed(SEED)
+    params = replace(PLAIN, top_k=top_k, top_p=top_p)
+    for trial in range(8):
+        logits = torch.randn(1000, generator=chance).double() * 2
+        if trial % 2:
+            logits = logits.round()
+        chances = logits.softmax(dim=0)
+        assert torch.equal(_filtered(chances, params), sorted_and_put_back(chances, params))
+
+
+def test_a_draw_beyond_the_end_means_the_last_token_that_is_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = torch.zeros(1, VOCAB)
+    monkeypatch.setattr("baton.engine.sampler.uniform", lambda seed, position: 1.0)
+    early = replace(row(PLAIN), too_early=tuple(map(TokenId, range(30, VOCAB))))
+    assert [each.token_id for each in sample(logits, [early]) if each] == [29]
 
 
 def test_frequencies_follow_the_distribution() -> None:

@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from baton.engine.attention.tables import BlockTables
 from baton.engine.plan import Row
 
 
@@ -47,25 +48,32 @@ class Attention(Protocol):
         ...
 
 
-def make_batch(rows: Sequence[Row], block_tokens: int, device: torch.device) -> Batch:
-    """Tensors of a plan's rows; built on the host, moved once. Nothing is done token by token."""
+def make_batch(
+    rows: Sequence[Row],
+    block_tokens: int,
+    device: torch.device,
+    tables: BlockTables | None = None,
+) -> Batch:
+    """Tensors of a plan's rows; built on the host, moved once. Nothing is done token by token.
+    ``tables`` are those of the steps before."""
     starts = np.array([row.start for row in rows])
-    counts = np.array([row.num_tokens for row in rows])
+    counts = np.array([len(row.token_ids) for row in rows])
+    num_decodes = int(np.argmax(np.append(counts, 0) != 1))
     contexts = starts + counts
     offsets = np.concatenate(([0], np.cumsum(counts)))
-    positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
-    used = -(-contexts // block_tokens)
-    tables = np.zeros((len(rows), used.max()), dtype=np.int64)
-    for table, row, count in zip(tables, rows, used.tolist(), strict=True):
-        table[:count] = row.block_ids[:count]
-    blocks = tables[np.repeat(np.arange(len(rows)), counts), positions // block_tokens]
-    slots = blocks * block_tokens + positions % block_tokens
+    blocks = (tables or BlockTables()).join(rows, (-(-contexts // block_tokens)).tolist())
+    if num_decodes == len(rows):
+        owners, positions = np.arange(len(rows)), starts
+    else:
+        owners = np.repeat(np.arange(len(rows)), counts)
+        positions = np.arange(offsets[-1]) + np.repeat(starts - offsets[:-1], counts)
+    slots = blocks[owners, positions // block_tokens] * block_tokens + positions % block_tokens
     return Batch(
         tuple(starts.tolist()),
         tuple(contexts.tolist()),
         tuple(offsets.tolist()),
-        int((counts != 1).argmax()) if (counts != 1).any() else len(rows),
+        num_decodes,
         torch.from_numpy(positions).to(device),
         torch.from_numpy(slots).to(device),
-        torch.from_numpy(tables).to(device),
+        torch.from_numpy(blocks).to(device),
     )

@@ -1,0 +1,282 @@
+"""A step that writes one token of each answer: where its time goes.
+
+    python -m benchmarks.decode_step [--model DIR | --shape 50m|0.6b] [--dtype float32|bfloat16]
+                                     [--batches N …] [--context N] [--sampling NAME]
+
+A worker's own code from the engine's ``step()`` to the bytes of the message for its router, in one
+thread, so that each part's time is its own: ``schedule`` (who computes what), ``tensors`` (of the
+plan), ``model``, ``sample`` (logits to tokens), ``run else`` (the rest of the runner), ``apply``
+(what becomes of the requests), ``deliver`` (from the engine's result to the router's stream) and
+``encode``. Medians over the steps, in microseconds of that thread's CPU time. Prints a table, and
+JSON as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from time import thread_time
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from prometheus_client import CollectorRegistry
+
+from baton.clock import SystemClock
+from baton.config import DEMO_MODEL
+from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.request import RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine import runner as runner_module
+from baton.engine.config import EngineConfig
+from baton.engine.engine import Engine
+from baton.engine.result import StepResult
+from baton.engine.runner import ModelRunner
+from baton.rpc.convert import output_to_proto
+from baton.rpc.v1 import worker_pb2 as pb
+from baton.worker.extension import Extension
+from baton.worker.intake import Intake, IntakeConfig
+from baton.worker.kv_layout import KvLayout
+from baton.worker.memory_peers import MemoryPeers
+from baton.worker.stream import OutputStream
+from baton.worker.witness import Witness
+from baton.worker.worker import Worker, WorkerConfig
+from benchmarks.engine import SHAPES, write_model
+from benchmarks.machine import describe
+
+T = TypeVar("T")
+CLOCK = SystemClock()
+GREEDY = SamplingParams(max_tokens=4096, temperature=0.0, ignore_eos=True)
+SAMPLINGS = {
+    "greedy": GREEDY,
+    "temperature": replace(GREEDY, temperature=0.8),
+    "top_p": replace(GREEDY, temperature=0.8, top_p=0.95),
+    "top_k": replace(GREEDY, temperature=0.8, top_k=50),
+    "penalties": replace(GREEDY, presence_penalty=0.5),
+}
+PARTS = ("schedule", "tensors", "model", "sample", "run else", "apply", "deliver", "encode")
+WARM_STEPS = 20
+
+
+class Watch:
+    """How long each call of what it watches takes, summed up per step."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+
+    def watch(self, place: Any, name: str, part: str) -> None:
+        inner = getattr(place, name)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            began = thread_time()
+            value = inner(*arguments, **named)
+            self.seconds[part] += thread_time() - began
+            return value
+
+        setattr(place, name, timed)
+
+    def take(self) -> dict[str, float]:
+        """Of one step, each part without those within it."""
+        seconds, self.seconds = self.seconds, defaultdict(float)
+        within = seconds["tensors"] + seconds["model"] + seconds["sample"]
+        seconds["run else"] = seconds["run"] - within
+        seconds["apply"] = seconds["step"] - seconds["schedule"] - seconds["run"]
+        return {part: seconds[part] for part in PARTS}
+
+
+class InLine:
+    """An engine's door that runs each command at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    async def call(self, command: Callable[[Engine], T]) -> T:
+        return command(self._engine)
+
+    def send(self, command: Callable[[Engine], object]) -> None:
+        command(self._engine)
+
+
+class NoStore:
+    bytes_per_second: float | None = None
+
+    async def extend(self, spec: RequestSpec) -> Extension:
+        return Extension(spec.request_id)
+
+    def follow(self, extension: Extension) -> None:
+        pass
+
+    def note_step(self, result: StepResult) -> None:
+        pass
+
+    async def hand_over(self) -> None:
+        pass
+
+    async def run(self) -> None:
+        pass
+
+
+def make_engine(runner: ModelRunner) -> Engine:
+    config = EngineConfig(
+        block_tokens=16, max_model_tokens=runner.model_config.max_position_embeddings
+    )
+    return Engine(
+        runner,
+        config,
+        model_digest=runner.model_digest,
+        kv_dtype=runner.kv_dtype,
+        eos_token_ids=frozenset(),
+        clock=CLOCK,
+    )
+
+
+def make_worker(runner: ModelRunner, engine: Engine) -> Worker:
+    door = InLine(engine)
+    layout = KvLayout(runner.kv_layout, runner.pool.block_bytes, "", lambda block_ids: [])
+    intake = Intake(door, MemoryPeers(), {}, layout, "", "here", CLOCK, IntakeConfig())
+    name = "w"
+    return Worker(
+        WorkerId(name), Generation(1), WorkerConfig(), door, intake, NoStore(), layout, {},
+        runner.block_tokens, "", "here", CLOCK, witness=Witness(name, CollectorRegistry(), CLOCK),
+    )  # fmt: skip
+
+
+def watched(runner: ModelRunner, engine: Engine, worker: Worker) -> Watch:
+    """``engine`` and ``worker``, and what they call."""
+    watch = Watch()
+    watch.watch(engine, "step", "step")
+    watch.watch(engine._scheduler, "schedule", "schedule")
+    watch.watch(engine._runner, "run", "run")
+    watch.watch(runner._model, "hidden", "model")
+    watch.watch(runner._model, "logits", "model")
+    watch.watch(worker, "on_step", "deliver")
+    return watch
+
+
+@contextmanager
+def module_watched(watch: Watch) -> Iterator[None]:
+    kept = {name: getattr(runner_module, name) for name in ("make_batch", "sample")}
+    watch.watch(runner_module, "make_batch", "tensors")
+    watch.watch(runner_module, "sample", "sample")
+    try:
+        yield
+    finally:
+        for name, function in kept.items():
+            setattr(runner_module, name, function)
+
+
+async def _submit(
+    worker: Worker, batch: int, vocabulary: int, options: argparse.Namespace
+) -> OutputStream:
+    chance = np.random.default_rng(options.seed)
+    stream = worker.open_stream()
+    for index in range(batch):
+        tokens = chance.integers(1, vocabulary, options.context).tolist()
+        sampling = replace(SAMPLINGS[options.sampling], seed=index)
+        spec = RequestSpec(
+            RequestId(f"request-{index}"), Epoch(1), tuple(map(TokenId, tokens)), len(tokens),
+            sampling,
+        )  # fmt: skip
+        stream.submit(spec, Task.WHOLE, None)
+    await asyncio.sleep(0)
+    return stream
+
+
+async def _steps(
+    engine: Engine, worker: Worker, stream: OutputStream, watch: Watch, options: argparse.Namespace
+) -> list[dict[str, float]]:
+    """Each step's parts, once all prompts are read."""
+    while engine.stats().queued_tokens or engine.stats().waiting:
+        worker.on_step(engine.step())
+    await stream.outputs()
+    watch.take()
+    seen = []
+    for _ in range(WARM_STEPS + options.steps):
+        worker.on_step(engine.step())
+        outputs = await stream.outputs()
+        began = thread_time()
+        message = pb.WorkerMessage(outputs=[output_to_proto(output) for output in outputs])
+        message.SerializeToString()
+        watch.seconds["encode"] += thread_time() - began
+        seen.append(watch.take())
+    return seen[WARM_STEPS:]
+
+
+async def measure(runner: ModelRunner, batch: int, options: argparse.Namespace) -> dict[str, float]:
+    """Seconds of each part."""
+    engine = make_engine(runner)
+    worker = make_worker(runner, engine)
+    watch = watched(runner, engine, worker)
+    running = asyncio.create_task(worker.run())
+    await asyncio.sleep(0)
+    with module_watched(watch):
+        stream = await _submit(worker, batch, runner.model_config.vocab_size, options)
+        seen = await _steps(engine, worker, stream, watch, options)
+    await cancelled(running)
+    for place, name in ((runner, "run"), (runner._model, "hidden"), (runner._model, "logits")):
+        delattr(place, name)
+    return {part: statistics.median(each[part] for each in seen) for part in PARTS}
+
+
+async def cancelled(task: Awaitable[None]) -> None:
+    assert isinstance(task, asyncio.Task)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.model
+        if options.shape:
+            path = Path(folder)
+            write_model(path, options)
+        runner = ModelRunner.load(path, device="cpu", dtype=options.dtype, cpu_kernels=options.on)
+        for batch in options.batches:
+            parts = asyncio.run(measure(runner, batch, options))
+            yield {"batch": batch, **{part: seconds * 1e6 for part, seconds in parts.items()}}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--shape", choices=SHAPES, help="random weights instead of --model")
+    parser.add_argument("--layers", type=int, default=0, help="fewer, to be done sooner; 0: all")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
+    parser.add_argument("--on", choices=["auto", "on", "off"], default="auto", help="kernels")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--sampling", choices=SAMPLINGS, default="greedy")
+    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    told = {**describe(), **vars(options), "model": str(options.model)}
+    print(told, "µs of a step", sep="\n")
+    print("batch", *(f"{part:>9}" for part in PARTS), "     all   all but the model")
+    lines = []
+    for line in run(options):
+        lines.append(line)
+        total = sum(line[part] for part in PARTS)
+        figures = "".join(f"{line[part]:10.1f}" for part in PARTS)
+        rest = total - line["model"]
+        print(
+            f"{line['batch']:5}{figures} {total:9.1f} {rest:9.1f} ({rest / total:.0%})", flush=True
+        )
+    print(json.dumps({**told, "lines": lines}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

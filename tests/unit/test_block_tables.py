@@ -1,0 +1,71 @@
+"""Block tables that are kept between steps, against those that are built anew."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.request import SamplingParams
+from baton.engine.attention.base import make_batch
+from baton.engine.attention.tables import BlockTables
+from baton.engine.plan import Row
+
+BLOCK_TOKENS = 4
+CPU = torch.device("cpu")
+SEED = 20261121
+
+
+def row(name: str, start: int, num_tokens: int, block_ids: tuple[int, ...]) -> Row:
+    return Row(
+        RequestId(name),
+        (TokenId(1),) * num_tokens,
+        start,
+        tuple(map(BlockId, block_ids)),
+        True,
+        SamplingParams(max_tokens=1),
+    )
+
+
+def test_rows_are_padded_and_cut_to_what_is_used() -> None:
+    rows = [row("a", 9, 1, (7, 3, 5)), row("b", 0, 3, (4, 9, 8))]
+    batch = make_batch(rows, BLOCK_TOKENS, CPU)
+    assert batch.block_tables.tolist() == [[7, 3, 5], [4, 0, 0]]
+    assert (batch.starts, batch.contexts, batch.offsets) == ((9, 0), (10, 3), (0, 1, 4))
+    assert batch.num_decodes == 1
+    assert batch.positions.tolist() == [9, 0, 1, 2]
+    assert batch.slots.tolist() == [5 * 4 + 1, 16, 17, 18]
+
+
+def test_decodes_alone() -> None:
+    batch = make_batch([row("a", 3, 1, (2,)), row("b", 4, 1, (6, 1))], BLOCK_TOKENS, CPU)
+    assert batch.num_decodes == 2
+    assert batch.positions.tolist() == [3, 4]
+    assert batch.slots.tolist() == [11, 4]
+
+
+def test_steps_of_requests_that_come_grow_and_go() -> None:
+    """Also of two that share a table, and of one that comes back with other blocks."""
+    print(f"seed {SEED}")
+    chance, tables = np.random.default_rng(SEED), BlockTables()
+    rows = [row(str(n), int(chance.integers(40)), 1, ()) for n in range(6)]
+    for _ in range(300):
+        rows = [_grown(each, chance) for each in rows]
+        chosen = [rows[n] for n in chance.permutation(6)[: int(chance.integers(1, 7))]]
+        if chance.random() < 0.3:
+            chosen.append(replace(chosen[0], request_id=RequestId("twin")))
+        kept = make_batch(chosen, BLOCK_TOKENS, CPU, tables)
+        fresh = make_batch(chosen, BLOCK_TOKENS, CPU)
+        assert kept.block_tables.tolist() == fresh.block_tables.tolist()
+        assert kept.slots.tolist() == fresh.slots.tolist()
+
+
+def _grown(one: Row, chance: np.random.Generator) -> Row:
+    """A token further, with a block more if need be; now and then somewhere else."""
+    start, block_ids = one.start + 1, one.block_ids
+    if chance.random() < 0.05:
+        start, block_ids = int(chance.integers(40)), ()
+    lacking = start // BLOCK_TOKENS + 1 - len(block_ids)
+    if lacking > 0:
+        block_ids += tuple(BlockId(int(block)) for block in chance.integers(1, 99, lacking))
+    return replace(one, start=start, block_ids=block_ids)
