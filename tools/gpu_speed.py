@@ -20,7 +20,7 @@ from baton.engine.kv_pool import KvPool
 from baton.engine.loader import LayerWeights, Weights
 from baton.engine.model import Model
 from baton.engine.plan import Plan, Row
-from baton.engine.runner import ModelRunner, make_attention
+from baton.engine.runner import ModelRunner, make_attention, make_ops
 from tests.unit.attention_cases import Case, rows_of
 
 if TYPE_CHECKING:  # a machine without a GPU may not have Triton
@@ -206,6 +206,6 @@ def random_runner(config: ModelConfig) -> tuple[ModelRunner, int]:
         dtype=torch.bfloat16,
         device=device(),
     )
-    model = Model(config, weights, make_attention(pool), MAX_TOKENS)
+    model = Model(config, weights, make_ops(config, pool))
     size = BF16_BYTES * sum(matrix.numel() for matrix in matrices)
     return ModelRunner(config, b"", model, pool), size

@@ -3,24 +3,24 @@
 from collections.abc import Callable
 
 import torch
-from torch.nn import functional
 
 from baton.checkpoint import Moe
 from baton.engine.loader import LayerWeights
+from baton.engine.ops import Ops
 
 Expert = Callable[[int, torch.Tensor], torch.Tensor]
 """What an expert, by its number, makes of [num_tokens, hidden]."""
 
 
-def mixture(x: torch.Tensor, weights: LayerWeights, moe: Moe) -> torch.Tensor:
+def mixture(x: torch.Tensor, weights: LayerWeights, moe: Moe, ops: Ops) -> torch.Tensor:
     """``x`` [num_tokens, hidden]."""
     gate_up, down = weights.expert_gate_up, weights.expert_down
     assert weights.router is not None and gate_up is not None and down is not None
 
     def expert(index: int, some: torch.Tensor) -> torch.Tensor:
-        return functional.linear(gated(some, gate_up[index]), down[index])
+        return ops.linear(ops.gated(ops.linear(some, gate_up[index])), down[index])
 
-    return blend(x, functional.linear(x, weights.router), expert, moe)
+    return blend(x, ops.linear(x, weights.router), expert, moe)
 
 
 def blend(x: torch.Tensor, scores: torch.Tensor, expert: Expert, moe: Moe) -> torch.Tensor:
@@ -37,9 +37,3 @@ def blend(x: torch.Tensor, scores: torch.Tensor, expert: Expert, moe: Moe) -> to
         tokens, ranks = torch.where(chosen == index)
         output[tokens] += expert(index, x[tokens]) * shares[tokens, ranks, None]
     return output
-
-
-def gated(x: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
-    """SiLU(gate) * up, from the joined weight [2 * size, hidden]."""
-    gate, up = functional.linear(x, gate_up).chunk(2, dim=-1)
-    return functional.silu(gate) * up

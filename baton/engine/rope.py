@@ -40,12 +40,12 @@ class RotaryTable:
     ) -> None:
         angles = torch.outer(torch.arange(length).float(), inverse_frequencies(rope, head_dim))
         full = torch.cat((angles, angles), dim=-1)
-        self._cos = full.cos().to(device=device, dtype=dtype)
-        self._sin = full.sin().to(device=device, dtype=dtype)
+        self.cos = full.cos().to(device=device, dtype=dtype)
+        self.sin = full.sin().to(device=device, dtype=dtype)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines [num_tokens, 1, head_dim] at ``positions`` [num_tokens]."""
-        return self._cos[positions].unsqueeze(1), self._sin[positions].unsqueeze(1)
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

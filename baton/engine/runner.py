@@ -14,8 +14,10 @@ from baton.engine.model import Decoder, Model
 from baton.engine.native.choice import TORCH, Choice, choose
 from baton.engine.native.decoder import NativeModel
 from baton.engine.native.matrix import Team
+from baton.engine.ops import Ops, TorchOps
 from baton.engine.plan import Plan, SampledToken, StepOutput
 from baton.engine.prompt_scores import score_targets
+from baton.engine.rope import RotaryTable
 from baton.engine.sampler import sample
 from baton.errors import Invalid
 
@@ -123,7 +125,23 @@ def make_model(config: ModelConfig, weights: Weights, pool: KvPool, *, native: b
     """``native`` takes the weights over."""
     if native:
         return NativeModel(config, weights, pool, Team(torch.get_num_threads()))
-    return Model(config, weights, make_attention(pool), config.max_position_embeddings)
+    return Model(config, weights, make_ops(config, pool))
+
+
+def make_ops(config: ModelConfig, pool: KvPool) -> Ops:
+    """Of one model over ``pool``, in its dtype, where it lies."""
+    rotary = RotaryTable(
+        config.rope,
+        config.head_dim,
+        config.max_position_embeddings,
+        pool.tensor.device,
+        pool.tensor.dtype,
+    )
+    if pool.tensor.device.type == "cpu":
+        return TorchOps(config, CpuAttention(pool), rotary)
+    from baton.engine.cuda.ops import TritonOps
+
+    return TritonOps(config, pool, rotary)
 
 
 def make_attention(pool: KvPool) -> Attention:

@@ -138,14 +138,14 @@ def rows_of(case: Case, seed: int) -> list[Row]:
     ]
 
 
-def split_everywhere(backend: type[Any], splits: int) -> type[Any]:
-    """The interpreter has one processor, so that no context would be split by itself."""
+def shared_out(backend: type[Any], programs: int) -> type[Any]:
+    """The interpreter has one processor, so that one program would take all splits."""
 
-    class Split(backend):  # type: ignore[misc]
-        def _num_splits(self, rows: int, n: int) -> int:
-            return splits
+    class Shared(backend):  # type: ignore[misc]
+        def _num_programs(self, rows: int, splits: int) -> int:
+            return programs
 
-    return Split
+    return Shared
 
 
 def main() -> int:
@@ -154,9 +154,9 @@ def main() -> int:
     for seed, case in enumerate(CASES):
         if case.dtype in UNINTERPRETED:
             continue
-        for splits in (1, 3):
-            worst = check(case, split_everywhere(TritonAttention, splits), seed, poisoned=True)
-            print(f"{case.name}, {splits} splits, seed {seed}: within {worst:.1e}")
+        for programs in (1, 3):
+            worst = check(case, shared_out(TritonAttention, programs), seed, poisoned=True)
+            print(f"{case.name}, {programs} programs, seed {seed}: within {worst:.1e}")
     return 0
 
 

@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.attention.cpu import CpuAttention
 from baton.engine.attention.triton_cuda import (
-    MAX_SPLITS,
+    PROGRAMS_PER_PROCESSOR,
     TritonAttention,
     decode_tiling,
     prefill_tiling,
@@ -60,14 +60,12 @@ def test_a_tile_holds_whole_groups() -> None:
                 assert decode.m >= 16 and prefill.n >= 16
 
 
-def test_contexts_are_split_until_the_device_is_full() -> None:
+def test_programs_are_enough_for_the_device_and_never_more_than_splits() -> None:
     case = Case("", [(8191, 1)], 8, 2, 16, 16)
     attention = bound(TritonAttention, random_pool(case, torch.Generator()), case)
     assert isinstance(attention, TritonAttention)
-    attention._batch = type("B", (), {"contexts": (8192, 40)})()
     attention._processors = 64
-    assert attention._num_splits(2, 64) == 2 * 64 // (2 * 2)
-    assert attention._num_splits(1, 64) == MAX_SPLITS
-    assert attention._num_splits(500, 64) == 1
-    attention._batch = type("B", (), {"contexts": (40,)})()
-    assert attention._num_splits(1, 64) == 1
+    wanted = PROGRAMS_PER_PROCESSOR * 64
+    assert attention._num_programs(2, 1000) == wanted // (2 * 2)
+    assert attention._num_programs(2, 32) == 32
+    assert attention._num_programs(wanted, 32) == 1

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 triton = pytest.importorskip("triton")
 
@@ -11,6 +12,10 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
+from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_AT_ONCE  # noqa: E402
+from baton.engine.cuda import gemm_kernels, layer_kernels  # noqa: E402
+from baton.engine.cuda.gemm import BAND, tiling  # noqa: E402
+from baton.engine.cuda.layer import COLUMNS, HEADS  # noqa: E402
 
 H100 = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 * 1024
@@ -20,11 +25,13 @@ STRIDES = {"block_stride": "i32", "part_stride": "i32"}
 SHAPES = [("bf16", 4, 128), ("fp32", 3, 80)]
 
 
-def compiled(kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int) -> int:
+def compiled(
+    kernel: Any, types: dict[str, str], constants: dict[str, Any], warps: int, stages: int = 3
+) -> int:
     """Bytes of shared memory that it takes."""
     signature = types | dict.fromkeys(constants, "constexpr")
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    binary = triton.compile(source, target=H100, options={"num_warps": warps})
+    binary = triton.compile(source, target=H100, options={"num_warps": warps, "num_stages": stages})
     assert binary.asm["cubin"]
     return int(binary.metadata.shared)
 
@@ -58,16 +65,63 @@ def test_decode(dtype: str, group: int, dim: int) -> None:
     data, ints, floats = f"*{dtype}", "*i32", "*fp32"
     types = {
         "q_ptr": data, "parts_ptr": floats, "sums_ptr": floats, "layer_ptr": data,
-        "tables_ptr": ints, "contexts_ptr": ints, "table_stride": "i32", **STRIDES, "scale": "fp32",
+        "tables_ptr": ints, "contexts_ptr": ints, "max_splits": "i32", "table_stride": "i32",
+        **STRIDES, "scale": "fp32",
     }  # fmt: skip
-    constants = shape_of(dtype, group, dim) | {"M": 16, "N": 32 if dtype == "fp32" else 64}
+    tiling = {"M": 16, "N": 32 if dtype == "fp32" else 64, "SPLIT": SPLIT_TOKENS}
+    constants = shape_of(dtype, group, dim) | tiling
     assert compiled(kernels.decode, types, constants, 4) <= MAX_SHARED_BYTES
 
 
 def test_combine_and_write() -> None:
-    types = {"parts_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "splits": "i32"}
-    constants = {"DIM": 80, "DIM_PADDED": 128, "SPLITS_PADDED": 8}
+    types = {
+        "parts_ptr": "*fp32", "sums_ptr": "*fp32", "out_ptr": "*bf16", "contexts_ptr": "*i32",
+        "max_splits": "i32", "heads": "i32",
+    }  # fmt: skip
+    constants = {"DIM": 80, "DIM_PADDED": 128, "SPLIT": SPLIT_TOKENS, "AT_ONCE": SPLITS_AT_ONCE}
     assert compiled(kernels.combine, types, constants, 4) <= MAX_SHARED_BYTES
     types = {"k_ptr": "*bf16", "v_ptr": "*bf16", "layer_ptr": "*bf16", "slots_ptr": "*i64"}
     constants = {"WIDTH": 640, "BLOCK_TOKENS": 16, "PADDED": 1024}
     assert compiled(kernels.write_kv, types | STRIDES, constants, 4) <= MAX_SHARED_BYTES
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("add", [True, False])
+def test_norm(dtype: str, *, add: bool) -> None:
+    names = ("x_ptr", "update_ptr", "weight_ptr", "out_ptr")
+    types = dict.fromkeys(names, f"*{dtype}") | {"eps": "fp32"}
+    constants = {"SIZE": 5120, "PADDED": 8192, "ADD": add}
+    assert compiled(layer_kernels.norm, types, constants, 16) <= MAX_SHARED_BYTES
+
+
+@pytest.mark.parametrize(("dtype", "group", "dim"), SHAPES)
+def test_turn_and_write(dtype: str, group: int, dim: int) -> None:
+    names = ("qkv_ptr", "q_ptr", "layer_ptr", "q_weight_ptr", "k_weight_ptr", "cos_ptr", "sin_ptr")
+    types = dict.fromkeys(names, f"*{dtype}") | {
+        "positions_ptr": "*i32", "slots_ptr": "*i32", **STRIDES, "eps": "fp32",
+    }  # fmt: skip
+    constants = {
+        "NUM_HEADS": 8 * group, "NUM_KV_HEADS": 8, "DIM": dim, "DIM_PADDED": 128,
+        "BLOCK_TOKENS": 16, "HEADS": HEADS, "NORMED": True,
+    }  # fmt: skip
+    assert compiled(layer_kernels.turn_and_write, types, constants, 4) <= MAX_SHARED_BYTES
+
+
+def test_gated() -> None:
+    types = {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"}
+    constants = {"SIZE": 12_288, "N": COLUMNS}
+    assert compiled(layer_kernels.gated, types, constants, 4) <= MAX_SHARED_BYTES
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_product(dtype: torch.dtype) -> None:
+    name = "*bf16" if dtype is torch.bfloat16 else "*fp32"
+    types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), name)
+    types |= dict.fromkeys(("rows", "outs", "depth"), "i32")
+    tile = tiling(dtype)
+    constants = {
+        "M": tile.m, "N": tile.n, "K": tile.k, "BAND": BAND, "BIAS": True,
+        "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
+    }  # fmt: skip
+    shared = compiled(gemm_kernels.product, types, constants, tile.warps, tile.stages)
+    assert shared <= MAX_SHARED_BYTES

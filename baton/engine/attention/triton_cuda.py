@@ -10,12 +10,17 @@ from baton.engine.attention.base import Batch
 from baton.engine.kv_pool import KvPool
 
 LOG2_E = 1.4426950408889634
-MAX_SPLITS = 32
-"""Of a decode's context: beyond it, combining costs what splitting gains."""
+SPLIT_TOKENS = 256
+"""Of a decode's context that are computed as one. It never depends on the batch, or the answer's
+last bits would. A split's result takes 3 % of the bytes of its keys and values (in groups of four
+query heads, 16-bit formats); shorter ones take more, longer ones leave a device idle."""
 
-PROGRAMS_PER_PROCESSOR = 2
-"""Decode programs wanted per streaming multiprocessor, so that one computes while another
-waits for memory."""
+PROGRAMS_PER_PROCESSOR = 16
+"""Decode programs wanted per streaming multiprocessor: a few run there at once, so that one
+computes while others wait for memory, and many more even out contexts of different lengths."""
+
+SPLITS_AT_ONCE = 16
+"""Combined by one step of ``combine``: 8 KiB, with heads of 128."""
 
 DOT_MINIMUM = 16
 """Rows and columns that tl.dot takes at least."""
@@ -28,6 +33,34 @@ class Tiling:
     m: int
     n: int
     warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBatch:
+    """A batch as the kernels read it; all tensors lie on the device, integers of 32 or 64 bits.
+
+    ``positions`` and ``slots`` [num_tokens] (slot -1: written nowhere), ``tables`` [num_rows,
+    max_blocks], ``contexts`` [num_rows] (0: a decode that fills a batch up, and reads nothing).
+    No decode has more than ``max_context`` tokens. ``chunks`` are the rows after the decodes.
+    """
+
+    num_decodes: int
+    max_context: int
+    positions: torch.Tensor
+    slots: torch.Tensor
+    tables: torch.Tensor
+    contexts: torch.Tensor
+    chunks: "Chunks | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunks:
+    """``spans``: of each, its row, number of tokens, and tokens in the cache before this step.
+    ``offsets`` [num_rows + 1] and ``starts`` [num_rows] are those of the whole batch."""
+
+    spans: tuple[tuple[int, int, int], ...]
+    offsets: torch.Tensor
+    starts: torch.Tensor
 
 
 class TritonAttention:
@@ -49,23 +82,50 @@ class TritonAttention:
         )
 
     def prepare(self, batch: Batch) -> None:
-        self._batch = batch
-        device = self._pool.device
-        self._tables = batch.block_tables.to(torch.int32)
-        self._contexts = torch.tensor(batch.contexts, dtype=torch.int32, device=device)
-        self._starts = torch.tensor(batch.starts, dtype=torch.int32, device=device)
-        self._offsets = torch.tensor(batch.offsets, dtype=torch.int32, device=device)
+        self.adopt(self._moved(batch))
+
+    def adopt(self, batch: DeviceBatch) -> None:
+        """:meth:`prepare`, of what lies on the device already."""
+        self.batch = batch
         self._tiles: torch.Tensor | None = None
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        self._write(layer, k, v)
+        self._write(layer, k.contiguous(), v.contiguous())
+        return self.read(layer, q.contiguous())
+
+    def read(self, layer: int, q: torch.Tensor) -> torch.Tensor:
+        """:meth:`attend`, with the keys and values in the pool already."""
         output = torch.empty_like(q)
-        if self._batch.num_decodes:
+        if self.batch.num_decodes:
             self._decode(layer, q, output)
-        if self._batch.num_decodes < self._batch.num_rows:
-            self._prefill(layer, q, output)
+        if self.batch.chunks is not None:
+            self._prefill(layer, q, output, self.batch.chunks)
         return output
+
+    def split_bytes(self, num_heads: int) -> int:
+        """Of what a split of one decode leaves to be combined."""
+        return num_heads * (int(self._dim) + 1) * torch.float32.itemsize
+
+    def _moved(self, batch: Batch) -> DeviceBatch:
+        decodes = batch.num_decodes
+        return DeviceBatch(
+            decodes,
+            max(batch.contexts[:decodes], default=0),
+            batch.positions.to(self._pool.device),
+            batch.slots.to(self._pool.device),
+            batch.block_tables.to(self._pool.device, torch.int32),
+            self._integers(batch.contexts),
+            self._chunks(batch) if decodes < batch.num_rows else None,
+        )
+
+    def _chunks(self, batch: Batch) -> Chunks:
+        rows = range(batch.num_decodes, batch.num_rows)
+        offsets, starts = batch.offsets, batch.starts
+        spans = tuple((row, offsets[row + 1] - offsets[row], starts[row]) for row in rows)
+        return Chunks(spans, self._integers(offsets), self._integers(starts))
+
+    def _integers(self, values: tuple[int, ...]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=self._pool.device)
 
     def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         pool = self._pool
@@ -73,7 +133,7 @@ class TritonAttention:
             k,
             v,
             pool[0, layer],
-            self._batch.slots,
+            self.batch.slots,
             pool.stride(0),
             pool.stride(2),
             WIDTH=self._width,
@@ -81,19 +141,19 @@ class TritonAttention:
             PADDED=triton.next_power_of_2(self._width),
         )
 
-    def _prefill(self, layer: int, q: torch.Tensor, output: torch.Tensor) -> None:
+    def _prefill(self, layer: int, q: torch.Tensor, output: torch.Tensor, chunks: Chunks) -> None:
         group = q.shape[1] // self._kv_heads
         tiling = prefill_tiling(q.dtype, self._padded_dim, group)
         if self._tiles is None:
-            self._tiles = self._cut(tiling.m // group)
+            self._tiles = self._cut(chunks, tiling.m // group)
         kernels.prefill[(self._tiles.shape[0], self._kv_heads)](
             q,
             output,
             self._pool[0, layer],
-            self._tables,
+            self.batch.tables,
             self._tiles,
-            self._offsets,
-            self._starts,
+            chunks.offsets,
+            chunks.starts,
             *self._strides,
             self._scale,
             GROUP=group,
@@ -104,54 +164,59 @@ class TritonAttention:
         )
 
     def _decode(self, layer: int, q: torch.Tensor, output: torch.Tensor) -> None:
-        rows, heads = self._batch.num_decodes, q.shape[1]
+        batch = self.batch
+        rows, heads = batch.num_decodes, q.shape[1]
         group = heads // self._kv_heads
         tiling = decode_tiling(q.dtype, self._padded_dim, group)
-        splits = self._num_splits(rows, tiling.n)
+        splits = triton.cdiv(batch.max_context, SPLIT_TOKENS)
         parts = torch.empty(rows, heads, splits, self._dim, dtype=torch.float32, device=q.device)
         sums = torch.empty(rows, heads, splits, dtype=torch.float32, device=q.device)
-        kernels.decode[(rows, self._kv_heads, splits)](
+        kernels.decode[(rows, self._kv_heads, self._num_programs(rows, splits))](
             q,
             parts,
             sums,
             self._pool[0, layer],
-            self._tables,
-            self._contexts,
+            batch.tables,
+            batch.contexts,
+            splits,
             *self._strides,
             self._scale,
             GROUP=group,
             **self._shape,
             M=tiling.m,
             N=tiling.n,
+            SPLIT=SPLIT_TOKENS,
             num_warps=tiling.warps,
         )
         kernels.combine[(rows * heads,)](
             parts,
             sums,
             output,
+            batch.contexts,
             splits,
+            heads,
             DIM=self._dim,
             DIM_PADDED=self._padded_dim,
-            SPLITS_PADDED=triton.next_power_of_2(splits),
+            SPLIT=SPLIT_TOKENS,
+            AT_ONCE=SPLITS_AT_ONCE,
         )
 
-    def _cut(self, tokens_per_tile: int) -> torch.Tensor:
+    def _cut(self, chunks: Chunks, tokens_per_tile: int) -> torch.Tensor:
         """[num_tiles, 2] int32: row and first token, those with most keys first, so that no
         long tile begins when the others are done."""
-        batch, tiles = self._batch, []
-        for row in range(batch.num_decodes, batch.num_rows):
-            num_tokens = batch.offsets[row + 1] - batch.offsets[row]
-            for first in range(0, num_tokens, tokens_per_tile):
-                tiles.append((batch.starts[row] + first, row, first))
+        tiles = [
+            (start + first, row, first)
+            for row, num_tokens, start in chunks.spans
+            for first in range(0, num_tokens, tokens_per_tile)
+        ]
         tiles.sort(reverse=True)
         found = [(row, first) for _, row, first in tiles]
         return torch.tensor(found, dtype=torch.int32, device=self._pool.device)
 
-    def _num_splits(self, rows: int, n: int) -> int:
-        """So many that the device is full, but none shorter than two steps of ``n`` keys."""
+    def _num_programs(self, rows: int, splits: int) -> int:
+        """That share out the splits of each row and KV head: enough to keep the device busy."""
         wanted = PROGRAMS_PER_PROCESSOR * self._processors // (rows * int(self._kv_heads))
-        useful = max(self._batch.contexts[:rows]) // (2 * n)
-        return max(1, min(wanted, useful, MAX_SPLITS))
+        return max(1, min(wanted, splits))
 
     @property
     def _padded_dim(self) -> int:
@@ -163,7 +228,7 @@ class TritonAttention:
 
     @property
     def _strides(self) -> tuple[int, int, int]:
-        return self._tables.stride(0), self._pool.stride(0), self._pool.stride(2)
+        return self.batch.tables.stride(0), self._pool.stride(0), self._pool.stride(2)
 
     @property
     def _shape(self) -> dict[str, int | str]:

@@ -143,11 +143,12 @@ def prefill(
 @triton.jit
 def decode(
     q_ptr,  # [num_decodes, heads, dim], contiguous
-    parts_ptr,  # [num_decodes, heads, splits, dim] in FP32: each split's weighted mean
-    sums_ptr,  # [num_decodes, heads, splits] in FP32: log2 of each split's sum of weights
+    parts_ptr,  # [num_decodes, heads, max_splits, dim] in FP32: each split's weighted mean
+    sums_ptr,  # [num_decodes, heads, max_splits] in FP32: log2 of each split's sum of weights
     layer_ptr,
     tables_ptr,
     contexts_ptr,  # [num_decodes]
+    max_splits,
     table_stride,
     block_stride,
     part_stride,
@@ -159,36 +160,34 @@ def decode(
     BLOCK_TOKENS: tl.constexpr,
     M: tl.constexpr,  # a power of two >= GROUP, and what tl.dot takes at least
     N: tl.constexpr,
+    SPLIT: tl.constexpr,  # keys; a multiple of N
     PRECISION: tl.constexpr,
 ):
-    """One program per row, KV head and split of the row's context."""
-    row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    splits = tl.num_programs(2)
+    """A row and KV head: this program's splits of the context, one after the other. A split holds
+    the same keys whatever the batch, so that only who computes it depends on that."""
+    row, kv_head = tl.program_id(0), tl.program_id(1)
     context = tl.load(contexts_ptr + row)
-    share = tl.cdiv(tl.cdiv(context, splits), N) * N
-    begin = tl.minimum(split * share, context)
-    end = tl.minimum(begin + share, context)
     members = tl.arange(0, M)
     columns = tl.arange(0, DIM_PADDED)
     line = row.to(tl.int64) * (tl.num_programs(1) * GROUP) + kv_head * GROUP + members
     inside = (members < GROUP)[:, None] & (columns < DIM)[None, :]
     q = tl.load(q_ptr + line[:, None] * DIM + columns[None, :], mask=inside, other=0.0)
     positions = tl.full([M], 0, tl.int32) + context
-    best = tl.full([M], float("-inf"), tl.float32)
-    total = tl.zeros([M], tl.float32)
-    acc = tl.zeros([M, DIM_PADDED], tl.float32)
-    best, total, acc = _attend_range(
-        q, positions, best, total, acc, scale, begin, end, layer_ptr + kv_head * DIM,
-        tables_ptr + row.to(tl.int64) * table_stride, block_stride, part_stride,
-        DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
-    )  # fmt: skip
-    part = line * splits + split
-    empty = total == 0.0
-    total = tl.where(empty, 1.0, total)
-    mean = acc / total[:, None]
-    tl.store(parts_ptr + part[:, None] * DIM + columns[None, :], mean, mask=inside)
-    weight = tl.where(empty, float("-inf"), best + tl.log2(total))
-    tl.store(sums_ptr + part, weight, mask=members < GROUP)
+    for split in range(tl.program_id(2), tl.cdiv(context, SPLIT), tl.num_programs(2)):
+        begin = split * SPLIT
+        best = tl.full([M], float("-inf"), tl.float32)
+        total = tl.zeros([M], tl.float32)
+        acc = tl.zeros([M, DIM_PADDED], tl.float32)
+        best, total, acc = _attend_range(
+            q, positions, best, total, acc, scale, begin, tl.minimum(begin + SPLIT, context),
+            layer_ptr + kv_head * DIM, tables_ptr + row.to(tl.int64) * table_stride,
+            block_stride, part_stride,
+            DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
+        )  # fmt: skip
+        part = line * max_splits + split
+        mean = acc / total[:, None]
+        tl.store(parts_ptr + part[:, None] * DIM + columns[None, :], mean, mask=inside)
+        tl.store(sums_ptr + part, best + tl.log2(total), mask=members < GROUP)
 
 
 @triton.jit
@@ -196,22 +195,34 @@ def combine(
     parts_ptr,
     sums_ptr,
     out_ptr,  # [num_decodes, heads, dim]
-    splits,
+    contexts_ptr,  # [num_decodes]
+    max_splits,
+    heads,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
-    SPLITS_PADDED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # splits; a power of two
 ):
-    """One program per row and head: the splits' means, weighed by their sums. The first split
-    is never empty."""
+    """One program per row and head: the splits' means, weighed by their sums, in the splits' order.
+    A row without context, which fills a batch up, gets zeros."""
     line = tl.program_id(0).to(tl.int64)
-    index = tl.arange(0, SPLITS_PADDED)
+    splits = tl.cdiv(tl.load(contexts_ptr + line // heads), SPLIT)
     columns = tl.arange(0, DIM_PADDED)
-    exists = index < splits
-    sums = tl.load(sums_ptr + line * splits + index, mask=exists, other=float("-inf"))
-    weights = tl.exp2(sums - tl.max(sums, axis=0))
-    weights = weights / tl.sum(weights, axis=0)
-    address = (line * splits + index)[:, None] * DIM + columns[None, :]
-    readable = exists[:, None] & (columns < DIM)[None, :]
-    parts = tl.load(parts_ptr + address, mask=readable, other=0.0)
-    mean = tl.sum(parts * weights[:, None], axis=0)
+    best = float("-inf")
+    total = 0.0
+    acc = tl.zeros([DIM_PADDED], tl.float32)
+    for first in range(0, splits, AT_ONCE):
+        index = first + tl.arange(0, AT_ONCE)
+        exists = index < splits
+        sums = tl.load(sums_ptr + line * max_splits + index, mask=exists, other=float("-inf"))
+        new_best = tl.maximum(best, tl.max(sums, axis=0))
+        weights = tl.exp2(sums - new_best)
+        shrink = tl.exp2(best - new_best)
+        address = (line * max_splits + index)[:, None] * DIM + columns[None, :]
+        readable = exists[:, None] & (columns < DIM)[None, :]
+        parts = tl.load(parts_ptr + address, mask=readable, other=0.0)
+        total = total * shrink + tl.sum(weights, axis=0)
+        acc = acc * shrink + tl.sum(parts * weights[:, None], axis=0)
+        best = new_best
+    mean = acc / tl.where(total == 0.0, 1.0, total)
     tl.store(out_ptr + line * DIM + columns, mean, mask=columns < DIM)

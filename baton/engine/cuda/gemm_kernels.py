@@ -1,0 +1,49 @@
+"""A matrix product whose sums have the same order whatever the number of rows."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def product(
+    x_ptr,  # [rows, depth], contiguous
+    weight_ptr,  # [outs, depth], contiguous
+    bias_ptr,  # [outs]; read with BIAS only
+    out_ptr,  # [rows, outs]
+    rows,
+    outs,
+    depth,
+    M: tl.constexpr,
+    N: tl.constexpr,
+    K: tl.constexpr,
+    BAND: tl.constexpr,  # tiles of rows that follow one another, so that they share weights
+    PRECISION: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """Programs take tiles in turn, as many as there are processors: x @ weight.T. A tile is always
+    M by N, however few of its rows are there, and its depth is never split."""
+    row_tiles, out_tiles = tl.cdiv(rows, M), tl.cdiv(outs, N)
+    for tile in range(tl.program_id(0), row_tiles * out_tiles, tl.num_programs(0)):
+        band = tile // (BAND * out_tiles)
+        first = band * BAND
+        height = tl.minimum(row_tiles - first, BAND)
+        inner = tile % (BAND * out_tiles)
+        row = (first + inner % height) * M + tl.arange(0, M)
+        out = inner // height * N + tl.arange(0, N)
+        row_exists, out_exists = row < rows, out < outs
+        x_line = x_ptr + row.to(tl.int64)[:, None] * depth
+        weight_line = weight_ptr + out.to(tl.int64)[:, None] * depth
+        acc = tl.zeros([M, N], tl.float32)
+        for begin in range(0, depth, K):
+            columns = begin + tl.arange(0, K)
+            inside = (columns < depth)[None, :]
+            x = tl.load(x_line + columns[None, :], mask=row_exists[:, None] & inside, other=0.0)
+            weight = tl.load(
+                weight_line + columns[None, :], mask=out_exists[:, None] & inside, other=0.0
+            )
+            acc = tl.dot(x, tl.trans(weight), acc, input_precision=PRECISION)
+        if BIAS:
+            acc += tl.load(bias_ptr + out, mask=out_exists, other=0.0).to(tl.float32)[None, :]
+        place = row.to(tl.int64)[:, None] * outs + out[None, :]
+        tl.store(out_ptr + place, acc.to(x_ptr.dtype.element_ty),
+                 mask=row_exists[:, None] & out_exists[None, :])  # fmt: skip

@@ -1,0 +1,117 @@
+"""Decode steps as CUDA graphs: a launch per step instead of hundreds."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from baton.engine.attention.base import Batch
+from baton.engine.attention.triton_cuda import SPLIT_TOKENS
+from baton.engine.cuda.buckets import BUCKETS, bucket_for, context_limit
+from baton.engine.cuda.ops import TritonOps
+from baton.engine.cuda.static_batch import StaticBatch
+from baton.engine.model import Model
+
+WARM_UPS = 2
+"""Runs before a capture: what is compiled, loaded or allocated for good at the first run can't be
+in a graph."""
+
+
+class Graph(Protocol):
+    def replay(self) -> None:
+        """Does the captured work again, on the same memory."""
+        ...
+
+
+Capture = Callable[[Callable[[], None]], Graph]
+"""Runs some work, whose graph it returns."""
+
+
+class DecodeGraphs:
+    """Of one model: a graph per bucket, captured when it is first needed, or by :meth:`warm`.
+
+    All write their logits into one tensor, and share their scratch memory: one runs at a time.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        ops: TritonOps,
+        *,
+        max_tokens: int,
+        block_tokens: int,
+        vocab_size: int,
+        device: torch.device,
+        capture: Capture,
+    ) -> None:
+        self._model = model
+        self._ops = ops
+        self._max_tokens = max_tokens
+        self._block_tokens = block_tokens
+        self._device = device
+        self._capture = capture
+        self._captured: dict[int, tuple[StaticBatch, Graph]] = {}
+        self._logits = torch.empty((BUCKETS[-1], vocab_size), device=device)
+
+    def logits(self, token_ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
+        """Logits [num_rows, vocab] in FP32 of each row's token, until the next call; its KV is
+        written. None when the batch has no graph: it isn't of decodes alone, too large or long.
+
+        ``batch`` lies on the host. The device must be done with the call before.
+        """
+        rows = bucket_for(batch.num_rows)
+        if rows is None or batch.num_decodes < batch.num_rows:
+            return None
+        if max(batch.contexts) > self._context_limit(rows):
+            return None
+        static, graph = self._of(rows)
+        static.fill(token_ids, batch)
+        graph.replay()
+        return self._logits[: batch.num_rows]
+
+    def warm(self, num_rows: int, progress: Callable[[int, int], None] | None = None) -> None:
+        """Captures all buckets that batches of up to ``num_rows`` need. The largest comes first:
+        the others' scratch memory fits into its own."""
+        last = bucket_for(num_rows) or BUCKETS[-1]
+        wanted = [rows for rows in reversed(BUCKETS) if rows <= last]
+        for done, rows in enumerate(wanted, 1):
+            self._of(rows)
+            if progress is not None:
+                progress(done, len(wanted))
+
+    def _of(self, rows: int) -> tuple[StaticBatch, Graph]:
+        if rows not in self._captured:
+            limit = self._context_limit(rows)
+            static = StaticBatch(rows, limit, self._block_tokens, self._device)
+            self._captured[rows] = static, self._capture(lambda: self._step(static))
+        return self._captured[rows]
+
+    def _step(self, static: StaticBatch) -> None:
+        self._ops.adopt(static.device)
+        hidden = self._model.layers(static.token_ids)
+        self._logits[: static.rows].copy_(self._model.head(hidden))
+
+    def _context_limit(self, rows: int) -> int:
+        split_bytes = self._ops.attention.split_bytes(self._ops.num_heads)
+        return context_limit(rows, self._max_tokens, SPLIT_TOKENS, split_bytes)
+
+
+class CudaCapture:
+    """Implements ``Capture``. Its graphs take turns in one memory pool."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool: Any = None  # torch's handle of it
+
+    def __call__(self, work: Callable[[], None]) -> Graph:
+        stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                work()
+        torch.cuda.current_stream(self._device).wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            work()
+        self._pool = graph.pool()
+        return graph

@@ -1,0 +1,88 @@
+"""The fused kernels of a layer, as functions of tensors; they neither wait nor copy to the host."""
+
+import torch
+import triton
+
+from baton.engine.cuda import layer_kernels as kernels
+
+HEADS = 8
+"""Of one program of ``turn_and_write``: 16 bytes a thread, with heads of 128 and four warps."""
+
+COLUMNS = 1024
+"""Of one program of ``gated``."""
+
+MOST_PER_WARP = 512
+"""Columns of a norm, so that a thread holds 16."""
+
+
+def norm(
+    x: torch.Tensor, weight: torch.Tensor, eps: float, update: torch.Tensor | None = None
+) -> torch.Tensor:
+    """RMSNorm of ``x`` [num_tokens, size], after ``x`` += ``update``, in place, if there is one."""
+    assert x.is_contiguous() and (update is None or update.is_contiguous())
+    num_tokens, size = x.shape
+    out = torch.empty_like(x)
+    padded = triton.next_power_of_2(size)
+    kernels.norm[(num_tokens,)](
+        x,
+        x if update is None else update,
+        weight,
+        out,
+        eps,
+        SIZE=size,
+        PADDED=padded,
+        ADD=update is not None,
+        num_warps=min(16, max(1, padded // MOST_PER_WARP)),
+    )
+    return out
+
+
+def gated(gate_up: torch.Tensor) -> torch.Tensor:
+    """SiLU(gate) * up, of [num_tokens, 2 * size]."""
+    assert gate_up.is_contiguous()
+    num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((num_tokens, size))
+    kernels.gated[(num_tokens, triton.cdiv(size, COLUMNS))](gate_up, out, SIZE=size, N=COLUMNS)
+    return out
+
+
+def turn_and_write(
+    qkv: torch.Tensor,
+    pool: torch.Tensor,
+    layer: int,
+    norms: tuple[torch.Tensor, torch.Tensor] | None,
+    rotary: tuple[torch.Tensor, torch.Tensor],
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+    eps: float,
+) -> torch.Tensor:
+    """Queries [num_tokens, heads, dim], normed and turned; keys and values go to the pool.
+
+    ``qkv`` [num_tokens, heads + 2 * kv_heads, dim]; ``norms``: weights of queries' and keys',
+    [dim]; ``rotary``: cosines and sines [positions, dim]. A token of slot -1 is written nowhere.
+    """
+    assert qkv.is_contiguous()
+    block_tokens, kv_heads, dim = pool.shape[3:]
+    heads = qkv.shape[1] - 2 * kv_heads
+    q = qkv.new_empty((qkv.shape[0], heads, dim))
+    parts = triton.cdiv(heads, HEADS) + triton.cdiv(kv_heads, HEADS)
+    kernels.turn_and_write[(qkv.shape[0], parts)](
+        qkv,
+        q,
+        pool[0, layer],
+        *(norms or (qkv, qkv)),
+        *rotary,
+        positions,
+        slots,
+        pool.stride(0),
+        pool.stride(2),
+        eps,
+        NUM_HEADS=heads,
+        NUM_KV_HEADS=kv_heads,
+        DIM=dim,
+        DIM_PADDED=triton.next_power_of_2(dim),
+        BLOCK_TOKENS=block_tokens,
+        HEADS=HEADS,
+        NORMED=norms is not None,
+    )
+    return q

@@ -1,0 +1,154 @@
+"""Triton kernels for what lies between a layer's matrix products: memory is read and written once.
+
+Arithmetic is FP32; ``.to(x.dtype)`` stands wherever transformers rounds, so that a result is that
+of torch's separate kernels. Rows are tokens; none depends on what else is in the batch.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def norm(
+    x_ptr,  # [num_tokens, SIZE], contiguous
+    update_ptr,  # the same shape; read with ADD only
+    weight_ptr,  # [SIZE]
+    out_ptr,  # the same shape as x
+    eps,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,  # a power of two >= SIZE
+    ADD: tl.constexpr,  # x += update, in place, before the norm
+):
+    """RMSNorm; one program per token."""
+    columns = tl.arange(0, PADDED)
+    inside = columns < SIZE
+    place = tl.program_id(0).to(tl.int64) * SIZE + columns
+    x = tl.load(x_ptr + place, mask=inside, other=0.0)
+    if ADD:
+        update = tl.load(update_ptr + place, mask=inside, other=0.0)
+        x = (x.to(tl.float32) + update.to(tl.float32)).to(x.dtype)
+        tl.store(x_ptr + place, x, mask=inside)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=0) / SIZE + eps)
+    rounded = (wide * scale).to(x.dtype).to(tl.float32)
+    weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out_ptr + place, (weight * rounded).to(x.dtype), mask=inside)
+
+
+@triton.jit
+def _rounded_norm(x, scale, weight_ptr, columns, inside, NORMED: tl.constexpr):
+    """``x`` [heads, dim] after its norm (if NORMED) and its weight, in FP32, rounded as stored."""
+    wide = x.to(tl.float32)
+    if NORMED:
+        weight = tl.load(weight_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+        rounded = (wide * scale[:, None]).to(x.dtype).to(tl.float32)
+        wide = (rounded * weight[None, :]).to(x.dtype).to(tl.float32)
+    return wide
+
+
+@triton.jit
+def _turned(
+    line_ptr,  # of a token's first head
+    weight_ptr,
+    cos_ptr,  # of the token's position
+    sin_ptr,
+    eps,
+    heads,  # [HEADS]: which of them
+    exists,  # [HEADS]: whether there is such a head
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    NORMED: tl.constexpr,
+):
+    """[HEADS, DIM_PADDED]: heads of one token, normed and turned by its position. Each head is
+    read twice, as it is and with its halves swapped; the second time from the cache."""
+    columns = tl.arange(0, DIM_PADDED)
+    inside = columns < DIM
+    swapped = tl.where(columns < DIM // 2, columns + DIM // 2, columns - DIM // 2)
+    readable = exists[:, None] & inside[None, :]
+    x = tl.load(line_ptr + heads[:, None] * DIM + columns[None, :], mask=readable, other=0.0)
+    y = tl.load(line_ptr + heads[:, None] * DIM + swapped[None, :], mask=readable, other=0.0)
+    wide = x.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(wide * wide, axis=1) / DIM + eps)
+    x_normed = _rounded_norm(x, scale, weight_ptr, columns, inside, NORMED)
+    y_normed = _rounded_norm(y, scale, weight_ptr, swapped, inside, NORMED)
+    cos = tl.load(cos_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.load(sin_ptr + columns, mask=inside, other=0.0).to(tl.float32)
+    sin = tl.where(columns < DIM // 2, -sin, sin)
+    kept = (x_normed * cos[None, :]).to(x.dtype).to(tl.float32)
+    crossed = (y_normed * sin[None, :]).to(x.dtype).to(tl.float32)
+    return (kept + crossed).to(x.dtype)
+
+
+@triton.jit
+def turn_and_write(
+    qkv_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, DIM], contiguous
+    q_ptr,  # [num_tokens, NUM_HEADS, DIM]: the result
+    layer_ptr,  # of the pool; see attention.triton_kernels
+    q_weight_ptr,  # [DIM]; read with NORMED only
+    k_weight_ptr,
+    cos_ptr,  # [positions, DIM]
+    sin_ptr,
+    positions_ptr,  # [num_tokens]
+    slots_ptr,  # [num_tokens]: block * BLOCK_TOKENS + offset; below 0: written nowhere
+    block_stride,
+    part_stride,
+    eps,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    DIM_PADDED: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program
+    NORMED: tl.constexpr,
+):
+    """Queries are normed and turned; keys too, into the pool, and values with them. One program
+    per token and HEADS heads: those of queries first, then of keys and values."""
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    line_ptr = qkv_ptr + token * ((NUM_HEADS + 2 * NUM_KV_HEADS) * DIM)
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    cos_ptr += position * DIM
+    sin_ptr += position * DIM
+    columns = tl.arange(0, DIM_PADDED)
+    query_parts = tl.cdiv(NUM_HEADS, HEADS)
+    if part < query_parts:
+        heads = part * HEADS + tl.arange(0, HEADS)
+        q = _turned(
+            line_ptr, q_weight_ptr, cos_ptr, sin_ptr, eps, heads, heads < NUM_HEADS,
+            DIM, DIM_PADDED, NORMED,
+        )  # fmt: skip
+        target = (token * NUM_HEADS + heads)[:, None] * DIM + columns[None, :]
+        inside = (heads < NUM_HEADS)[:, None] & (columns < DIM)[None, :]
+        tl.store(q_ptr + target, q, mask=inside)
+    else:
+        heads = (part - query_parts) * HEADS + tl.arange(0, HEADS)
+        line_ptr += NUM_HEADS * DIM
+        k = _turned(
+            line_ptr, k_weight_ptr, cos_ptr, sin_ptr, eps, heads, heads < NUM_KV_HEADS,
+            DIM, DIM_PADDED, NORMED,
+        )  # fmt: skip
+        slot = tl.load(slots_ptr + token).to(tl.int64)
+        inside = (heads < NUM_KV_HEADS)[:, None] & (columns < DIM)[None, :] & (slot >= 0)
+        across = heads[:, None] * DIM + columns[None, :]
+        v = tl.load(line_ptr + NUM_KV_HEADS * DIM + across, mask=inside, other=0.0)
+        line = slot // BLOCK_TOKENS * block_stride + slot % BLOCK_TOKENS * (NUM_KV_HEADS * DIM)
+        tl.store(layer_ptr + line + across, k, mask=inside)
+        tl.store(layer_ptr + line + part_stride + across, v, mask=inside)
+
+
+@triton.jit
+def gated(
+    gate_up_ptr,  # [num_tokens, 2 * SIZE], contiguous
+    out_ptr,  # [num_tokens, SIZE]
+    SIZE: tl.constexpr,
+    N: tl.constexpr,
+):
+    """SiLU(gate) * up; one program per token and N columns."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * N + tl.arange(0, N)
+    inside = columns < SIZE
+    source = token * (2 * SIZE) + columns
+    gate = tl.load(gate_up_ptr + source, mask=inside, other=0.0)
+    up = tl.load(gate_up_ptr + source + SIZE, mask=inside, other=0.0).to(tl.float32)
+    wide = gate.to(tl.float32)
+    silu = (wide / (1.0 + tl.exp(-wide))).to(gate.dtype).to(tl.float32)
+    tl.store(out_ptr + token * SIZE + columns, (silu * up).to(gate.dtype), mask=inside)

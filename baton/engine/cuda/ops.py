@@ -1,0 +1,70 @@
+"""A decoder's operations on a GPU: one kernel between two matrix products, where possible."""
+
+import torch
+from torch.nn import functional
+
+from baton.checkpoint import ModelConfig
+from baton.engine.attention.base import Batch
+from baton.engine.attention.triton_cuda import DeviceBatch, TritonAttention
+from baton.engine.cuda import layer
+from baton.engine.kv_pool import KvPool
+from baton.engine.loader import LayerWeights
+from baton.engine.rope import RotaryTable
+
+
+class TritonOps:
+    """Implements :class:`baton.engine.ops.Ops`.
+
+    After :meth:`prepare`, or :meth:`adopt`, nothing waits for the device or copies to it: all
+    of a forward pass can be captured in a graph, but for mixtures of experts.
+    """
+
+    def __init__(self, config: ModelConfig, pool: KvPool, rotary: RotaryTable) -> None:
+        self._config = config
+        self._pool = pool.tensor
+        self._rotary = (rotary.cos, rotary.sin)
+        self.attention = TritonAttention(pool)
+        self.num_heads = config.num_heads
+
+    def prepare(self, batch: Batch) -> None:
+        self.attention.prepare(batch)
+
+    def adopt(self, batch: DeviceBatch) -> None:
+        """:meth:`prepare`, of what lies on the device already."""
+        self.attention.adopt(batch)
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return functional.linear(x, weight, bias)
+
+    def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return layer.norm(x, weight, self._config.rms_norm_eps)
+
+    def add_norm(
+        self, x: torch.Tensor, update: torch.Tensor, weight: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        normed = layer.norm(x, weight, self._config.rms_norm_eps, update)
+        return x, normed
+
+    def attend(self, index: int, qkv: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+        q = self.turn_and_write(index, qkv, weights)
+        return self.attention.read(index, q).flatten(1)
+
+    def turn_and_write(self, index: int, qkv: torch.Tensor, weights: LayerWeights) -> torch.Tensor:
+        """:meth:`attend`'s part before attention: queries [num_tokens, heads, head_dim]."""
+        q_norm, k_norm = weights.q_norm, weights.k_norm
+        batch = self.attention.batch
+        return layer.turn_and_write(
+            qkv.view(qkv.shape[0], -1, self._config.head_dim),
+            self._pool,
+            index,
+            None if q_norm is None or k_norm is None else (q_norm, k_norm),
+            self._rotary,
+            batch.positions,
+            batch.slots,
+            self._config.rms_norm_eps,
+        )
+
+    def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return layer.gated(gate_up)

@@ -1,0 +1,92 @@
+"""What surrounds the kernels of a GPU: buckets, static batches, and all of it interpreted."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.request import SamplingParams
+from baton.engine.attention.base import Batch, make_batch
+from baton.engine.cuda.buckets import BUCKETS, SPLITS_BYTES, bucket_for, context_limit
+from baton.engine.cuda.static_batch import NOWHERE, StaticBatch
+from baton.engine.plan import Row
+
+CPU = torch.device("cpu")
+NUM_CHECKS = 2 + 6 + 2 + 4 + 3 + 3
+
+
+@pytest.mark.timeout(300)
+def test_all_through_tritons_interpreter() -> None:
+    """In a process of its own: the interpreter is chosen when Triton is imported."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.unit.cuda_cases"],
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == NUM_CHECKS
+
+
+def test_a_batch_takes_the_smallest_bucket_that_holds_it() -> None:
+    wanted = {1: 1, 2: 2, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 17: 24, 255: 256, 256: 256, 257: None}
+    assert {rows: bucket_for(rows) for rows in wanted} == wanted
+    assert list(BUCKETS) == sorted(set(BUCKETS))
+
+
+def test_contexts_are_limited_by_the_model_and_by_scratch_memory() -> None:
+    assert context_limit(1, 40_960, 256, 16_512) == 40_960
+    assert context_limit(256, 40_960, 256, 16_512) == SPLITS_BYTES // (256 * 16_512) * 256 == 32_512
+
+
+def row(number: int, start: int, blocks: list[int], tokens: int = 1) -> Row:
+    return Row(
+        RequestId(str(number)), (TokenId(5 + number),) * tokens, start,
+        tuple(map(BlockId, blocks)), True, SamplingParams(1),
+    )  # fmt: skip
+
+
+def batch_of(*rows: Row) -> Batch:
+    return make_batch(rows, 16, CPU)
+
+
+def test_rows_that_fill_a_batch_up_touch_no_block() -> None:
+    static = StaticBatch(4, 64, 16, CPU)
+    static.fill([5, 6, 7], batch_of(row(0, 17, [3, 9]), row(1, 0, [1]), row(2, 50, [2, 4, 6, 8])))
+    seen = static.device
+    assert static.token_ids.tolist() == [5, 6, 7, 0]
+    assert seen.positions.tolist() == [17, 0, 50, 0]
+    assert seen.slots.tolist() == [9 * 16 + 1, 16, 8 * 16 + 2, NOWHERE]
+    assert seen.contexts.tolist() == [18, 1, 51, 0]
+    assert seen.tables[0, :2].tolist() == [3, 9] and seen.tables[2].tolist() == [2, 4, 6, 8]
+
+
+def test_a_smaller_batch_leaves_nothing_of_the_one_before() -> None:
+    static = StaticBatch(4, 64, 16, CPU)
+    addresses = [static.token_ids.data_ptr(), static.device.tables.data_ptr()]
+    static.fill([5, 6], batch_of(row(0, 17, [3, 9]), row(1, 0, [1])))
+    static.fill([8], batch_of(row(0, 2, [7])))
+    assert static.token_ids.tolist() == [8, 0, 0, 0]
+    assert static.device.slots.tolist() == [7 * 16 + 2, *[NOWHERE] * 3]
+    assert static.device.contexts.tolist() == [3, 0, 0, 0]
+    assert [static.token_ids.data_ptr(), static.device.tables.data_ptr()] == addresses
+
+
+def test_before_it_is_filled_no_row_is_real() -> None:
+    static = StaticBatch(2, 64, 16, CPU)
+    assert static.device.slots.tolist() == [NOWHERE] * 2
+    assert static.device.contexts.tolist() == [0, 0]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    static = StaticBatch(1, 32, 16, CPU)
+    assert static.fits(batch_of(row(0, 31, [1, 2])))
+    assert not static.fits(batch_of(row(0, 32, [1, 2, 3])))
+    assert not static.fits(batch_of(row(0, 1, [1]), row(1, 1, [2])))
+    with pytest.raises(AssertionError):
+        static.fill([5, 5], batch_of(row(0, 0, [1], tokens=2)))
