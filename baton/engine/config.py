@@ -16,6 +16,9 @@ class EngineConfig:
     all). ``max_running`` bounds the batch, reservations included, and is never above the
     budget, so that every running request advances.
 
+    ``token_gap_seconds`` is what a step may take that reads prompts beside answers, if it can: they
+    get so much less of the budget then (:mod:`baton.engine.step_budget`). None: no limit.
+
     ``watermark_blocks`` stay allocatable when a request is admitted beside others, so that it
     isn't preempted at once. With ``forecast`` it is admitted beside others only if memory is
     predicted to suffice until all have ended; ``growth_tokens`` are what an answer is taken for
@@ -31,6 +34,7 @@ class EngineConfig:
     max_model_tokens: int
     max_step_tokens: int = 512
     chunk_tokens: int | None = None
+    token_gap_seconds: float | None = None
     max_running: int = 64
     max_waiting: int = 1024
     watermark_blocks: int = 2
@@ -52,6 +56,9 @@ class EngineConfig:
                 f"({self.max_step_tokens})",
                 param="chunk_tokens",
             )
+        if self.token_gap_seconds is not None and not self.token_gap_seconds > 0:
+            told = f"token_gap_seconds is {self.token_gap_seconds}, and must be above 0"
+            raise Invalid(told, param="token_gap_seconds")
         if self.order not in ORDERS:
             known = ", ".join(ORDERS)
             raise Invalid(f"order is {self.order!r}, and must be one of {known}", param="order")

@@ -19,15 +19,20 @@ class DecodeSpeed:
 
     def __init__(self) -> None:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)
+        self._fitted: DecodeCost | None = None
 
     def record(self, work: StepWork) -> None:
         if work.is_decode and work.seconds > 0:
             self._steps.append(work)
+            self._fitted = None
 
     def cost(self) -> DecodeCost | None:
         """None before enough was measured."""
-        if len(self._steps) < MIN_STEPS:
-            return None
+        if self._fitted is None and len(self._steps) >= MIN_STEPS:
+            self._fitted = self._fit()
+        return self._fitted
+
+    def _fit(self) -> DecodeCost:
         batches = [float(step.num_tokens) for step in self._steps]
         contexts = [float(step.num_attended) for step in self._steps]
         columns = [[1.0] * len(self._steps)]

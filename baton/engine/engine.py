@@ -34,6 +34,7 @@ from baton.engine.result import (
 )
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
+from baton.engine.step_budget import StepBudget
 from baton.errors import Invalid, NotFound, Overloaded
 
 __all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "SealedRun", "StepResult"]
@@ -76,7 +77,8 @@ class Engine:
         self._speed = PrefillSpeed()
         self._decode_speed = DecodeSpeed()
         self._lengths = AnswerLengths(config.growth_tokens)
-        self._scheduler = Scheduler(self._pool, config, self._prefill_seconds)
+        self._budget = StepBudget(config.token_gap_seconds, self._decode_speed.cost)
+        self._scheduler = Scheduler(self._pool, config, self._prefill_seconds, self._budget.tokens)
         self._imports = Imports(self._pool, self._scheduler)
         self._chains = ChainMemo(config.block_tokens)
         self._sequences: dict[RequestId, Sequence] = {}
@@ -257,6 +259,7 @@ class Engine:
         work = _work(plan, self._clock.monotonic() - began)
         self._speed.record(work)
         self._decode_speed.record(work)
+        self._budget.record(work)
         told = StepResult(work=work, admitted=admitted, preempted=preempted)
         return self._apply(plan, output, told)
 

@@ -9,6 +9,7 @@ from baton.engine.lineup import Lineup
 from baton.engine.plan import Plan, Row
 from baton.engine.projection import suffices
 from baton.engine.sequence import Phase, Sequence
+from baton.engine.step_budget import PromptTokens, all_tokens
 from baton.engine.turns import PrefillSeconds, Turns, unknown_seconds
 
 _ASK_AGAIN = -1
@@ -31,6 +32,7 @@ class Scheduler:
         pool: BlockPool,
         config: EngineConfig,
         prefill_seconds: PrefillSeconds = unknown_seconds,
+        prompt_tokens: PromptTokens = all_tokens,
     ) -> None:
         self.lineups: dict[Phase, Lineup] = {
             phase: Lineup() for phase in Phase if phase is not Phase.FINISHED
@@ -44,6 +46,7 @@ class Scheduler:
         """By the last step's plan."""
         self._pool = pool
         self._config = config
+        self._prompt_tokens = prompt_tokens
         self._turns = Turns(pool, config, prefill_seconds)
         self._waiting = self.lineups[Phase.WAITING]
         self._running = self.lineups[Phase.RUNNING]
@@ -124,10 +127,12 @@ class Scheduler:
     def seal_computed(self, sequence: Sequence) -> None:
         """Seals the blocks that ``num_computed`` has filled, under their keys."""
         num_full = sequence.num_computed // self._config.block_tokens
+        if num_full <= sequence.num_sealed:
+            return
         keys = sequence.keys
         for index in range(sequence.num_sealed, num_full):
             self._pool.seal(sequence.block_ids[index], keys[index])
-        sequence.num_sealed = max(sequence.num_sealed, num_full)
+        sequence.num_sealed = num_full
 
     # One step
 
@@ -137,7 +142,7 @@ class Scheduler:
         self.preempted.clear()
         preempted = self._make_room()
         rows = self._decode_rows()
-        rows += self._chunk_rows(self._config.max_step_tokens - len(rows), preempted, now_seconds)
+        rows += self._chunk_rows(rows, preempted, now_seconds)
         self._stalled = not rows and not preempted
         rows.sort(key=_is_chunk)
         self.num_steps += 1
@@ -173,12 +178,15 @@ class Scheduler:
         self._turns.charge_decodes(decoding)
         return [each.row(1) for each in decoding]
 
-    def _chunk_rows(self, budget: int, preempted: bool, now_seconds: float) -> list[Row]:
+    def _chunk_rows(self, decodes: list[Row], preempted: bool, now_seconds: float) -> list[Row]:
         """Shares the budget out in turn; lets the waiting in until one doesn't fit."""
         computing = [each for each in self._running if each.num_remaining > 1]
         admitting = self._may_admit(preempted)
         waiting = self._waiting if admitting else ()
         self._coming.clear()
+        budget = self._config.max_step_tokens - len(decodes)
+        if computing or waiting:
+            budget = self._beside(decodes, computing, budget)
         rows: list[Row] = []
         chunked: set[Sequence] = set()
         for sequence, limit in self._turns.in_turn(computing, waiting, budget, now_seconds):
@@ -199,6 +207,14 @@ class Scheduler:
                 self._turns.charge_chunk(sequence, row.num_tokens)
         self._note_pauses(computing, chunked)
         return rows
+
+    def _beside(self, decodes: list[Row], computing: list[Sequence], budget: int) -> int:
+        """How much of ``budget`` prompts get beside these answers."""
+        if not decodes:
+            return budget
+        context_tokens = sum(row.context_tokens for row in decodes)
+        deepest = max((each.num_computed for each in computing), default=0)
+        return self._prompt_tokens(len(decodes), context_tokens, deepest, budget)
 
     def _note_pauses(self, computing: list[Sequence], chunked: set[Sequence]) -> None:
         """Counts who got a chunk in the last step, and in this one others did."""

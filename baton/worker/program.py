@@ -189,6 +189,7 @@ class WorkerProgram:
             block_tokens=settings.block_tokens,
             max_step_tokens=settings.max_step_tokens,
             chunk_tokens=settings.chunk_tokens or settings.max_step_tokens,
+            token_gap_seconds=settings.slo_token_gap_seconds,
             max_running=settings.max_running,
             max_waiting=settings.max_waiting,
             order=settings.prefill_order,
