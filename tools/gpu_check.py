@@ -1,26 +1,31 @@
 """Everything CUDA: built, checked against the CPU's result, and timed.
 
-    python -m tools.gpu_check [--rounds 20] [--quick]
+    python -m tools.gpu_check [--rounds 10] [--only PART …] [--quick] [--list] [--json FILE]
 
-Needs a GPU, and of packages torch, triton, transformers and what they bring. Prints one table
-and JSON as the last line; exits with 1 when a result is wrong, 2 when there is no GPU.
+Needs a GPU, and of packages torch, triton, transformers and safetensors with what they bring.
+Prints one table, and JSON as the last line; a part that fails is a row of it, and the others go on.
+Exits with 1 when a result is wrong or a part failed, 2 when there is no GPU.
 """
 
 import argparse
 import json
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.request import SamplingParams
 from baton.engine.attention.base import Attention, make_batch
 from baton.engine.attention.reference import ReferenceAttention
 from baton.engine.kv_pool import KvPool
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner, make_attention
+from baton.engine.sampler import sample
+from tests.unit import cuda_cases
 from tests.unit.attention_cases import (
     CASES,
     TOLERANCE,
@@ -29,22 +34,17 @@ from tests.unit.attention_cases import (
     rows_of,
     same_bytes,
 )
-from tools.gpu_speed import (
-    GREEDY,
-    SHAPES,
-    DevicePool,
-    Line,
-    attention_is_fast,
-    device,
-    kv_write_is_fast,
-    model_is_fast,
-)
+from tools import gpu_speed
+from tools.gpu_handoff import handoff
+from tools.gpu_lines import Line, device, guarded
+from tools.gpu_speed import GREEDY, DevicePool
 
 DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 PROMPT = "def read(path):\n"
+Parts = dict[str, Callable[[], Iterable[Line]]]
 
 
-def kernels_are_right() -> Iterator[Line]:
+def attention_is_right() -> Iterator[Line]:
     """Every case of the unit tests, with the reference on the CPU: the answer, and every byte
     of the pool after it. What no row may read is NaN."""
     for seed, case in enumerate(CASES):
@@ -73,13 +73,58 @@ def answer(
     """Of one layer, and the pool after it, both on the CPU."""
     held = DevicePool(pool.clone().to(place))
     attention = backend(held)  # type: ignore[arg-type]
-    attention.prepare(make_batch(rows, held.block_tokens, place))
+    attention.prepare(make_batch(rows, held.block_tokens, torch.device("cpu")))
     attended = attention.attend(1, *(part.to(place) for part in qkv))
     return attended.cpu().float(), held.tensor.cpu()
 
 
+def layers_are_right() -> Iterator[Line]:
+    """The unit tests' cases of all else, with real graphs, and in BF16, too."""
+    from baton.engine.cuda.graphs import CudaCapture
+
+    with torch.inference_mode():
+        checks = cuda_cases.all_checks(cuda_cases.GPU, CudaCapture(device()))
+        for name, check in checks.items():
+            lines = (Line(f"{name}: {what}", result) for what, result in map(_cut, check))
+            yield from guarded(name, lines)
+
+
+def _cut(told: str) -> tuple[str, str]:
+    what, _, result = told.partition(": ")
+    return what, result
+
+
+def sampling_is_right() -> Iterator[Line]:
+    """The tokens that the CPU samples from the same logits, of a large vocabulary."""
+    from baton.engine.cuda.sampler import sample_batch
+
+    plain = SamplingParams(1)
+    every = {
+        "greedy": replace(plain, temperature=0.0),
+        "temperature": replace(plain, temperature=0.7),
+        "top-k": replace(plain, top_k=40),
+        "top-p": replace(plain, top_p=0.9, temperature=1.5),
+        "min-p": replace(plain, min_p=0.05),
+        "all of them": replace(plain, top_k=100, top_p=0.8, min_p=0.01, temperature=1.2),
+        "penalties": replace(plain, repetition_penalty=1.3, presence_penalty=0.4),
+    }
+    logits = torch.randn(24, 151_936, generator=torch.Generator().manual_seed(1)) * 3
+    history = tuple(TokenId(n * n % 1000) for n in range(300))
+    for name, params in every.items():
+        told = {"history": history, "num_prompt_tokens": 200} if params.needs_history else {}
+        rows = [
+            Row(RequestId(""), (TokenId(0),), 299, (BlockId(0),), True,
+                replace(params, seed=n), **told)  # type: ignore[arg-type]
+            for n in range(len(logits))
+        ]  # fmt: skip
+        got, wanted = sample_batch(logits.to(device()), rows), sample(logits, rows)
+        equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
+        result = f"{equal} of {len(rows)} tokens are the CPU's"
+        yield Line(f"sampling: {name}", result, ok=equal == len(rows))
+
+
 def demo_tokens_are_equal() -> Iterator[Line]:
-    """The engine on the GPU, in FP32, against transformers on the CPU."""
+    """The engine on the GPU, with graphs and without, in FP32, against transformers on the CPU."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
@@ -88,8 +133,19 @@ def demo_tokens_are_equal() -> Iterator[Line]:
     wanted = reference.generate(
         torch.tensor([ids]), max_new_tokens=GREEDY.max_tokens, do_sample=False, eos_token_id=None
     )[0, len(ids) :].tolist()
-    runner = ModelRunner.load(DEMO, device="cuda", dtype="float32", num_blocks=64)
-    blocks = tuple(BlockId(n) for n in range(64))
+    for told in ("graphs", "no graphs"):
+        runner = ModelRunner.load(DEMO, device="cuda", dtype="float32", num_blocks=64)
+        assert runner._graphs is not None
+        if told == "no graphs":
+            runner._graphs = None
+        got = generated(runner, ids)
+        equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
+        result = f"{equal} of {len(wanted)} tokens are transformers' own"
+        yield Line(f"demo model in FP32, greedy, {told}", result, ok=got == wanted)
+
+
+def generated(runner: ModelRunner, ids: Sequence[int]) -> list[int]:
+    blocks = tuple(BlockId(n) for n in range(runner.num_blocks))
     tokens, start = tuple(TokenId(token) for token in ids), 0
     got: list[int] = []
     while len(got) < GREEDY.max_tokens:
@@ -99,39 +155,74 @@ def demo_tokens_are_equal() -> Iterator[Line]:
         start += len(tokens)
         tokens = (sampled.token_id,)
         got.append(int(sampled.token_id))
-    equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
-    yield Line(
-        "demo model in FP32, greedy", f"{equal} of {len(wanted)} tokens are transformers' own",
-        ok=got == wanted,
-    )  # fmt: skip
+    return got
 
 
 def not_there_yet() -> Iterator[Line]:
-    for what in ("CUDA graphs for decode", "GPU-to-GPU-process hand-off over CUDA IPC"):
+    for what in (
+        "FP8 weights",
+        "FP8 KV",
+        "overlapped scheduling",
+        "a mixture of experts in graphs",
+    ):
         yield Line(what, "not implemented")
 
 
-def guarded(name: str, part: Iterable[Line]) -> Iterator[Line]:
-    """What goes wrong in one part is a row too, so that the others' results are not lost."""
-    try:
-        yield from part
-    except Exception as error:
-        reason = str(error).partition("\n")[0]
-        yield Line(name, f"{type(error).__name__}: {reason}", ok=False)
+QUICK = ("attention", "layers", "sampling", "demo model")
+"""Whether all is right, and nothing of its speed."""
 
 
-def show(line: Line) -> None:
-    milliseconds = f"{line.seconds * 1e3:10.3f} ms" if line.seconds is not None else " " * 13
-    ratio = f"{line.ratio:6.2f} of {line.against}" if line.ratio is not None else ""
-    mark = "" if line.ok else "   WRONG"
-    print(f"{line.what:58} {milliseconds}  {line.result:44} {ratio}{mark}", flush=True)
+def parts_of(rounds: int) -> Parts:
+    """In the order in which they run: what is right first, and what takes longest last."""
+    return {
+        "attention": attention_is_right,
+        "layers": layers_are_right,
+        "sampling": sampling_is_right,
+        "demo model": demo_tokens_are_equal,
+        "hand-off": handoff,
+        "ceilings": gpu_speed.ceilings,
+        "speed of layer kernels": lambda: gpu_speed.layer_kernels(rounds),
+        "speed of fixed products": lambda: gpu_speed.products(rounds),
+        "speed of prefill attention": lambda: gpu_speed.prefill_attention(rounds),
+        "speed of decode attention": lambda: gpu_speed.decode_attention(rounds),
+        "speed of sampling": lambda: gpu_speed.sampling(rounds),
+        "speed of Qwen3-8B": lambda: gpu_speed.models(rounds),
+        "not there yet": not_there_yet,
+    }
 
 
-def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--quick", action="store_true", help="no models of real shapes")
-    options = parser.parse_args(arguments)
+def run(parts: Parts, show: Callable[[str], None] = print) -> list[Line]:
+    """Of each part its rows, and how long it took."""
+    lines = []
+    for name, part in parts.items():
+        begun = time.perf_counter()
+        for line in guarded(name, _made(part)):
+            show(str(line))
+            lines.append(line)
+        show(f"-- {name}: {time.perf_counter() - begun:.1f} s")
+    return lines
+
+
+def _made(part: Callable[[], Iterable[Line]]) -> Iterator[Line]:
+    """A part is begun only when its turn has come, and within what guards it."""
+    yield from part()
+
+
+def chosen(parts: Parts, only: Sequence[str], *, quick: bool) -> Parts:
+    """Raises SystemExit, with what there is, when ``only`` names a part that there isn't."""
+    if unknown := [name for name in only if name not in parts]:
+        known = ", ".join(parts)
+        raise SystemExit(f"gpu_check: there is no part {unknown[0]!r}; there are {known}")
+    wanted = only or (QUICK if quick else parts)
+    return {name: part for name, part in parts.items() if name in wanted}
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    parts = chosen(parts_of(options.rounds), options.only, quick=options.quick)
+    if options.list:
+        print("\n".join(parts))
+        return 0
     if not torch.cuda.is_available():
         print("gpu_check: torch sees no GPU here", file=sys.stderr)
         return 2
@@ -139,26 +230,26 @@ def main(arguments: list[str]) -> int:
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "rounds": options.rounds,
+        "seed": cuda_cases.SEED,
     }
     print(about)
-    rounds: int = options.rounds
-    parts = {
-        "kernels": kernels_are_right(),
-        "demo model": demo_tokens_are_equal(),
-        "speed of KV write": kv_write_is_fast(rounds),
-        "speed of attention": attention_is_fast(rounds),
-    }
-    if not options.quick:
-        parts |= {name: model_is_fast(name, rounds) for name in SHAPES}
-    parts["not there yet"] = not_there_yet()
-    lines = []
-    for name, part in parts.items():
-        for line in guarded(name, part):
-            show(line)
-            lines.append(line)
+    lines = run(parts)
     ok = all(line.ok for line in lines)
-    print(json.dumps({**about, "ok": ok, "lines": [asdict(line) for line in lines]}))
+    told = json.dumps({**about, "ok": ok, "lines": [asdict(line) for line in lines]})
+    if options.json is not None:
+        options.json.write_text(told + "\n")
+    print(told)
     return 0 if ok else 1
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", nargs="+", default=(), metavar="PART", help="these parts alone")
+    parser.add_argument("--quick", action="store_true", help="whether all is right, not how fast")
+    parser.add_argument("--list", action="store_true", help="the parts, and nothing else")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="the last line, to a file, too")
+    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

@@ -3,10 +3,9 @@
 Only what it brings itself and torch, triton and numpy: no cluster, no checkpoint.
 """
 
-import statistics
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+import gc
+from collections.abc import Iterator, Sequence
+from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,12 +15,13 @@ from baton.checkpoint import ModelConfig, Rope
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import make_batch
-from baton.engine.kv_pool import KvPool
+from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.loader import LayerWeights, Weights
 from baton.engine.model import Model
 from baton.engine.plan import Plan, Row
-from baton.engine.runner import ModelRunner, make_attention, make_ops
+from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
 from tests.unit.attention_cases import Case, rows_of
+from tools.gpu_lines import Line, device, matrix_rate, seconds_of
 
 if TYPE_CHECKING:  # a machine without a GPU may not have Triton
     from baton.engine.attention.triton_cuda import TritonAttention
@@ -29,10 +29,12 @@ if TYPE_CHECKING:  # a machine without a GPU may not have Triton
 GREEDY = SamplingParams(max_tokens=64, temperature=0.0)
 BLOCK_TOKENS = 16
 BF16_BYTES = 2
-POOL_BLOCKS = 4096
-MAX_TOKENS = 16_384
-CACHE_BYTES = 256 * 1024 * 1024
-"""More than the last cache of any GPU (50 MB on an H100)."""
+SPARE_BYTES = 6 * 2**30
+"""Of the device, left to what a step needs beside weights and KV."""
+
+PREFILL_TOKENS = 8192
+BATCHES = (1, 16, 64, 256)
+CONTEXTS = (1024, 8192, 32_768)
 
 QWEN3_8B = ModelConfig(
     architecture="qwen3", num_layers=36, hidden_size=4096, intermediate_size=12288, num_heads=32,
@@ -40,45 +42,6 @@ QWEN3_8B = ModelConfig(
     rms_norm_eps=1e-6, rope=Rope(1e6), tie_word_embeddings=False, qkv_bias=False, qk_norm=True,
     moe=None, dtype="bfloat16", eos_token_ids=(),
 )  # fmt: skip
-LLAMA_8B = replace(
-    QWEN3_8B, architecture="llama", num_layers=32, intermediate_size=14336, vocab_size=128_256,
-    rope=Rope(5e5), qk_norm=False,
-)  # fmt: skip
-SHAPES = {"Qwen3-8B": QWEN3_8B, "Llama-3.1-8B": LLAMA_8B}
-
-
-@dataclass(frozen=True)
-class Line:
-    """One row of the table. ``ratio`` is to the peer or ceiling that ``against`` names."""
-
-    what: str
-    result: str
-    seconds: float | None = None
-    ratio: float | None = None
-    against: str = ""
-    ok: bool = True
-
-
-def seconds_of(action: Callable[[], object], rounds: int) -> float:
-    """Median by CUDA events, after three calls that warm up. The caches are overwritten before
-    each, since a decode's KV would fit into them and be read faster than memory can deliver."""
-    scratch = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device())
-    for _ in range(3):
-        action()
-    times: list[float] = []
-    for _ in range(rounds):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        scratch.zero_()
-        begin.record()
-        action()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
-
-
-def device() -> torch.device:
-    return torch.device("cuda:0")
 
 
 class DevicePool:
@@ -89,61 +52,125 @@ class DevicePool:
         self.block_tokens = tensor.shape[3]
 
 
-def attention_case(rows: list[tuple[int, int]]) -> tuple["TritonAttention", Sequence[torch.Tensor]]:
-    """A bound backend and its q, k and v in the shape of Qwen3-8B, one layer."""
-    case = Case("speed", rows, 32, 8, 128, BLOCK_TOKENS, torch.bfloat16)
-    count = sum(-(-(start + new) // BLOCK_TOKENS) for start, new in rows) + 3
-    pool = torch.randn((count, 1, 2, BLOCK_TOKENS, 8, 128), device=device(), dtype=torch.bfloat16)
-    held = cast("KvPool", DevicePool(pool))
-    attention = cast("TritonAttention", make_attention(held))
-    attention.prepare(make_batch(rows_of(case, 1), BLOCK_TOKENS, device()))
-    total = sum(new for _, new in rows)
-    packed = torch.randn((total, 48, 128), device=device(), dtype=torch.bfloat16)
-    return attention, [part.contiguous() for part in torch.split(packed, [32, 8, 8], dim=1)]
+@cache
+def copy_rate() -> float:
+    """Bytes a second that a copy within the device reads and writes."""
+    source = torch.empty(2 << 30, dtype=torch.uint8, device=device()).random_()
+    target = torch.empty_like(source)
+    return 2 * source.numel() / seconds_of(lambda: target.copy_(source), 10)
 
 
-def kv_write_is_fast(rounds: int) -> Iterator[Line]:
-    """Bytes read and written, so that the ceiling is a copy's."""
-    ceiling = copy_bytes_per_second(rounds)
-    for rows in ([(1023, 1)] * 128, [(0, 8192)]):
-        attention, (_, k, v) = attention_case(rows)
-        ours = seconds_of(partial(attention._write, 0, k, v), rounds)
-        size = 2 * 2 * k.numel() * BF16_BYTES
-        what = f"KV write, {k.shape[0]} tokens, 8 heads of 128, BF16"
-        ratio = size / ours / ceiling
-        yield Line(what, f"{size / ours / 1e9:.0f} GB/s", ours, ratio, "bytes of a device copy")
+def ceilings() -> Iterator[Line]:
+    yield Line(
+        "a copy of 2 GiB within the device", f"{copy_rate() / 1e9:.0f} GB/s read and written"
+    )
+    rate = matrix_rate() / 1e12
+    yield Line("a product of 8192 x 8192 x 8192, BF16", f"{rate:.0f} TFLOP/s, torch")
 
 
-def attention_is_fast(rounds: int) -> Iterator[Line]:
-    for tokens in (2048, 8192):
+def moved(what: str, size: float, seconds: float) -> Line:
+    """``size`` in bytes, read and written."""
+    ratio = size / seconds / copy_rate()
+    return Line(what, f"{size / seconds / 1e9:.0f} GB/s", seconds, ratio, "a copy's bytes")
+
+
+def layer_kernels(rounds: int) -> Iterator[Line]:
+    from baton.engine.cuda import layer
+
+    config, width = QWEN3_8B, 48 * 128
+    for tokens in (64, PREFILL_TOKENS):
+        x, update = _noise(tokens, 4096), _noise(tokens, 4096)
+        weight, gate_up = _noise(4096), _noise(tokens, 2 * 12_288)
+        norm = seconds_of(partial(layer.norm, x, weight, 1e-6, update), rounds)
+        yield moved(f"residual and norm, {tokens} tokens", 4 * tokens * 4096 * 2, norm)
+        gated = seconds_of(partial(layer.gated, gate_up), rounds)
+        yield moved(f"SiLU(gate) * up, {tokens} tokens", 3 * tokens * 12_288 * 2, gated)
+        qkv, norms = _noise(tokens, 48, 128), (_noise(128), _noise(128))
+        pool = _noise(tokens // BLOCK_TOKENS, 1, 2, BLOCK_TOKENS, 8, 128)
+        tables = (_noise(config.max_position_embeddings, 128),) * 2
+        numbers = torch.arange(tokens, device=device())
+        turn = partial(layer.turn_and_write, qkv, pool, 0, norms, tables, numbers, numbers, 1e-6)
+        size = 2 * tokens * width * BF16_BYTES
+        yield moved(f"norm, turn and KV write, {tokens} tokens", size, seconds_of(turn, rounds))
+
+
+def products(rounds: int) -> Iterator[Line]:
+    """Of fixed tiling, beside the library's."""
+    from baton.engine.cuda import gemm
+
+    processors = torch.cuda.get_device_properties(device()).multi_processor_count
+    for rows in (1, 64, 256, PREFILL_TOKENS):
+        x, weight = _noise(rows, 4096), _noise(24_576, 4096)
+        ours = seconds_of(partial(gemm.linear, x, weight, None, processors), rounds)
+        library = seconds_of(partial(functional.linear, x, weight), rounds)
+        rate = 2 * rows * weight.numel() / ours / 1e12
+        what = f"product of fixed tiling, {rows} x 4096 x 24576"
+        yield Line(what, f"{rate:.0f} TFLOP/s", ours, library / ours, "torch's speed")
+
+
+def prefill_attention(rounds: int) -> Iterator[Line]:
+    for tokens in (2048, PREFILL_TOKENS):
         attention, (q, k, v) = attention_case([(0, tokens)])
         ours = seconds_of(partial(attention.attend, 0, q, k, v), rounds)
         dq, dk, dv = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in (q, k, v))
         sdpa = partial(functional.scaled_dot_product_attention, dq, dk, dv)
         peer = seconds_of(partial(sdpa, is_causal=True, enable_gqa=True), rounds)
         flops = 2 * 2 * tokens * tokens / 2 * 32 * 128
-        what = f"prefill attention, {tokens} tokens, 32/8 heads of 128, BF16"
-        yield Line(what, f"{flops / ours / 1e12:.0f} TFLOP/s", ours, peer / ours, "torch SDPA")
-    ceiling = copy_bytes_per_second(rounds)
-    for batch, context in ((1, 8191), (32, 2047), (128, 1023)):
-        attention, (q, k, v) = attention_case([(context, 1)] * batch)
-        ours = seconds_of(partial(attention.attend, 0, q, k, v), rounds)
-        size = batch * (context + 1) * 2 * 8 * 128 * BF16_BYTES
-        what = f"decode attention, batch {batch}, context {context + 1}, BF16"
-        ratio = size / ours / ceiling
-        yield Line(what, f"{size / ours / 1e9:.0f} GB/s", ours, ratio, "bytes of a device copy")
+        what = f"prefill attention, {tokens} tokens, 32/8 heads of 128"
+        share = (
+            f"{flops / ours / 1e12:.0f} TFLOP/s, {flops / ours / matrix_rate():.2f} of products'"
+        )
+        yield Line(what, share, ours, peer / ours, "torch SDPA's speed")
 
 
-def copy_bytes_per_second(rounds: int) -> float:
-    """Read and written by a copy of 1 GiB within the device."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device=device())
-    target = torch.empty_like(source)
-    return 2 * source.numel() / seconds_of(lambda: target.copy_(source), rounds)
+def decode_attention(rounds: int) -> Iterator[Line]:
+    """One layer; counts keys and values once."""
+    for batch in BATCHES:
+        for context in CONTEXTS:
+            size = batch * context * 2 * 8 * 128 * BF16_BYTES
+            if size > 40e9:
+                continue
+            attention, (q, *_) = attention_case([(context - 1, 1)] * batch)
+            seconds = seconds_of(partial(attention.read, 0, q), rounds)
+            yield moved(f"decode attention, batch {batch}, context {context}", size, seconds)
+            del attention, q
+            free()
+
+
+def attention_case(rows: list[tuple[int, int]]) -> tuple["TritonAttention", Sequence[torch.Tensor]]:
+    """A bound backend and its q, k and v in the shape of Qwen3-8B, one layer."""
+    case = Case("speed", rows, 32, 8, 128, BLOCK_TOKENS, torch.bfloat16)
+    count = sum(-(-(start + new) // BLOCK_TOKENS) for start, new in rows) + 3
+    held = cast("KvPool", DevicePool(_noise(count, 1, 2, BLOCK_TOKENS, 8, 128)))
+    attention = cast("TritonAttention", make_attention(held))
+    attention.prepare(make_batch(rows_of(case, 1), BLOCK_TOKENS, torch.device("cpu")))
+    packed = _noise(sum(new for _, new in rows), 48, 128)
+    return attention, [part.contiguous() for part in torch.split(packed, [32, 8, 8], dim=1)]
+
+
+def sampling(rounds: int) -> Iterator[Line]:
+    """From logits on the device to tokens on the host."""
+    from baton.engine.cuda.sampler import sample_batch
+
+    logits = torch.randn(256, QWEN3_8B.vocab_size, device=device()) * 3
+    kinds = {
+        "greedy": GREEDY,
+        "temperature": SamplingParams(1, seed=5),
+        "top-k 40, top-p 0.95": SamplingParams(1, top_k=40, top_p=0.95, seed=5),
+        "top-p 0.9": SamplingParams(1, temperature=0.8, top_p=0.9, seed=5),
+    }
+    for name, params in kinds.items():
+        for batch in (1, 256):
+            row = Row(RequestId(""), (TokenId(0),), 1023, (), True, params)
+            seconds = seconds_of(partial(sample_batch, logits[:batch], [row] * batch), rounds)
+            yield Line(
+                f"sampling, {name}, batch {batch}", f"{batch / seconds:,.0f} tokens/s", seconds
+            )
 
 
 def random_weights(config: ModelConfig) -> Weights:
     def make(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, device=device(), dtype=torch.bfloat16) * 0.02
+        return _noise(*shape) * 0.02
 
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv, size = config.num_kv_heads * config.head_dim, config.intermediate_size
@@ -161,7 +188,8 @@ def random_weights(config: ModelConfig) -> Weights:
     return Weights(embedding, layers, make(hidden), make(config.vocab_size, hidden))
 
 
-def rows_for(spans: list[tuple[int, int]]) -> tuple[Row, ...]:
+def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
+    """(tokens in the cache, tokens of the step); every row has blocks of its own."""
     rows, next_block = [], 0
     for number, (start, count) in enumerate(spans):
         blocks = -(-(start + count) // BLOCK_TOKENS)
@@ -172,40 +200,82 @@ def rows_for(spans: list[tuple[int, int]]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def model_is_fast(name: str, rounds: int) -> Iterator[Line]:
-    """Whole steps, from the plan to the sampled tokens on the host."""
-    ceiling = copy_bytes_per_second(rounds)
-    runner, size = random_runner(SHAPES[name])
-    for tokens in (512, 4096):
-        seconds = seconds_of(partial(runner.run, Plan(0, rows_for([(0, tokens)]))), rounds)
-        rates = f"{tokens / seconds:,.0f} tokens/s, {size * tokens / seconds / 1e12:.0f} TFLOP/s"
-        yield Line(f"{name}: prefill step of {tokens} tokens", rates, seconds)
-    for batch in (1, 32):
-        seconds = seconds_of(partial(runner.run, Plan(0, rows_for([(1023, 1)] * batch))), rounds)
-        yield Line(
-            f"{name}: decode step, batch {batch}, context 1024",
-            f"{batch / seconds:,.0f} tokens/s",
-            seconds,
-            size / seconds / ceiling,
-            "weights at the speed of a device copy",
-        )
+def models(rounds: int, config: ModelConfig = QWEN3_8B) -> Iterator[Line]:
+    """Whole steps of Qwen3-8B's shape, from the plan to the tokens on the host."""
+    runner, size = random_runner(config)
+    yield prefill_step(runner, size, rounds)
+    for batch in BATCHES:
+        for context in CONTEXTS:
+            rows = rows_for([(context - 1, 1)] * batch)
+            if sum(len(row.block_ids) for row in rows) > runner.num_blocks:
+                yield Line(decode_name(batch, context), "its KV does not fit into the device")
+                continue
+            yield from decode_steps(runner, rows, size, rounds)
+    del runner
+    free()
+
+
+def prefill_step(runner: ModelRunner, weight_bytes: int, rounds: int) -> Line:
+    config, tokens = runner.model_config, PREFILL_TOKENS
+    pairs = tokens * tokens / 2
+    flops = weight_bytes / BF16_BYTES * 2 * tokens
+    flops -= 2 * (tokens - 1) * config.vocab_size * config.hidden_size  # one row has logits
+    flops += 2 * 2 * pairs * config.num_heads * config.head_dim * config.num_layers
+    seconds = seconds_of(partial(runner.run, Plan(0, rows_for([(0, tokens)]))), rounds)
+    result = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:.0f} TFLOP/s"
+    ratio = flops / seconds / matrix_rate()
+    return Line(f"prefill step, {tokens} tokens", result, seconds, ratio, "products' rate")
+
+
+def decode_name(batch: int, context: int) -> str:
+    return f"decode step, batch {batch}, context {context}"
+
+
+def decode_steps(
+    runner: ModelRunner, rows: tuple[Row, ...], weight_bytes: int, rounds: int
+) -> Iterator[Line]:
+    """Replayed from a graph, and launched one by one; counts weights and KV once."""
+    batch, context = len(rows), rows[0].context_tokens
+    config = runner.model_config
+    size = weight_bytes + batch * context * config.kv_elements_per_token * BF16_BYTES
+    graphs = runner._graphs
+    for told, held in (("graph", graphs), ("no graph", None)):
+        runner._graphs = held
+        seconds = seconds_of(partial(runner.run, Plan(0, rows)), rounds)
+        result = f"{batch / seconds:,.0f} tokens/s, {size / seconds / 1e9:.0f} GB/s"
+        ratio = size / seconds / copy_rate()
+        name = f"{decode_name(batch, context)}, {told}"
+        yield Line(name, result, seconds, ratio, "a copy's bytes")
+    runner._graphs = graphs
 
 
 def random_runner(config: ModelConfig) -> tuple[ModelRunner, int]:
-    """And the bytes of its weights but for the embedding: in BF16, twice their number, which is
-    also the floating-point operations of one token."""
+    """With all memory that is left as its pool, full of noise; and the bytes of its weights but for
+    the embedding: in BF16, twice their number."""
     weights = random_weights(config)
     matrices = [weights.head]
     for layer in weights.layers:
         assert layer.gate_up is not None and layer.down is not None
         matrices += [layer.qkv, layer.output, layer.gate_up, layer.down]
+    left = torch.cuda.mem_get_info(device())[0] - SPARE_BYTES
     pool = KvPool(
         config,
-        num_blocks=POOL_BLOCKS,
+        num_blocks=left // block_bytes(config, torch.bfloat16, BLOCK_TOKENS),
         block_tokens=BLOCK_TOKENS,
         dtype=torch.bfloat16,
         device=device(),
     )
+    for part in torch.split(pool.tensor, 1024):
+        part.normal_()  # zeros would be faster than what a model computes
     model = Model(config, weights, make_ops(config, pool))
-    size = BF16_BYTES * sum(matrix.numel() for matrix in matrices)
-    return ModelRunner(config, b"", model, pool), size
+    runner = ModelRunner(config, b"", model, pool, graphs=make_graphs(config, model, pool))
+    return runner, BF16_BYTES * sum(matrix.numel() for matrix in matrices)
+
+
+def free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _noise(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device=device(), dtype=torch.bfloat16)

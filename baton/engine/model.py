@@ -1,5 +1,6 @@
 """One decoder for every supported architecture; what differs is in its ModelConfig."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -19,6 +20,15 @@ class Decoder(Protocol):
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor: ...
 
 
+class Replays(Protocol):
+    """Steps that were captured once, and are launched as a whole."""
+
+    def logits(self, token_ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
+        """Logits [num_rows, vocab] in FP32 of each row's token, until the next call; its KV is
+        written. None when this batch was not captured. ``batch`` lies on the host."""
+        ...
+
+
 class Model:
     """Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE; pre-norm, rotary, grouped-query attention.
 
@@ -28,7 +38,7 @@ class Model:
     def __init__(self, config: ModelConfig, weights: Weights, ops: Ops) -> None:
         self._config = config
         self._weights = weights
-        self._ops = ops
+        self.ops = ops
 
     def forward(self, token_ids: torch.Tensor, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
         """:meth:`logits` of :meth:`hidden`."""
@@ -39,7 +49,7 @@ class Model:
 
         ``token_ids`` [num_tokens] are the packed rows of ``batch``, whose KV is written.
         """
-        self._ops.prepare(batch)
+        self.ops.prepare(batch)
         return self.layers(token_ids)
 
     def layers(self, token_ids: torch.Tensor) -> torch.Tensor:
@@ -48,7 +58,7 @@ class Model:
         update: torch.Tensor | None = None
         for index, layer in enumerate(self._weights.layers):
             x, normed = self._add_norm(x, update, layer.input_norm)
-            x, normed = self._ops.add_norm(x, self._attend(index, layer, normed), layer.post_norm)
+            x, normed = self.ops.add_norm(x, self._attend(index, layer, normed), layer.post_norm)
             update = self._feed_forward(index, layer, normed)
         return x if update is None else x + update
 
@@ -60,23 +70,23 @@ class Model:
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [num_tokens, vocab] of all tokens, in the run's dtype."""
-        return self._ops.linear(self._ops.norm(hidden, self._weights.norm), self._weights.head)
+        return self.ops.linear(self.ops.norm(hidden, self._weights.norm), self._weights.head)
 
     def _add_norm(
         self, x: torch.Tensor, update: torch.Tensor | None, weight: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if update is None:
-            return x, self._ops.norm(x, weight)
-        return self._ops.add_norm(x, update, weight)
+            return x, self.ops.norm(x, weight)
+        return self.ops.add_norm(x, update, weight)
 
     def _attend(self, index: int, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        qkv = self._ops.linear(x, layer.qkv, layer.qkv_bias)
-        return self._ops.linear(self._ops.attend(index, qkv, layer), layer.output)
+        qkv = self.ops.linear(x, layer.qkv, layer.qkv_bias)
+        return self.ops.linear(self.ops.attend(index, qkv, layer), layer.output)
 
     def _feed_forward(self, index: int, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         moe = self._config.moe
         if moe is not None and index in moe.layers:
-            return mixture(x, layer, moe, self._ops)
+            return mixture(x, layer, moe, self.ops)
         assert layer.gate_up is not None and layer.down is not None
-        gate_up = self._ops.linear(x, layer.gate_up)
-        return self._ops.linear(self._ops.gated(gate_up), layer.down)
+        gate_up = self.ops.linear(x, layer.gate_up)
+        return self.ops.linear(self.ops.gated(gate_up), layer.down)

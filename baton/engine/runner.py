@@ -1,21 +1,23 @@
 """The model on its device: runs a plan, and nothing else."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from baton.checkpoint import ModelConfig, load_model_config, model_digest
-from baton.engine.attention.base import Attention, make_batch
+from baton.core.ids import TokenId
+from baton.engine.attention.base import Attention, Batch, make_batch
 from baton.engine.attention.cpu import CpuAttention
 from baton.engine.attention.tables import BlockTables
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.loader import Progress, Weights, load_weights
-from baton.engine.model import Decoder, Model
+from baton.engine.model import Decoder, Model, Replays
 from baton.engine.native.choice import TORCH, Choice, choose
 from baton.engine.native.decoder import NativeModel
 from baton.engine.native.matrix import Team
 from baton.engine.ops import Ops, TorchOps
-from baton.engine.plan import Plan, SampledToken, StepOutput
+from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.prompt_scores import score_targets
 from baton.engine.rope import RotaryTable
 from baton.engine.sampler import sample
@@ -26,6 +28,8 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+HOST = torch.device("cpu")
+Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 DEFAULT_POOL_BYTES = 512 * 1024 * 1024
 GPU_POOL_SHARE = 0.85
 """Of the memory that is free once the weights are loaded; the rest is for activations."""
@@ -41,13 +45,16 @@ class ModelRunner:
         model: Decoder,
         pool: KvPool,
         choice: Choice = TORCH,
+        graphs: Replays | None = None,
     ) -> None:
         self.model_config = config
         self.model_digest = digest
         self.pool = pool
         self.choice = choice
         self._model = model
+        self._graphs = graphs
         self._device = pool.tensor.device
+        self._sample = sampler_of(self._device)
         self._tables = BlockTables()
 
     @classmethod
@@ -80,7 +87,14 @@ class ModelRunner:
             device=place,
         )
         model = make_model(config, weights, pool, native=choice.native)
-        return cls(config, model_digest(path), model, pool, choice)
+        return cls(
+            config,
+            model_digest(path),
+            model,
+            pool,
+            choice,
+            graphs=make_graphs(config, model, pool),
+        )
 
     @property
     def num_blocks(self) -> int:
@@ -103,22 +117,34 @@ class ModelRunner:
     def run(self, plan: Plan) -> StepOutput:
         for source, target in plan.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
-        batch = make_batch(plan.rows, self.block_tokens, self._device, self._tables)
+        batch = make_batch(plan.rows, self.block_tokens, HOST, self._tables)
         tokens = [token for row in plan.rows for token in row.token_ids]
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
-        wanted = [batch.offsets[index + 1] - 1 for index in sampling]
-        hidden = self._model.hidden(torch.tensor(tokens, device=self._device), batch)
-        logits = self._model.logits(
-            hidden, torch.tensor(wanted, dtype=torch.int64, device=self._device)
-        )
+        logits, hidden = self._replayed(plan, tokens, batch), None
+        if logits is None:
+            hidden = self._model.hidden(torch.tensor(tokens, device=self._device), batch)
+            wanted = [batch.offsets[index + 1] - 1 for index in sampling]
+            logits = self._model.logits(
+                hidden, torch.tensor(wanted, dtype=torch.int64, device=self._device)
+            )
         sampled: list[SampledToken | None] = [None] * len(plan.rows)
         rows = [plan.rows[index] for index in sampling]
-        for index, token in zip(sampling, sample(logits, rows), strict=True):
+        for index, token in zip(sampling, self._sample(logits, rows), strict=True):
             sampled[index] = token
-        scores = score_targets(self._model, hidden, plan.rows, batch.offsets)
+        scores = (
+            score_targets(self._model, hidden, plan.rows, batch.offsets)
+            if hidden is not None
+            else ()
+        )
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)  # readers of the pool know nothing of streams
         return StepOutput(tuple(sampled), scores)
+
+    def _replayed(self, plan: Plan, tokens: list[TokenId], batch: Batch) -> torch.Tensor | None:
+        """Logits of a step that has a graph: each row samples one token, and scores none."""
+        if self._graphs is None or not all(row.sample and not row.targets for row in plan.rows):
+            return None
+        return self._graphs.logits(tokens, batch)
 
 
 def make_model(config: ModelConfig, weights: Weights, pool: KvPool, *, native: bool) -> Decoder:
@@ -142,6 +168,26 @@ def make_ops(config: ModelConfig, pool: KvPool) -> Ops:
     from baton.engine.cuda.ops import TritonOps
 
     return TritonOps(config, pool, rotary)
+
+
+def make_graphs(config: ModelConfig, model: Decoder, pool: KvPool) -> Replays | None:
+    """On a GPU; a mixture of experts looks at its routing on the host, which no graph can."""
+    device = pool.tensor.device
+    if device.type == "cpu" or config.moe is not None:
+        return None
+    from baton.engine.cuda.graphs import CudaCapture, DecodeGraphs
+
+    assert isinstance(model, Model)
+    return DecodeGraphs(model, config, pool, CudaCapture(device))
+
+
+def sampler_of(device: torch.device) -> Sampler:
+    """On a GPU, of a batch at a time, since each look at a result waits for the device."""
+    if device.type == "cpu":
+        return sample
+    from baton.engine.cuda.sampler import sample_batch
+
+    return sample_batch
 
 
 def make_attention(pool: KvPool) -> Attention:

@@ -215,9 +215,10 @@ def models_agree(place: Place) -> Iterator[str]:
 
 
 def _at(place: Place, qkv: torch.Tensor, weights: LayerWeights) -> tuple[torch.Tensor, Any]:
-    norms = {name: getattr(weights, name) for name in ("q_norm", "k_norm")}
-    moved = {name: each if each is None else each.to(place.device) for name, each in norms.items()}
-    return qkv.to(place.device), replace(weights, **moved)
+    q_norm, k_norm = (
+        each if each is None else each.to(place.device) for each in (weights.q_norm, weights.k_norm)
+    )
+    return qkv.to(place.device), replace(weights, q_norm=q_norm, k_norm=k_norm)
 
 
 def _without(pool: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
@@ -254,10 +255,7 @@ def graphs_equal_eager(
         assert torch.equal(pool.tensor, before), "a capture wrote to the pool"
         return captured[-1]
 
-    graphs = DecodeGraphs(
-        Model(config, weights, ops), ops, max_tokens=512, block_tokens=BLOCK_TOKENS,
-        vocab_size=100, device=place.device, capture=capture,
-    )  # fmt: skip
+    graphs = DecodeGraphs(Model(config, weights, ops), config, pool, capture)
     for span in ([(40, 1), (15, 1), (0, 1)], [(300, 1)], [(41, 1), (16, 1)], [(1, 1)] * 5):
         rows = rows_of(span)
         batch = make_batch(rows, BLOCK_TOKENS, CPU)
@@ -311,6 +309,37 @@ def products_keep_their_bits(place: Place) -> Iterator[str]:
         yield f"product of {rows} rows: the same bits in smaller batches"
 
 
+def fixed_operations_keep_their_bits(place: Place) -> Iterator[str]:
+    """A prompt's last logits, in one piece, in chunks beside another request, and as a decode."""
+    from baton.engine.cuda.ops import FixedOps
+
+    config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
+    weights = weights_of(config, dtype, place.device)
+    tokens = [TokenId(7 * n % 100) for n in range(37)]
+    blocks, others = ((first, first + 1, first + 2) for first in (3, 9))
+    seen = []
+    for chunks in ((37,), (20, 16, 1), (36, 1)):
+        pool = pool_of(config, dtype, place.device)
+        rotary = rotary_of(config, dtype, place.device)
+        model = Model(config, weights, FixedOps(config, pool, rotary))
+        start = 0
+        for count in chunks:
+            mine, other = (
+                Row(RequestId(""), tuple(tokens[start : start + count]), start,
+                    tuple(map(BlockId, of)), True, SamplingParams(1))
+                for of in (blocks, others)
+            )  # fmt: skip
+            rows = [mine] if len(chunks) == 1 else [other, mine]
+            batch = make_batch(rows, BLOCK_TOKENS, CPU)
+            ids = torch.tensor([token for row in rows for token in row.token_ids])
+            last = torch.tensor([batch.offsets[-1] - 1], device=place.device)
+            logits = model.forward(ids.to(place.device), batch, last)
+            start += count
+        seen.append(logits)
+    assert all(torch.equal(each, seen[0]) for each in seen)
+    yield f"fixed operations: the same bits in {len(seen)} chunkings"
+
+
 def all_checks(
     place: Place, graph_of: Callable[[Callable[[], None]], Any]
 ) -> dict[str, Iterator[str]]:
@@ -321,6 +350,7 @@ def all_checks(
         "graphs": graphs_equal_eager(place, graph_of),
         "decodes": decodes_keep_their_bits(place),
         "products": products_keep_their_bits(place),
+        "fixed operations": fixed_operations_keep_their_bits(place),
     }
 
 

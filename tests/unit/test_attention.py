@@ -64,7 +64,7 @@ def test_programs_are_enough_for_the_device_and_never_more_than_splits() -> None
     case = Case("", [(8191, 1)], 8, 2, 16, 16)
     attention = bound(TritonAttention, random_pool(case, torch.Generator()), case)
     assert isinstance(attention, TritonAttention)
-    attention._processors = 64
+    attention.num_processors = 64
     wanted = PROGRAMS_PER_PROCESSOR * 64
     assert attention._num_programs(2, 1000) == wanted // (2 * 2)
     assert attention._num_programs(2, 32) == 32

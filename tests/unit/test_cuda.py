@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,10 +14,13 @@ from baton.core.request import SamplingParams
 from baton.engine.attention.base import Batch, make_batch
 from baton.engine.cuda.buckets import BUCKETS, SPLITS_BYTES, bucket_for, context_limit
 from baton.engine.cuda.static_batch import NOWHERE, StaticBatch
-from baton.engine.plan import Row
+from baton.engine.model import Model
+from baton.engine.plan import Plan, Row
+from baton.engine.runner import ModelRunner
+from tests.unit.cuda_cases import config_of, pool_of, rows_of, theirs, weights_of
 
 CPU = torch.device("cpu")
-NUM_CHECKS = 2 + 6 + 2 + 4 + 3 + 3
+NUM_CHECKS = 2 + 6 + 2 + 4 + 3 + 3 + 1
 
 
 @pytest.mark.timeout(300)
@@ -90,3 +95,36 @@ def test_what_does_not_fit_is_refused() -> None:
     assert not static.fits(batch_of(row(0, 1, [1]), row(1, 1, [2])))
     with pytest.raises(AssertionError):
         static.fill([5, 5], batch_of(row(0, 0, [1], tokens=2)))
+
+
+class Replayed:
+    """Stands for graphs: what the model itself says, of batches that are asked for."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.asked: list[int] = []
+
+    def logits(self, token_ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
+        self.asked.append(batch.num_rows)
+        if batch.num_decodes < batch.num_rows:
+            return None
+        return self._model.forward(torch.tensor(token_ids), batch, torch.arange(batch.num_rows))
+
+
+def test_a_runner_replays_steps_of_decodes_and_computes_all_others() -> None:
+    config = config_of(4, 2, 16, True)
+    weights = weights_of(config, torch.float32, CPU)
+    tokens = []
+    for replays in (True, False):
+        pool = pool_of(config, torch.float32, CPU)
+        model = Model(config, weights, theirs(config, pool, torch.float32))
+        graphs = Replayed(model)
+        runner = ModelRunner(config, b"", model, pool, graphs=graphs if replays else None)
+        steps = [rows_of([(0, 9), (0, 3)]), rows_of([(9, 1), (3, 1)])]
+        steps.append([replace(steps[1][0], sample=False), steps[1][1]])
+        tokens.append([runner.run(Plan(n, tuple(rows))).sampled for n, rows in enumerate(steps)])
+        assert graphs.asked == ([2, 2] if replays else []), "what samples nothing is not replayed"
+    assert tokens[0] == tokens[1]
+    assert [[token is not None for token in step] for step in tokens[0]] == [
+        [True, True], [True, True], [False, True],
+    ]  # fmt: skip

@@ -75,7 +75,7 @@ class TritonAttention:
         self._width = self._kv_heads * self._dim
         self._precision = "ieee" if self._pool.dtype is torch.float32 else "tf32"
         device = self._pool.device
-        self._processors = (
+        self.num_processors = (
             int(torch.cuda.get_device_properties(device).multi_processor_count)
             if device.type == "cuda"
             else 1  # Triton's interpreter
@@ -215,7 +215,7 @@ class TritonAttention:
 
     def _num_programs(self, rows: int, splits: int) -> int:
         """That share out the splits of each row and KV head: enough to keep the device busy."""
-        wanted = PROGRAMS_PER_PROCESSOR * self._processors // (rows * int(self._kv_heads))
+        wanted = PROGRAMS_PER_PROCESSOR * self.num_processors // (rows * int(self._kv_heads))
         return max(1, min(wanted, splits))
 
     @property

@@ -5,11 +5,13 @@ from typing import Any, Protocol
 
 import torch
 
+from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import Batch
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS
 from baton.engine.cuda.buckets import BUCKETS, bucket_for, context_limit
 from baton.engine.cuda.ops import TritonOps
 from baton.engine.cuda.static_batch import StaticBatch
+from baton.engine.kv_pool import KvPool
 from baton.engine.model import Model
 
 WARM_UPS = 2
@@ -28,37 +30,26 @@ Capture = Callable[[Callable[[], None]], Graph]
 
 
 class DecodeGraphs:
-    """Of one model: a graph per bucket, captured when it is first needed, or by :meth:`warm`.
+    """Of one model on TritonOps: a graph per bucket, captured when it is first needed, or by
+    :meth:`warm`.
 
     All write their logits into one tensor, and share their scratch memory: one runs at a time.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        ops: TritonOps,
-        *,
-        max_tokens: int,
-        block_tokens: int,
-        vocab_size: int,
-        device: torch.device,
-        capture: Capture,
-    ) -> None:
+    def __init__(self, model: Model, config: ModelConfig, pool: KvPool, capture: Capture) -> None:
+        assert isinstance(model.ops, TritonOps)
         self._model = model
-        self._ops = ops
-        self._max_tokens = max_tokens
-        self._block_tokens = block_tokens
-        self._device = device
+        self._ops = model.ops
+        self._config = config
+        self._block_tokens = pool.block_tokens
+        self._device = pool.tensor.device
         self._capture = capture
         self._captured: dict[int, tuple[StaticBatch, Graph]] = {}
-        self._logits = torch.empty((BUCKETS[-1], vocab_size), device=device)
+        self._logits = torch.empty((BUCKETS[-1], config.vocab_size), device=self._device)
 
     def logits(self, token_ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
-        """Logits [num_rows, vocab] in FP32 of each row's token, until the next call; its KV is
-        written. None when the batch has no graph: it isn't of decodes alone, too large or long.
-
-        ``batch`` lies on the host. The device must be done with the call before.
-        """
+        """As :class:`baton.engine.model.Replays` has it: None when the batch is not of decodes
+        alone, too large, or too long. The device must be done with the call before."""
         rows = bucket_for(batch.num_rows)
         if rows is None or batch.num_decodes < batch.num_rows:
             return None
@@ -69,6 +60,7 @@ class DecodeGraphs:
         graph.replay()
         return self._logits[: batch.num_rows]
 
+    @torch.inference_mode()
     def warm(self, num_rows: int, progress: Callable[[int, int], None] | None = None) -> None:
         """Captures all buckets that batches of up to ``num_rows`` need. The largest comes first:
         the others' scratch memory fits into its own."""
@@ -92,8 +84,8 @@ class DecodeGraphs:
         self._logits[: static.rows].copy_(self._model.head(hidden))
 
     def _context_limit(self, rows: int) -> int:
-        split_bytes = self._ops.attention.split_bytes(self._ops.num_heads)
-        return context_limit(rows, self._max_tokens, SPLIT_TOKENS, split_bytes)
+        split_bytes = self._ops.attention.split_bytes(self._config.num_heads)
+        return context_limit(rows, self._config.max_position_embeddings, SPLIT_TOKENS, split_bytes)
 
 
 class CudaCapture:

@@ -1,12 +1,14 @@
 """A decoder's operations on a GPU: one kernel between two matrix products, where possible."""
 
+from dataclasses import replace
+
 import torch
 from torch.nn import functional
 
 from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import Batch
 from baton.engine.attention.triton_cuda import DeviceBatch, TritonAttention
-from baton.engine.cuda import layer
+from baton.engine.cuda import gemm, layer
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import LayerWeights
 from baton.engine.rope import RotaryTable
@@ -24,7 +26,6 @@ class TritonOps:
         self._pool = pool.tensor
         self._rotary = (rotary.cos, rotary.sin)
         self.attention = TritonAttention(pool)
-        self.num_heads = config.num_heads
 
     def prepare(self, batch: Batch) -> None:
         self.attention.prepare(batch)
@@ -68,3 +69,20 @@ class TritonOps:
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
         return layer.gated(gate_up)
+
+
+class FixedOps(TritonOps):
+    """A row's results have the same bits whatever its batch and chunking: each product has one
+    tiling, and a decode is attended as a chunk of one token, so that its keys are summed in the
+    order in which a longer chunk has them.
+
+    Shown in Triton's interpreter, and not yet on a GPU, so that ``deterministic`` does not use it.
+    """
+
+    def prepare(self, batch: Batch) -> None:
+        super().prepare(replace(batch, num_decodes=0))
+
+    def linear(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        return gemm.linear(x, weight, bias, self.attention.num_processors)

@@ -1,0 +1,83 @@
+"""Blocks of one process's KV pool, read by another process on the same GPU; run by ``gpu_check``.
+
+Over CUDA IPC, as torch has it: the handle is told as JSON, and nothing is unpickled. It shows
+what the hardware gives; Baton's own hand-off from GPU to GPU goes through NIXL.
+"""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from tools.gpu_lines import Line, device, seconds_of
+
+SEED = 20261121
+BLOCK_BYTES = 16 * 147_456
+"""Of 16 tokens of Qwen3-8B in BF16."""
+
+NUM_BLOCKS = 512
+READER_SECONDS = 120.0
+"""That the other process may take, its start included."""
+
+
+def handoff() -> Iterator[Line]:
+    pool = pattern()
+    torch.cuda.synchronize()
+    told = [each.hex() if isinstance(each, bytes) else each for each in _handle(pool)]
+    done = subprocess.run(
+        [sys.executable, "-m", "tools.gpu_handoff"],
+        input=json.dumps(told),
+        capture_output=True,
+        text=True,
+        timeout=READER_SECONDS,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"the reader ended with {done.returncode}: {done.stderr[-200:]}")
+    seen = json.loads(done.stdout)
+    size = BLOCK_BYTES * NUM_BLOCKS
+    result = f"{size / seen['seconds'] / 1e9:.0f} GB/s, {size / 1e9:.1f} GB" + (
+        "" if seen["equal"] else ", other bytes"
+    )
+    what = "hand-off between two processes, CUDA IPC"
+    yield Line(what, result, seen["seconds"], ok=seen["equal"])
+    if importlib.util.find_spec("nixl") is None:
+        yield Line("hand-off between two processes, NIXL", "not run: nixl is not installed")
+    else:
+        yield Line("hand-off between two processes, NIXL", "not run: tests/contract has it on CPUs")
+
+
+def pattern() -> torch.Tensor:
+    """[blocks, bytes]: the same in both processes."""
+    chance = torch.Generator(device()).manual_seed(SEED)
+    shape = (NUM_BLOCKS, BLOCK_BYTES)
+    return torch.randint(0, 256, shape, dtype=torch.uint8, device=device(), generator=chance)
+
+
+def read(told: list[Any]) -> dict[str, object]:
+    """The reader's side: every second block first, as a hand-off in pieces has it."""
+    args = [bytes.fromhex(each) if isinstance(each, str) else each for each in told]
+    storage = torch.UntypedStorage._new_shared_cuda(*args)
+    source = torch.tensor([], dtype=torch.uint8, device=device()).set_(storage)
+    source = source[: NUM_BLOCKS * BLOCK_BYTES].view(NUM_BLOCKS, BLOCK_BYTES)
+    target = torch.zeros_like(source)
+
+    def copy() -> None:
+        for first in (0, 1):
+            target[first::2].copy_(source[first::2])
+
+    seconds = seconds_of(copy, 5)
+    return {"equal": torch.equal(target, pattern()), "seconds": seconds}
+
+
+def _handle(pool: torch.Tensor) -> tuple[Any, ...]:
+    storage: Any = pool.untyped_storage()
+    return tuple(storage._share_cuda_())
+
+
+if __name__ == "__main__":
+    print(json.dumps(read(json.loads(sys.stdin.read()))))

@@ -1,0 +1,68 @@
+"""Rows of ``gpu_check``'s table, and how time is measured on a GPU."""
+
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+
+CACHE_BYTES = 256 * 1024 * 1024
+"""More than the last cache of any GPU (50 MB on an H100, 60 on an H200)."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One row of the table. ``ratio`` is to the peer or ceiling that ``against`` names."""
+
+    what: str
+    result: str
+    seconds: float | None = None
+    ratio: float | None = None
+    against: str = ""
+    ok: bool = True
+
+    def __str__(self) -> str:
+        time = f"{self.seconds * 1e3:10.3f} ms" if self.seconds is not None else " " * 13
+        ratio = f"{self.ratio:6.2f} of {self.against}" if self.ratio is not None else ""
+        mark = "" if self.ok else "   WRONG"
+        return f"{self.what:58} {time}  {self.result:44} {ratio}{mark}".rstrip()
+
+
+def guarded(name: str, part: Iterable[Line]) -> Iterator[Line]:
+    """What goes wrong in one part is a row too, so that the others' results are not lost."""
+    try:
+        yield from part
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        yield Line(name, f"{type(error).__name__}: {reason}", ok=False)
+
+
+def device() -> torch.device:
+    return torch.device("cuda:0")
+
+
+def seconds_of(action: Callable[[], object], rounds: int) -> float:
+    """Median by CUDA events, after three calls that warm up. The caches are overwritten before
+    each, since a decode's KV would fit into them and be read faster than memory can deliver."""
+    scratch = torch.empty(CACHE_BYTES, dtype=torch.uint8, device=device())
+    for _ in range(3):
+        action()
+    times: list[float] = []
+    for _ in range(rounds):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        scratch.zero_()
+        begin.record()
+        action()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) / 1e3)
+    return statistics.median(times)
+
+
+@cache
+def matrix_rate() -> float:
+    """Operations a second of a large product in BF16, of random numbers: zeros are faster."""
+    size = 8192
+    one, other = (torch.randn(size, size, device=device()).bfloat16() for _ in range(2))
+    return 2 * size**3 / seconds_of(lambda: one @ other, 10)
