@@ -152,13 +152,22 @@ def shard_header(shard: Path) -> tuple[dict[str, Any], int]:
         try:
             header: dict[str, Any] = json.loads(file.read(length))
             entries = [entry for key, entry in header.items() if key != "__metadata__"]
-            ends = [int(entry["data_offsets"][1]) for entry in entries]
+            ends = [_end_of(entry) for entry in entries]
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise Invalid(f"{shard}: the header is not that of safetensors: {error}") from error
     expected = 8 + length + max(ends, default=0)
     if size < expected:
         raise Invalid(f"{shard}: truncated, {size} bytes of {expected}")
     return header, 8 + length
+
+
+def _end_of(entry: dict[str, Any]) -> int:
+    """Of a tensor, in bytes. Raises ValueError, KeyError, or TypeError for what is none."""
+    start, end = entry["data_offsets"]
+    numbers = [start, end, *entry["shape"]]
+    if not isinstance(entry["dtype"], str) or not all(type(n) is int and n >= 0 for n in numbers):
+        raise ValueError(f"{entry} is no tensor")
+    return int(end)
 
 
 def model_digest(path: Path) -> bytes:

@@ -1,110 +1,97 @@
-"""Weights from safetensors, by mmap, straight to the run's dtype and device."""
+"""A model's weights by their names in a checkpoint, where they lie or joined for torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from baton.checkpoint import ModelConfig, list_shards, shard_header
-from baton.errors import Invalid
+from baton.checkpoint import ModelConfig
+from baton.engine.shards import Progress, Shards, Stack
 
-Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all."""
-
-_FLOATS = {"F32", "BF16", "F16"}
-
-
-class Tensors:
-    """Named tensors of a checkpoint, each read once, when it is asked for."""
-
-    def __init__(
-        self, path: Path, device: torch.device, dtype: torch.dtype, progress: Progress | None
-    ) -> None:
-        self.path = path
-        self.device = device
-        self.dtype = dtype
-        self._progress = progress
-        self._files: dict[str, tuple[Path, dict[str, Any]]] = {}
-        self._open: dict[Path, Any] = {}
-        self._total_bytes = 0
-        self._done_bytes = 0
-        for shard in list_shards(self.path):
-            header, _ = shard_header(shard)
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    self._files[name] = (shard, entry)
-                    start, end = entry["data_offsets"]
-                    self._total_bytes += end - start
-
-    def take(self, name: str, *shape: int) -> torch.Tensor:
-        """The tensor, converted. Raises Invalid when it is missing or of another shape."""
-        if name not in self._files:
-            raise Invalid(f"{self.path}: no file has tensor {name}")
-        shard, entry = self._files[name]
-        if tuple(entry["shape"]) != shape:
-            raise Invalid(f"{shard}: {name} has shape {entry['shape']}, and must have {[*shape]}")
-        if entry["dtype"] not in _FLOATS:
-            raise Invalid(
-                f"{shard}: {name} has dtype {entry['dtype']}; supported are "
-                f"{', '.join(sorted(_FLOATS))}"
-            )
-        try:
-            if shard not in self._open:
-                self._open[shard] = safe_open(shard, framework="pt", device="cpu")
-            tensor = self._open[shard].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise Invalid(f"{shard}: can't read {name}: {error}") from error
-        self._count(entry)
-        converted: torch.Tensor = tensor.to(device=self.device, dtype=self.dtype)
-        return converted
-
-    def take_joined(self, names: list[str], rows: list[int], *rest: int) -> torch.Tensor:
-        """Tensors of ``rows[i]`` rows each, one below the other."""
-        joined = torch.empty((sum(rows), *rest), dtype=self.dtype, device=self.device)
-        start = 0
-        for name, count in zip(names, rows, strict=True):
-            joined[start : start + count] = self.take(name, count, *rest)
-            start += count
-        return joined
-
-    def _count(self, entry: dict[str, Any]) -> None:
-        start, end = entry["data_offsets"]
-        self._done_bytes += end - start
-        if self._progress is not None:
-            self._progress(self._done_bytes, self._total_bytes)
+M = TypeVar("M")
+N = TypeVar("N")
 
 
 @dataclass(slots=True)
-class LayerWeights:
+class LayerOf(Generic[M]):
     """One decoder layer. Linear weights are [out, in]; ``qkv`` and ``gate_up`` are joined.
 
     A layer has either ``gate_up`` and ``down``, or ``router`` [num_experts, hidden] with
     ``expert_gate_up`` [num_experts, 2 * size, hidden], ``expert_down`` [.., hidden, size].
     """
 
-    input_norm: torch.Tensor
-    post_norm: torch.Tensor
-    qkv: torch.Tensor
-    qkv_bias: torch.Tensor | None
-    output: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    gate_up: torch.Tensor | None = None
-    down: torch.Tensor | None = None
-    router: torch.Tensor | None = None
-    expert_gate_up: torch.Tensor | None = None
-    expert_down: torch.Tensor | None = None
+    input_norm: M
+    post_norm: M
+    qkv: M
+    qkv_bias: M | None
+    output: M
+    q_norm: M | None
+    k_norm: M | None
+    gate_up: M | None = None
+    down: M | None = None
+    router: M | None = None
+    expert_gate_up: M | None = None
+    expert_down: M | None = None
+
+    def map(self, change: Callable[[M], N]) -> "LayerOf[N]":
+        """With each weight changed."""
+        weights = {name: getattr(self, name) for name in self.__slots__}
+        changed: dict[str, Any] = {n: None if w is None else change(w) for n, w in weights.items()}
+        return LayerOf(**changed)
 
 
 @dataclass(slots=True)
-class Weights:
-    embedding: torch.Tensor
-    layers: list[LayerWeights]
-    norm: torch.Tensor
-    head: torch.Tensor
+class WeightsOf(Generic[M]):
+    """``head`` is ``embedding`` itself where they are tied."""
+
+    embedding: M
+    layers: list[LayerOf[M]]
+    norm: M
+    head: M
+
+
+LayerWeights = LayerOf[torch.Tensor]
+Weights = WeightsOf[torch.Tensor]
+
+
+class Stored(WeightsOf[Stack]):
+    """Weights where they lie, checked, and read once they are used.
+
+    ``order``: indices of the layers, as they follow each other in the files; whoever takes them
+    like that reads the files from the beginning to the end.
+    """
+
+    def __init__(self, path: Path, config: ModelConfig, progress: Progress | None = None) -> None:
+        """Raises Invalid that names the file and the tensor."""
+        shards = Shards(path, progress)
+        shape = (config.vocab_size,), config.hidden_size
+        embedding = shards.stack(["model.embed_tokens.weight"], *shape)
+        tied = config.tie_word_embeddings
+        super().__init__(
+            embedding=embedding,
+            layers=[_layer(shards, config, index) for index in range(config.num_layers)],
+            norm=shards.stack(["model.norm.weight"], [config.hidden_size]),
+            head=embedding if tied else shards.stack(["lm_head.weight"], *shape),
+        )
+        places = [shards.place(layer.input_norm) for layer in self.layers]
+        self.order = sorted(range(config.num_layers), key=places.__getitem__)
+
+    def on(self, device: torch.device, dtype: torch.dtype) -> Weights:
+        """All of them, for torch."""
+
+        def join(stack: Stack) -> torch.Tensor:
+            return stack.join(device, dtype)
+
+        embedding = join(self.embedding)
+        layers = {index: self.layers[index].map(join) for index in self.order}
+        return WeightsOf(
+            embedding=embedding,
+            layers=[layers[index] for index in range(len(layers))],
+            norm=join(self.norm),
+            head=embedding if self.head is self.embedding else join(self.head),
+        )
 
 
 def load_weights(
@@ -114,63 +101,44 @@ def load_weights(
     dtype: torch.dtype,
     progress: Progress | None = None,
 ) -> Weights:
-    """Raises Invalid that names the file and the tensor."""
-    tensors = Tensors(path, device, dtype, progress)
-    embedding = tensors.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
-    tied = config.tie_word_embeddings
-    return Weights(
-        embedding=embedding,
-        layers=[_layer(tensors, config, index) for index in range(config.num_layers)],
-        norm=tensors.take("model.norm.weight", config.hidden_size),
-        head=embedding
-        if tied
-        else tensors.take("lm_head.weight", config.vocab_size, config.hidden_size),
-    )
+    """For torch. Raises Invalid that names the file and the tensor."""
+    return Stored(path, config, progress).on(device, dtype)
 
 
-def _layer(tensors: Tensors, config: ModelConfig, index: int) -> LayerWeights:
+def _layer(shards: Shards, config: ModelConfig, index: int) -> LayerOf[Stack]:
     prefix = f"model.layers.{index}."
     attention = prefix + "self_attn."
     hidden, head_dim = config.hidden_size, config.head_dim
     rows = [config.num_heads * head_dim, *[config.num_kv_heads * head_dim] * 2]
     names = [f"{attention}{part}_proj" for part in "qkv"]
-    has_bias, has_norm = config.qkv_bias, config.qk_norm
-    weights = LayerWeights(
-        input_norm=tensors.take(prefix + "input_layernorm.weight", hidden),
-        post_norm=tensors.take(prefix + "post_attention_layernorm.weight", hidden),
-        qkv=tensors.take_joined([name + ".weight" for name in names], rows, hidden),
-        qkv_bias=tensors.take_joined([f"{n}.bias" for n in names], rows) if has_bias else None,
-        output=tensors.take(attention + "o_proj.weight", hidden, rows[0]),
-        q_norm=tensors.take(attention + "q_norm.weight", head_dim) if has_norm else None,
-        k_norm=tensors.take(attention + "k_norm.weight", head_dim) if has_norm else None,
+
+    def norm(name: str, size: int) -> Stack:
+        return shards.stack([name + ".weight"], [size])
+
+    layer = LayerOf(
+        input_norm=norm(prefix + "input_layernorm", hidden),
+        post_norm=norm(prefix + "post_attention_layernorm", hidden),
+        qkv=shards.stack([name + ".weight" for name in names], rows, hidden),
+        qkv_bias=shards.stack([f"{n}.bias" for n in names], rows) if config.qkv_bias else None,
+        output=shards.stack([attention + "o_proj.weight"], [hidden], rows[0]),
+        q_norm=norm(attention + "q_norm", head_dim) if config.qk_norm else None,
+        k_norm=norm(attention + "k_norm", head_dim) if config.qk_norm else None,
     )
     if config.moe is not None and index in config.moe.layers:
-        _take_experts(tensors, config, prefix + "mlp.", weights)
+        _experts(shards, config, prefix + "mlp.", layer)
     else:
-        weights.gate_up, weights.down = _mlp(
-            tensors, prefix + "mlp.", hidden, config.intermediate_size
-        )
-    return weights
+        size = config.intermediate_size
+        names = [f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up")]
+        layer.gate_up = shards.stack(names, [size, size], hidden)
+        layer.down = shards.stack([f"{prefix}mlp.down_proj.weight"], [hidden], size)
+    return layer
 
 
-def _mlp(
-    tensors: Tensors, prefix: str, hidden: int, size: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    names = [f"{prefix}{part}_proj.weight" for part in ("gate", "up")]
-    gate_up = tensors.take_joined(names, [size, size], hidden)
-    return gate_up, tensors.take(prefix + "down_proj.weight", hidden, size)
-
-
-def _take_experts(
-    tensors: Tensors, config: ModelConfig, prefix: str, weights: LayerWeights
-) -> None:
+def _experts(shards: Shards, config: ModelConfig, prefix: str, layer: LayerOf[Stack]) -> None:
     assert config.moe is not None
-    num_experts, size = config.moe.num_experts, config.moe.intermediate_size
-    hidden = config.hidden_size
-    weights.router = tensors.take(prefix + "gate.weight", num_experts, hidden)
-    weights.expert_gate_up = weights.router.new_empty((num_experts, 2 * size, hidden))
-    weights.expert_down = weights.router.new_empty((num_experts, hidden, size))
-    for expert in range(num_experts):
-        gate_up, down = _mlp(tensors, f"{prefix}experts.{expert}.", hidden, size)
-        weights.expert_gate_up[expert] = gate_up
-        weights.expert_down[expert] = down
+    size, hidden = config.moe.intermediate_size, config.hidden_size
+    each = [f"{prefix}experts.{expert}." for expert in range(config.moe.num_experts)]
+    layer.router = shards.stack([prefix + "gate.weight"], [len(each)], hidden)
+    pairs = [[f"{name}gate_proj.weight", f"{name}up_proj.weight"] for name in each]
+    layer.expert_gate_up = shards.many(pairs, 2 * size, hidden)
+    layer.expert_down = shards.many([[f"{name}down_proj.weight"] for name in each], hidden, size)

@@ -11,7 +11,7 @@ from baton.engine.attention.base import Attention, Batch, make_batch
 from baton.engine.attention.cpu import CpuAttention
 from baton.engine.attention.tables import BlockTables
 from baton.engine.kv_pool import KvPool, block_bytes
-from baton.engine.loader import Progress, Weights, load_weights
+from baton.engine.loader import Stored, Weights
 from baton.engine.model import Decoder, Model, Replays
 from baton.engine.native.choice import TORCH, Choice, choose
 from baton.engine.native.decoder import NativeModel
@@ -21,6 +21,7 @@ from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.prompt_scores import score_targets
 from baton.engine.rope import RotaryTable
 from baton.engine.sampler import sample
+from baton.engine.shards import Progress
 from baton.errors import Invalid
 
 DTYPES = {
@@ -77,7 +78,8 @@ class ModelRunner:
         place = pick_device(device)
         kind = pick_dtype(dtype, place, config)
         choice = choose(cpu_kernels, config, place, kind)
-        weights = load_weights(path, config, place, kind, progress)
+        stored = Stored(path, config, progress)
+        weights = stored if choice.native else stored.on(place, kind)
         size = block_bytes(config, kind, block_tokens)
         pool = KvPool(
             config,
@@ -86,7 +88,7 @@ class ModelRunner:
             dtype=kind,
             device=place,
         )
-        model = make_model(config, weights, pool, native=choice.native)
+        model = make_model(config, weights, pool)
         return cls(
             config,
             model_digest(path),
@@ -147,9 +149,9 @@ class ModelRunner:
         return self._graphs.logits(tokens, batch)
 
 
-def make_model(config: ModelConfig, weights: Weights, pool: KvPool, *, native: bool) -> Decoder:
-    """``native`` takes the weights over."""
-    if native:
+def make_model(config: ModelConfig, weights: Weights | Stored, pool: KvPool) -> Decoder:
+    """On the kernels, which take weights from where they are stored, or on torch's tensors."""
+    if isinstance(weights, Stored):
         return NativeModel(config, weights, pool, Team(torch.get_num_threads()))
     return Model(config, weights, make_ops(config, pool))
 

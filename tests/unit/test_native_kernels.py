@@ -12,6 +12,7 @@ from baton.engine.attention.base import Batch
 from baton.engine.native.decoder import Core, NativeAttention, _attention_shape
 from baton.engine.native.library import call, load
 from baton.engine.native.matrix import PackedMatrix, Team
+from baton.engine.shards import Stack
 from tests.unit.native_house import FORMATS, needs_kernels
 
 pytestmark = needs_kernels
@@ -97,7 +98,7 @@ def test_rows_come_back_out_of_a_packed_matrix(dtype: torch.dtype) -> None:
     shape = _attention_shape(pool, 1)
     shape.vocabulary, shape.hidden = table.shape
     core = Core(shape, pool, Team(2))
-    core.set_head(torch.ones(48, dtype=dtype), table)
+    core.set_head(Stack([torch.ones(48, dtype=dtype)], [48]), Stack([table], table.shape))
     ids = torch.tensor([129, 0, 63, 64, 64, 127, 128])
     assert torch.equal(core.embed(ids), table[ids])
     for wrong in (-1, 130):

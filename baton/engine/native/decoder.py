@@ -8,31 +8,36 @@ import torch
 from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import Batch
 from baton.engine.kv_pool import KvPool
-from baton.engine.loader import LayerWeights, Weights
+from baton.engine.loader import LayerOf, Stored
 from baton.engine.moe import blend
 from baton.engine.native.library import KINDS, LAYER_FIELDS, Layer, Rows, Shape, call, load
 from baton.engine.native.matrix import PackedMatrix, Team
 from baton.engine.rope import RotaryTable
+from baton.engine.shards import Stack
 
 
 class NativeModel:
     """All layers of a step in one call, but for mixtures of experts, whose routing is torch's.
 
-    Takes the weights over: ``weights`` is empty afterwards, and what was packed is not kept twice.
+    Weights are packed from where they lie; nothing of ``weights`` is kept but an embedding that is
+    not the head.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, pool: KvPool, team: Team) -> None:
+    def __init__(self, config: ModelConfig, weights: Stored, pool: KvPool, team: Team) -> None:
         self._config = config
+        dtype = pool.tensor.dtype
         self._core = Core(shape_of(config, pool.tensor), pool.tensor, team, _rotary(config, pool))
-        self._experts: dict[int, _Experts] = {}
-        for index in range(config.num_layers):
-            layer = weights.layers.pop(0)
+        self._core.set_head(weights.norm, weights.head)
+        experts: dict[int, _Experts] = {}
+        for index in weights.order:
+            layer = weights.layers[index]
             self._core.set_layer(index, layer)
             if layer.router is not None:
-                self._experts[index] = _Experts(team, layer)
-        self._core.set_head(weights.norm, weights.head)
-        self._embedding = None if config.tie_word_embeddings else weights.embedding
-        weights.embedding = weights.head = weights.norm
+                experts[index] = _Experts(team, layer, dtype)
+        self._experts = {index: experts[index] for index in sorted(experts)}
+        self._embedding = None
+        if weights.head is not weights.embedding:
+            self._embedding = weights.embedding.join(pool.tensor.device, dtype)
 
     def hidden(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
         """What the last layer says of each token, [num_tokens, hidden_size].
@@ -108,29 +113,40 @@ class Core:
         end = weakref.finalize(self, library.baton_decoder_free, self._handle)
         end.atexit = False
 
-    def set_layer(self, index: int, weights: LayerWeights) -> None:
+    def set_layer(self, index: int, weights: LayerOf[Stack]) -> None:
         """Packs its matrices; those of experts are not the decoder's business."""
         layer = Layer()
         for name in LAYER_FIELDS:
-            if (weight := getattr(weights, name)) is None:
-                continue
-            if weight.dim() == 2:
-                packed = PackedMatrix(self._team, weight, gated=name == "gate_up")
-                assert self._sizes[name] == (packed.outs, packed.ins), name
-                weight = packed.tensor
-            else:
-                assert self._sizes[name] == weight.shape and weight.is_contiguous(), name
-            assert weight.dtype is self._dtype, name
-            setattr(layer, name, weight.data_ptr())
-            self._kept.append(weight)
+            stack: Stack | None = getattr(weights, name)
+            if stack is not None:
+                setattr(layer, name, self._keep(name, stack))
         self._library.baton_set_layer(self._handle, index, byref(layer))
 
-    def set_head(self, norm: torch.Tensor, head: torch.Tensor) -> None:
+    def _keep(self, name: str, stack: Stack) -> int:
+        """Its address, once it is as the kernels want it."""
+        if len(stack.shape) == 1:
+            assert self._sizes[name] == stack.shape, name
+            return self._keep_vector(stack)
+        packed = self._pack(stack, gated=name == "gate_up")
+        assert self._sizes[name] == (packed.outs, packed.ins), name
+        return packed.address
+
+    def _pack(self, stack: Stack, *, gated: bool = False) -> PackedMatrix:
+        packed = PackedMatrix(self._team, stack, gated=gated, dtype=self._dtype)
+        self._kept.append(packed)
+        return packed
+
+    def _keep_vector(self, stack: Stack) -> int:
+        """A copy: the file's mapping ends with the last tensor that lies in it."""
+        vector = stack.join(torch.device("cpu"), self._dtype).clone()
+        self._kept.append(vector)
+        return vector.data_ptr()
+
+    def set_head(self, norm: Stack, head: Stack) -> None:
         shape = self._shape
         assert norm.shape == (shape.hidden,) and head.shape == (shape.vocabulary, shape.hidden)
-        packed = PackedMatrix(self._team, head)
-        self._kept += [norm, packed]
-        self._library.baton_set_head(self._handle, norm.data_ptr(), packed.address)
+        packed = self._pack(head)
+        self._library.baton_set_head(self._handle, self._keep_vector(norm), packed.address)
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden], where the head's weight is the embedding's, too."""
@@ -210,12 +226,14 @@ class Core:
 class _Experts:
     """A layer's mixture: routed by torch, multiplied by the kernels."""
 
-    def __init__(self, team: Team, layer: LayerWeights) -> None:
-        assert layer.router is not None
-        assert layer.expert_gate_up is not None and layer.expert_down is not None
-        self._router = PackedMatrix(team, layer.router)
-        self._gate_up = [PackedMatrix(team, w, gated=True) for w in layer.expert_gate_up]
-        self._down = [PackedMatrix(team, weight) for weight in layer.expert_down]
+    def __init__(self, team: Team, layer: LayerOf[Stack], dtype: torch.dtype) -> None:
+        gate_up, down = layer.expert_gate_up, layer.expert_down
+        assert layer.router is not None and gate_up is not None and down is not None
+        self._router = PackedMatrix(team, layer.router, dtype=dtype)
+        self._gate_up = [
+            PackedMatrix(team, each, gated=True, dtype=dtype) for each in gate_up.split()
+        ]
+        self._down = [PackedMatrix(team, each, dtype=dtype) for each in down.split()]
 
     def __call__(self, x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
         assert config.moe is not None

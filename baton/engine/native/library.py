@@ -15,6 +15,9 @@ from baton.engine.native import build
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The formats that the kernels compute in, and their numbers there."""
 
+SOURCE_KINDS = {**KINDS, torch.float16: 2}
+"""What weights may come in."""
+
 LAYER_FIELDS = (
     "input_norm", "post_norm", "qkv", "qkv_bias", "output", "q_norm", "k_norm", "gate_up", "down",
 )  # fmt: skip
@@ -60,8 +63,21 @@ _FUNCTIONS = {
     "team": (c_void_p, [c_int64]),
     "team_free": (None, [c_void_p]),
     "packed_elements": (c_int64, [c_int64, c_int64, c_bool]),
-    # team, kind, from, outs, ins, gated, to
-    "pack": (None, [c_void_p, c_int64, c_void_p, c_int64, c_int64, c_bool, c_void_p]),
+    # team, kind, addresses of parts, rows of parts, their kind, outs, ins, gated, to
+    "pack": (
+        c_char_p,
+        [
+            c_void_p,
+            c_int64,
+            POINTER(c_void_p),
+            POINTER(c_int64),
+            c_int64,
+            c_int64,
+            c_int64,
+            c_bool,
+            c_void_p,
+        ],
+    ),
     # team, kind, x, rows of x, packed, outs, ins, gated, to
     "multiply": (
         c_char_p,

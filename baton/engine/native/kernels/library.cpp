@@ -10,8 +10,6 @@ using namespace baton;
 
 namespace {
 
-enum Kind { kFloat32 = 0, kBfloat16 = 1 };
-
 template <class Action>
 const char* guarded(Action action) {
   try {
@@ -24,9 +22,14 @@ const char* guarded(Action action) {
 }
 
 template <class T>
-void pack_as(Team& team, const void* from, long outs, long ins, bool gated, void* to) {
+void pack_as(Team& team, const Source& from, long outs, long ins, bool gated, void* to) {
   const Matrix<T> matrix{static_cast<const T*>(to), outs, ins, gated};
-  team.run([&](int) { pack(team, static_cast<const T*>(from), matrix, static_cast<T*>(to)); });
+  const bool converts = from.kind != Format<T>::kKind;
+  const Aligned<T> scratch(converts ? team.size() * kColumns * ins : 1);
+  team.run([&](int thread) {
+    T* own = converts ? scratch + thread * kColumns * ins : nullptr;
+    pack(team, from, matrix, own, static_cast<T*>(to));
+  });
 }
 
 template <class T>
@@ -68,10 +71,16 @@ int64_t baton_packed_elements(int64_t outs, int64_t ins, bool gated) {
   return Matrix<float>{nullptr, outs, ins, gated}.num_panels() * kColumns * ins;
 }
 
-void baton_pack(Team* team, int64_t kind, const void* from, int64_t outs, int64_t ins, bool gated,
-                void* to) {
-  if (kind == kBfloat16) return pack_as<Bf16>(*team, from, outs, ins, gated, to);
-  pack_as<float>(*team, from, outs, ins, gated, to);
+const char* baton_pack(Team* team, int64_t kind, const void* const* parts, const int64_t* counts,
+                       int64_t from_kind, int64_t outs, int64_t ins, bool gated, void* to) {
+  return guarded([&]() -> const char* {
+    const Source from{parts, counts, static_cast<Kind>(from_kind)};
+    if (kind == kBfloat16)
+      pack_as<Bf16>(*team, from, outs, ins, gated, to);
+    else
+      pack_as<float>(*team, from, outs, ins, gated, to);
+    return nullptr;
+  });
 }
 
 const char* baton_multiply(Team* team, int64_t kind, const void* x, int64_t count,

@@ -19,6 +19,11 @@ struct Bf16 {
   uint16_t bits;
 };
 
+// Formats of numbers as baton/engine/native/library.py has them; FP16 is only read.
+enum Kind { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
+
+inline long size_of(Kind kind) { return kind == kFloat32 ? 4 : 2; }
+
 // The first `count` lanes; none below one, all from sixteen on.
 inline Lanes lanes(long count) {
   if (count >= kLanes) return 0xffff;
@@ -32,6 +37,7 @@ struct Format;
 
 template <>
 struct Format<float> {
+  static constexpr Kind kKind = kFloat32;
   static constexpr long kPerUnit = 1;
 
   static Vec load(const float* from, Lanes which) { return _mm512_maskz_loadu_ps(which, from); }
@@ -44,6 +50,7 @@ struct Format<float> {
 
 template <>
 struct Format<Bf16> {
+  static constexpr Kind kKind = kBfloat16;
   static constexpr long kPerUnit = 2;
 
   static Vec widen(__m256i bits) {
@@ -62,6 +69,24 @@ struct Format<Bf16> {
     return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
   }
 };
+
+// Sixteen numbers of any format.
+inline Vec load_any(const void* from, Kind kind, long at, Lanes which) {
+  if (kind == kFloat32) return Format<float>::load(static_cast<const float*>(from) + at, which);
+  if (kind == kBfloat16) return Format<Bf16>::load(static_cast<const Bf16*>(from) + at, which);
+  const uint16_t* halves = static_cast<const uint16_t*>(from) + at;
+  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(which, halves));
+}
+
+// `count` numbers in another format; what they become.
+template <class T>
+const T* convert(const void* from, Kind kind, long count, T* to) {
+  for (long at = 0; at < count; at += kLanes) {
+    const Lanes inside = lanes(count - at);
+    Format<T>::store(to + at, inside, load_any(from, kind, at, inside));
+  }
+  return to;
+}
 
 // e to the power of `x`, within one unit in the last place (tests/unit/test_native_kernels.py).
 // Splits x into n ln 2 + r with |r| <= ln 2 / 2, and sums the Taylor series of r up to the seventh

@@ -40,13 +40,30 @@ struct Matrix {
   }
 };
 
+// What a matrix is packed from: parts [counts[i]][ins] that lie one below the other, each anywhere.
+struct Source {
+  const void* const* parts;
+  const int64_t* counts;
+  Kind kind;
+
+  const void* row(long row, long ins) const {
+    long part = 0;
+    for (; row >= counts[part]; ++part) row -= counts[part];
+    return static_cast<const char*>(parts[part]) + row * ins * size_of(kind);
+  }
+};
+
+// `scratch` is the thread's own, [64][ins], for rows that come in another format.
 template <class T>
-void pack(Team& team, const T* from, const Matrix<T>& matrix, T* to) {
+void pack(Team& team, const Source& from, const Matrix<T>& matrix, T* scratch, T* to) {
   team.each(matrix.num_panels(), [&](long panel) {
     const Unit* rows[kColumns];
     for (long column = 0; column < kColumns; ++column) {
       const long row = matrix.row_at(panel, column);
-      rows[column] = row < 0 ? nullptr : reinterpret_cast<const Unit*>(from + row * matrix.ins);
+      const void* place = row < 0 ? nullptr : from.row(row, matrix.ins);
+      if (place && from.kind != Format<T>::kKind)
+        place = convert(place, from.kind, matrix.ins, scratch + column * matrix.ins);
+      rows[column] = static_cast<const Unit*>(place);
     }
     stand_up(rows, matrix.depth(), reinterpret_cast<Unit*>(to) + panel * matrix.depth() * kColumns);
   });

@@ -1,0 +1,183 @@
+"""A checkpoint's files, mapped: tensors are views of them, and read when they are used."""
+
+import mmap
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baton.checkpoint import list_shards, shard_header
+from baton.errors import Invalid
+from baton.readahead import Readahead
+
+Progress = Callable[[int, int], None]
+"""Called with bytes done and bytes in all."""
+
+_FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A safetensors file. What is written to ``map`` is never seen by anybody else; nobody does."""
+
+    path: Path
+    map: mmap.mmap
+    data_start: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    shard: Shard
+    told: dict[str, Any]
+
+
+class Stack:
+    """A tensor as the checkpoint has it, in its own format: ``parts`` one below the other.
+
+    ``shape`` is the whole's; of ``[num_experts, rows, ins]`` the matrices lie below one another,
+    too. Who has used it says so (:meth:`used`), which counts it, and gives back its pages.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[torch.Tensor],
+        shape: Sequence[int],
+        on_used: Callable[["Stack"], None] = lambda stack: None,
+    ) -> None:
+        assert sum(part.numel() for part in parts) == prod(shape), f"{[*shape]}"
+        assert len({part.dtype for part in parts}) == 1
+        self.parts = tuple(parts)
+        self.shape = tuple(shape)
+        self._on_used = on_used
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.parts[0].dtype
+
+    def split(self) -> list["Stack"]:
+        """The matrices of ``[count, rows, ins]``. Each of them has whole parts."""
+        count, rows, ins = self.shape
+        each = len(self.parts) // count
+        assert each * count == len(self.parts)
+        return [
+            Stack(self.parts[n * each : (n + 1) * each], (rows, ins), self._on_used)
+            for n in range(count)
+        ]
+
+    def join(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
+        """One tensor. Without anything to convert or to join it is the mapped file itself, which
+        processes of one host share."""
+        if len(self.parts) == 1:
+            joined = self.parts[0].to(device=device, dtype=dtype)
+        else:
+            width = self.shape[-1] if len(self.shape) > 1 else 1
+            joined = torch.empty((prod(self.shape) // width, width), dtype=dtype, device=device)
+            start = 0
+            for part in self.parts:
+                rows = part.numel() // width
+                joined[start : start + rows] = part.view(rows, width)
+                start += rows
+        self.used()
+        return joined.view(self.shape)
+
+    def used(self) -> None:
+        self._on_used(self)
+
+
+class Shards:
+    """All files of ``path``. Raises Invalid that names the file, and the tensor.
+
+    ``progress`` hears of what was used, of all that was asked for until then. While this lives, the
+    disk reads ahead of who uses it.
+    """
+
+    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+        self.path = path
+        self._progress = progress or (lambda done, total: None)
+        self._entries: dict[str, _Entry] = {}
+        self._places: dict[int, tuple[Shard, int, int]] = {}
+        self._unused: set[int] = set()
+        self._total_bytes = self._done_bytes = 0
+        files = list_shards(path)
+        for file in files:
+            header, data_start = shard_header(file)
+            shard = Shard(file, _map(file), data_start)
+            told = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            self._entries |= {name: _Entry(shard, entry) for name, entry in told.items()}
+        self._readahead = Readahead(files).start()
+        weakref.finalize(self, self._readahead.close)
+
+    def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> Stack:
+        """Tensors of ``rows[i]`` rows each. They are of one format."""
+        parts = [self._view(name, count, *rest) for name, count in zip(names, rows, strict=True)]
+        formats = sorted({str(part.dtype) for part in parts})
+        if len(formats) > 1:
+            raise Invalid(f"{self.path}: {', '.join(names)} have different dtypes: {formats}")
+        return Stack(parts, (sum(rows), *rest), self._used)
+
+    def many(self, names: Sequence[Sequence[str]], rows: int, ins: int) -> Stack:
+        """[len(names), rows, ins]: the matrices of experts, each of as many tensors."""
+        parts = [self._view(name, rows // len(each), ins) for each in names for name in each]
+        if len({part.dtype for part in parts}) > 1:
+            raise Invalid(f"{self.path}: {names[0][0]} and others have different dtypes")
+        return Stack(parts, (len(names), rows, ins), self._used)
+
+    def place(self, stack: Stack) -> tuple[Path, int]:
+        """Where it begins, to read in the order of the files."""
+        shard, start, _ = self._places[stack.parts[0].data_ptr()]
+        return shard.path, start
+
+    def _view(self, name: str, *shape: int) -> torch.Tensor:
+        if name not in self._entries:
+            raise Invalid(f"{self.path}: no file has tensor {name}")
+        shard, entry = self._entries[name].shard, self._entries[name].told
+        if tuple(entry["shape"]) != shape:
+            raise Invalid(
+                f"{shard.path}: {name} has shape {entry['shape']}, and must have {[*shape]}"
+            )
+        if entry["dtype"] not in _FLOATS:
+            raise Invalid(
+                f"{shard.path}: {name} has dtype {entry['dtype']}; supported are "
+                f"{', '.join(sorted(_FLOATS))}"
+            )
+        dtype, (start, end) = _FLOATS[entry["dtype"]], entry["data_offsets"]
+        if not 0 <= start <= end or end - start != prod(shape) * dtype.itemsize:
+            raise Invalid(
+                f"{shard.path}: {name} has bytes {start} to {end}, which is not what {[*shape]} of "
+                f"{entry['dtype']} take"
+            )
+        first = shard.data_start + start
+        view = torch.frombuffer(shard.map, dtype=dtype, count=prod(shape), offset=first)
+        self._places[view.data_ptr()] = shard, first, end - start
+        self._unused.add(view.data_ptr())
+        self._total_bytes += end - start
+        return view.view(shape)
+
+    def _used(self, stack: Stack) -> None:
+        """Pages of the file that this process has mapped are not its own: but whoever looks at
+        its memory would take them for that, and a limit on it might."""
+        for part in stack.parts:
+            place = part.data_ptr()
+            shard, start, size = self._places[place]
+            if place in self._unused:
+                self._unused.remove(place)
+                self._done_bytes += size
+            first = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
+            length = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
+            if length > 0:
+                shard.map.madvise(mmap.MADV_DONTNEED, first, length)
+        self._readahead.advance(self._done_bytes)
+        self._progress(self._done_bytes, self._total_bytes)
+
+
+def _map(path: Path) -> mmap.mmap:
+    """Privately, since torch has no tensors that can't be written to."""
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise Invalid(f"{path}: can't be mapped: {error}") from error

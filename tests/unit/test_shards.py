@@ -1,0 +1,179 @@
+"""Weights where they lie: mapped, checked, converted while they are packed, read ahead."""
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton import readahead
+from baton.checkpoint import load_model_config
+from baton.engine.loader import Stored, load_weights
+from baton.engine.native.matrix import PackedMatrix, Team
+from baton.engine.shards import Shards, Stack
+from baton.errors import Invalid
+from baton.readahead import Readahead
+from tests.model_zoo import ZOO, make_model
+from tests.unit.native_house import FORMATS, needs_kernels
+
+CPU = torch.device("cpu")
+SEED = 20261121
+
+
+def write(folder: Path, **tensors: torch.Tensor) -> Path:
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@needs_kernels
+@pytest.mark.parametrize("to", FORMATS, ids=str)
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_a_stack_is_packed_as_if_it_were_joined(
+    kept: torch.dtype, to: torch.dtype, tmp_path: Path
+) -> None:
+    """Of several tensors and in any format, to the same bits as torch's conversion."""
+    torch.manual_seed(SEED)
+    parts = {
+        name: torch.randn(rows, 48).to(kept) for name, rows in zip("abc", [70, 1, 33], strict=True)
+    }
+    shards = Shards(write(tmp_path, **parts))
+    team = Team(2)
+    stack = shards.stack(list("abc"), [70, 1, 33], 48)
+    packed = PackedMatrix(team, stack, dtype=to)
+    joined = PackedMatrix(team, torch.cat(list(parts.values())).to(to))
+    assert stack.shape == (104, 48) and torch.equal(packed.tensor, joined.tensor)
+    gated = PackedMatrix(team, shards.stack(["a", "c", "b"], [70, 33, 1], 48), gated=True, dtype=to)
+    whole = torch.cat([parts[name] for name in "acb"]).to(to)
+    assert torch.equal(gated.tensor, PackedMatrix(team, whole, gated=True).tensor)
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_torch_gets_what_the_file_has(name: str, tmp_path: Path) -> None:
+    make_model(tmp_path, name, seed=SEED)
+    config, wanted = load_model_config(tmp_path), load_file(tmp_path / "model.safetensors")
+    weights = load_weights(tmp_path, config, CPU, torch.float32)
+    prefix = "model.layers.1.self_attn."
+    qkv = torch.cat([wanted[f"{prefix}{part}_proj.weight"] for part in "qkv"])
+    assert torch.equal(weights.layers[1].qkv, qkv)
+    assert torch.equal(weights.embedding, wanted["model.embed_tokens.weight"])
+    assert (weights.head is weights.embedding) == config.tie_word_embeddings
+    if config.moe is not None:
+        experts = weights.layers[1].expert_gate_up
+        pair = [
+            wanted[f"model.layers.1.mlp.experts.2.{part}_proj.weight"] for part in ("gate", "up")
+        ]
+        assert experts is not None and torch.equal(experts[2], torch.cat(pair))
+
+
+def test_layers_are_taken_as_they_lie_in_the_files(tmp_path: Path) -> None:
+    """By their names, the eleventh comes before the second."""
+    make_model(tmp_path, "qwen3", num_hidden_layers=12)
+    stored = Stored(tmp_path, load_model_config(tmp_path))
+    assert stored.order == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_what_is_used_is_told_and_given_back(tmp_path: Path) -> None:
+    """Each tensor counts once; a mapped page that was given back is read anew."""
+    told: list[tuple[int, int]] = []
+    tensors = {"a": torch.randn(64, 2048), "b": torch.randn(64, 2048), "c": torch.randn(5)}
+    shards = Shards(write(tmp_path, **tensors), lambda *each: told.append(each))
+    first, second = shards.stack(["a", "b"], [64, 64], 2048), shards.stack(["b"], [64], 2048)
+    size = 64 * 2048 * 4
+    for _ in range(2):
+        assert torch.equal(second.join(CPU, torch.float32), tensors["b"])
+    first.used()
+    assert told == [(size, 3 * size), (size, 3 * size), (2 * size, 3 * size)]
+
+
+def test_one_tensor_is_the_mapped_file_itself(tmp_path: Path) -> None:
+    """So that processes of one host share it; it outlives everything else."""
+    tensor = torch.randn(8, 16)
+    joined = Shards(write(tmp_path, a=tensor)).stack(["a"], [8], 16).join(CPU, torch.float32)
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    (line,) = [line for line in maps if str(tmp_path) in line]
+    start, end = (int(part, 16) for part in line.split()[0].split("-"))
+    assert start <= joined.data_ptr() < end and torch.equal(joined, tensor)
+
+
+def test_experts_are_cut_apart() -> None:
+    parts = [torch.full((2, 3), float(n)) for n in range(8)]
+    used: list[Stack] = []
+    one, *others = Stack(parts, (4, 4, 3), used.append).split()
+    assert [each.shape for each in (one, *others)] == [(4, 3)] * 4
+    assert others[2].join(CPU, torch.float32).tolist() == [[6.0] * 3] * 2 + [[7.0] * 3] * 2
+    assert used == [others[2]]
+
+
+def header_of(path: Path, **changes: object) -> None:
+    """Tensor ``a`` as another would have it."""
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    entries = json.loads(data[8 : 8 + length])
+    entries["a"] |= changes
+    new = json.dumps(entries).encode()
+    path.write_bytes(struct.pack("<Q", len(new)) + new + data[8 + length :])
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"data_offsets": [4, 128]}, "a has bytes 4 to 128, which is not what [4, 8] of F32 take"),
+        ({"data_offsets": [96, 64]}, "a has bytes 96 to 64"),
+        ({"data_offsets": [0, 1 << 40]}, "truncated"),
+        ({"data_offsets": [-8, 120]}, "the header is not that of safetensors"),
+        ({"data_offsets": [0.0, 128.0]}, "the header is not that of safetensors"),
+        ({"data_offsets": [0]}, "the header is not that of safetensors"),
+        ({"shape": None}, "the header is not that of safetensors"),
+        ({"dtype": 7}, "the header is not that of safetensors"),
+        ({"dtype": "BF16"}, "a has bytes 0 to 128, which is not what [4, 8] of BF16 take"),
+    ],
+    ids=str,
+)
+def test_headers_that_lie(changes: dict[str, object], told: str, tmp_path: Path) -> None:
+    header_of(write(tmp_path, a=torch.ones(4, 8)) / "model.safetensors", **changes)
+    with pytest.raises(Invalid) as caught:
+        Shards(tmp_path).stack(["a"], [4], 8)
+    assert told in str(caught.value) and "model.safetensors" in str(caught.value)
+
+
+def test_one_matrix_is_of_one_format(tmp_path: Path) -> None:
+    shards = Shards(write(tmp_path, a=torch.ones(2, 4), b=torch.ones(2, 4).half()))
+    with pytest.raises(Invalid, match="a, b have different dtypes"):
+        shards.stack(["a", "b"], [2, 2], 4)
+
+
+def test_the_disk_stays_ahead_but_not_by_more_than_it_may(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pieces asked for, in order, as whoever uses them gets on."""
+    piece = readahead.PIECE_BYTES
+    for name, size in (("a", 5 * piece), ("b", 2 * piece + 7)):
+        (tmp_path / name).write_bytes(bytes(size))
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        readahead.os,
+        "posix_fadvise",
+        lambda fd, start, length, advice: asked.append((start, length)),
+    )
+    files = [tmp_path / "a", tmp_path / "b"]
+    early = Readahead(files, 3 * piece, waits=False).start()
+    early.join()
+    assert asked == [(n * piece, piece) for n in range(3)]
+    asked.clear()
+    following = Readahead(files, 3 * piece).start()
+    following.advance(2 * piece)
+    following.advance(5 * piece)
+    following.join()
+    assert asked == [(n * piece, piece) for n in range(5)] + [
+        (0, piece),
+        (piece, piece),
+        (2 * piece, 7),
+    ]
+    unread = Readahead(files, 3 * piece).start()
+    unread.close()
+
+
+def test_what_can_not_be_read_ahead_is_left(tmp_path: Path) -> None:
+    Readahead([tmp_path / "none"]).start().join()
