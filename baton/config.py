@@ -156,6 +156,9 @@ class Settings(BaseSettings):
     served_model_name: str | None = None
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["none", "int8", "int4"] = "none"
+    """What a CPU keeps the model's weights in (docs/engine.md): as ``dtype`` has them, or in fewer
+    bits, made at load. Workers with different ones share nothing."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Of a worker's arithmetic; 0 means all cores."""
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from baton.checkpoint import ModelConfig, load_model_config, model_digest
 from baton.engine.attention.base import make_batch
 from baton.engine.bench.stage import Stage
-from baton.engine.bench.stopwatch import Action, Spent, take
+from baton.engine.bench.stopwatch import Action, Spent, mean
 from baton.engine.bench.work import Work
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import Stored
@@ -37,7 +37,9 @@ class Contender(Protocol):
         """For any number of ``take``. Says how it will be done, if there are ways."""
         ...
 
-    def take(self) -> Spent: ...
+    def take(self, count: int) -> Spent:
+        """Seconds of one step, in the mean of so many."""
+        ...
 
     def drop(self) -> None:
         """Frees what ``prepare`` took."""
@@ -70,8 +72,8 @@ class Baton:
         self._step()
         return ""
 
-    def take(self) -> Spent:
-        return take(self._step)
+    def take(self, count: int) -> Spent:
+        return mean(self._step, count)
 
     def drop(self) -> None:
         pass
@@ -97,8 +99,8 @@ class Transformers:
         self._step()
         return ""
 
-    def take(self) -> Spent:
-        return take(self._step)
+    def take(self, count: int) -> Spent:
+        return mean(self._step, count)
 
     def drop(self) -> None:
         self._step = list
@@ -150,8 +152,8 @@ class Llama:
         asked = {"kind": work.kind, "batch": work.batch, "context": work.context}
         return str(self._ask(prepare=asked))
 
-    def take(self) -> Spent:
-        return Spent(**self._ask(step=True))
+    def take(self, count: int) -> Spent:
+        return Spent(**self._ask(step=count))
 
     def drop(self) -> None:
         self._ask(drop=True)
@@ -183,10 +185,12 @@ class Llama:
 def contenders(
     path: Path, options: argparse.Namespace, num_blocks: int
 ) -> Iterator[dict[str, Contender]]:
-    """By name; ours is the first, and one pool of ``num_blocks`` is both of ours'."""
+    """By name; ours is the first, and one pool of ``num_blocks`` is that of all of ours."""
     dtype = getattr(torch, options.dtype)
     pool = _pool(load_model_config(path), dtype, num_blocks)
     found: dict[str, Contender] = {"kernels": Baton(path, pool, options.seed, native=True)}
+    for name in options.quantized:
+        found[name] = Baton(path, pool, options.seed, native=True, quantization=name)
     with contextlib.ExitStack() as stack:
         if options.llama is not None:
             llama = Llama(path, options.llama, options.threads)

@@ -3,6 +3,7 @@
     python -m benchmarks.engine [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                 [--threads N] [--rounds N] [--contexts …] [--batches …]
                                 [--llama PYTHON] [--without torch transformers] [--most-gib G]
+                                [--quantized int8 int4]
 
 All have the same random weights, which is seen from their logits, and take turns, one after the
 other, in each round; the figures are medians. Two times are told: the wall clock's, which is what a
@@ -49,6 +50,12 @@ ALIKE = {"bfloat16": 0.03, "float32": 1e-4}
 """How far logits may be apart, by the length of both vectors' difference against ours. llama.cpp
 keeps KV in FP16, and rounds elsewhere."""
 
+QUANTIZED = {"int8": 0.1, "int4": 0.5}
+"""The same for ours with weights in fewer bits: random weights are harder to keep than trained."""
+
+TURN_SECONDS = 0.2
+"""Of ours: short steps are done several times in a turn, since the first finds cold caches."""
+
 PROMPT = [1 + 37 * n % 1000 for n in range(48)]
 
 
@@ -70,6 +77,11 @@ class Line:
             **self.ours.as_dict(),
             "cpu_share_of_roof": self.ours.cpu_share,
             "ceilings": asdict(self.ours.ceilings),
+            "quantized_shares_of_roof": {
+                name: {"wall": each.share, "cpu": each.cpu_share}
+                for name, each in self.figures.items()
+                if name in QUANTIZED
+            },
             "seconds_by_contender": spent,
             "times_as_fast": {
                 name: {"wall": wall, "cpu": cpu} for name, (wall, cpu) in self.ratios().items()
@@ -101,7 +113,7 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[Line]:
     if not possible:
         raise SystemExit(f"nothing fits into {options.most_gib} GiB")
     with contenders(path, options, most_blocks(possible, BLOCK_TOKENS)) as everybody:
-        check_logits(everybody, ALIKE[options.dtype])
+        check_logits(everybody, options.dtype)
         room = budget - len(everybody) * weights
         for work in possible:
             some = who_fits(everybody, kv_bytes(work, config, dtype), room)
@@ -128,25 +140,30 @@ def measure_line(
 ) -> Line:
     ways = {name: each.prepare(work) for name, each in some.items()}
     times: dict[str, list[Spent]] = {name: [] for name in some}
+    count = max(1, int(TURN_SECONDS / some["kernels"].take(1).wall))
     for _ in range(options.rounds):
         for name, each in some.items():
-            times[name].append(each.take())
+            times[name].append(each.take(count))
     for each in some.values():
         each.drop()
     dtype = getattr(torch, options.dtype)
     ceilings: Measured = measure(torch.device("cpu"), dtype, options.threads)
-    demand = demand_of(work, config, Widths.of(dtype))
-    figures = {n: Figure(work, median(each), demand, ceilings) for n, each in times.items()}
+    widths = {name: Widths.of(dtype, name if name in QUANTIZED else "none") for name in times}
+    figures = {
+        name: Figure(work, median(each), demand_of(work, config, widths[name]), ceilings)
+        for name, each in times.items()
+    }
     return Line(figures, {name: way for name, way in ways.items() if way}, left_out)
 
 
-def check_logits(everybody: dict[str, Contender], most: float) -> None:
+def check_logits(everybody: dict[str, Contender], dtype: str) -> None:
     """That all compute the same model. Ends the run if one does not."""
     found = {name: each.logits(PROMPT) for name, each in everybody.items()}
     ours = found.pop("kernels")
     for name, theirs in found.items():
         apart = ((ours - theirs).norm() / ours.norm()).item()
         best, their_best = int(ours.argmax()), int(theirs.argmax())
+        most = QUANTIZED.get(name, ALIKE[dtype])
         print(
             f"logits of {name}: {apart:.1e} apart from ours, best token {their_best} (ours {best})"
         )
@@ -185,6 +202,11 @@ def show(line: Line) -> None:
     ]
     parts += [f"÷ {n} {wall:5.2f} ({cpu:5.2f})" for n, (wall, cpu) in line.ratios().items()]
     parts.append(f"{ours.share:4.0%} ({ours.cpu_share:4.0%}) of what {ours.bound} allow")
+    parts += [
+        f"{name} {each.share:4.0%} ({each.cpu_share:4.0%}) of its own"
+        for name, each in line.figures.items()
+        if name in QUANTIZED
+    ]
     parts += [f"{name}: {way}" for name, way in line.ways.items()]
     if line.left_out:
         parts.append(f"no memory for {', '.join(line.left_out)}")
@@ -202,6 +224,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--llama", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--without", nargs="+", choices=["torch", "transformers"], default=[])
+    parser.add_argument("--quantized", nargs="+", choices=QUANTIZED, default=[])
     parser.add_argument("--most-gib", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)

@@ -18,6 +18,7 @@ import os
 import sys
 import sysconfig
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -85,16 +86,21 @@ class Report:
     samples: list[tuple[str, str]] | None = None
 
 
-def read_corpus() -> Corpus:
+def library() -> Iterator[tuple[bool, str]]:
+    """The text of each of its files, in order, and whether it is held out."""
     root = Path(sysconfig.get_path("stdlib"))
-    corpus = Corpus([], [])
     for path in sorted(root.rglob("*.py")):
         relative = path.relative_to(root)
         if SKIPPED_FOLDERS & set(relative.parts):
             continue
         text = path.read_text(encoding="utf-8", errors="ignore")
         digest = hashlib.blake2b(str(relative).encode(), digest_size=4).digest()
-        held_out = int.from_bytes(digest) % 100 < HELD_OUT_PERCENT
+        yield int.from_bytes(digest) % 100 < HELD_OUT_PERCENT, text
+
+
+def read_corpus() -> Corpus:
+    corpus = Corpus([], [])
+    for held_out, text in library():
         (corpus.held_out if held_out else corpus.train).append(text)
         if not held_out:
             corpus.train.extend(chats_of(text))

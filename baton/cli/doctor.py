@@ -48,13 +48,15 @@ def _torch() -> str:
 
 def _kernels() -> str:
     from baton.engine.native.choice import unavailable
+    from baton.engine.quantization import FORMATS
 
     reasons = {dtype: unavailable(dtype) for dtype in ("float32", "bfloat16")}
     works = [dtype for dtype, reason in reasons.items() if reason is None]
     missing = "; ".join(f"{dtype} with torch: {r}" for dtype, r in reasons.items() if r)
     if not works:
         raise Unavailable(f"{reasons['float32']}; torch computes instead")
-    return ", ".join(works) + (f"; {missing}" if missing else "")
+    formats = ", ".join(name for name in FORMATS if name != "none")
+    return f"{', '.join(works)}; weights in {formats}" + (f"; {missing}" if missing else "")
 
 
 def _version(package: str) -> str:

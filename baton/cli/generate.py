@@ -41,6 +41,7 @@ def run_generate(
         pool_bytes=settings.pool_bytes,
         block_tokens=settings.block_tokens,
         cpu_kernels=settings.cpu_kernels,
+        quantization=settings.quantization,
     )
     grammars = None
     if sampling.grammar is not None:

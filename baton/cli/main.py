@@ -32,6 +32,9 @@ OnWhere = Annotated[
     str, typer.Option("--on", help="cluster: one of `baton up`; or kubernetes.", metavar="WHERE")
 ]
 Namespace = Annotated[str | None, typer.Option(help="In Kubernetes; default: the current one.")]
+Quantization = Annotated[
+    str | None, typer.Option(help="What a CPU keeps weights in: none, int8, int4.")
+]
 Setting = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
@@ -73,6 +76,7 @@ def up(
     redis: Annotated[str | None, typer.Option(help="A Redis URL; default: embedded.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
+    quantization: Quantization = None,
     transports: Annotated[str | None, typer.Option(help="Of shm,nixl,grpc; best first.")] = None,
     mock: Annotated[
         bool, typer.Option("--mock", help="Workers without a model, in one process; no store.")
@@ -98,6 +102,7 @@ def up(
         "redis_url": redis,
         "device": device,
         "dtype": dtype,
+        "quantization": quantization,
         "transports": transports,
         "mock": mock or None,
     }
@@ -244,6 +249,7 @@ def generate(
     regex: Annotated[str | None, typer.Option(help="The whole answer matches this.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
+    quantization: Quantization = None,
     as_json: AsJson = False,
     config: Config = None,
     set_: Setting = None,
@@ -252,7 +258,7 @@ def generate(
     from baton.config import load_settings, prepare_threads
     from baton.core.request import SamplingParams
 
-    flags = {"model": model, "device": device, "dtype": dtype}
+    flags = {"model": model, "device": device, "dtype": dtype, "quantization": quantization}
     settings = load_settings(config, **merged(flags, set_))
     prompts = [*(prompt or []), *([_read(prompt_file)] if prompt_file else [])]
     if not prompts:

@@ -165,10 +165,11 @@ class WorkerProgram:
             pool_bytes=settings.pool_bytes,
             block_tokens=settings.block_tokens,
             cpu_kernels=settings.cpu_kernels,
+            quantization=settings.quantization,
             progress=partial(report_progress, "weights"),
         )
         tell = log.warning if runner.choice.is_fallback else log.info
-        tell("model_loaded", computed_by=runner.choice.told)
+        tell("model_loaded", computed_by=runner.choice.told, quantization=settings.quantization)
         return runner
 
     def _load_grammars(self) -> Grammars | None:
@@ -275,6 +276,7 @@ class WorkerProgram:
             "model": self._settings.model_name,
             "device": str(runner.pool.device),
             "kv_dtype": runner.kv_dtype,
+            "quantization": self._settings.quantization,
             "transports": ",".join(self._transports),
         }
 

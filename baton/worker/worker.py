@@ -433,7 +433,11 @@ class Worker:
         if opening.source_generation != self._generation:
             raise NotFound(f"worker {self._id} was reborn since the request was placed")
         if opening.model_digest != self._model_digest:
-            raise Invalid("reader and source have different models", param="model_digest")
+            raise Invalid(
+                "reader and source have different models, or keep one in different formats "
+                "(quantization): all workers of a cluster must have the same",
+                param="model_digest",
+            )
         if opening.kv_layout != self._layout.name:
             raise Invalid(
                 f"source has layout {self._layout.name}, reader {opening.kv_layout}",

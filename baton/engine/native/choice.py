@@ -1,7 +1,7 @@
 """Whether a model runs on the kernels or on torch, and why."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,7 +26,13 @@ class Choice:
 TORCH = Choice(False, "torch")
 
 
-def choose(mode: str, config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Choice:
+def choose(
+    mode: str,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str = "none",
+) -> Choice:
     """What a model is to run on. Raises Invalid where kernels were demanded (``on``) and can't be
     had, or ``mode`` is none of ``MODES``."""
     if mode not in MODES:
@@ -34,23 +40,27 @@ def choose(mode: str, config: ModelConfig, device: torch.device, dtype: torch.dt
             f"cpu_kernels is {mode!r}, and must be one of {', '.join(MODES)}", param="cpu_kernels"
         )
     if mode == "off" or (mode == "auto" and device.type != "cpu"):
-        return TORCH
-    reason = why_not(config, device, dtype)
+        return replace(TORCH, told=TORCH.told + _decoded(quantization))
+    reason = why_not(config, device, dtype, quantization)
     if reason is None:
-        return Choice(True, f"our own kernels, in {_name(dtype)}")
+        kept = "" if quantization == "none" else f", weights in {quantization}"
+        return Choice(True, f"our own kernels, in {_name(dtype)}{kept}")
     if mode == "on":
         raise Invalid(f"cpu_kernels is on, but {reason}", param="cpu_kernels")
-    return Choice(False, f"torch: {reason}", is_fallback=True)
+    return Choice(False, f"torch: {reason}{_decoded(quantization)}", is_fallback=True)
 
 
-def why_not(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
+def why_not(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, quantization: str = "none"
+) -> str | None:
     """What keeps a model from the kernels; None: nothing."""
     if device.type != "cpu":
         return f"the device is {device}"
     if dtype not in library.KINDS:
         return f"they don't compute in {_name(dtype)}"
-    if config.head_dim % 2 or not all(fits(dtype, size) for size in _depths(config)):
-        return f"the model has odd sizes, and {_name(dtype)} is multiplied in pairs"
+    if config.head_dim % 2 or not all(fits(dtype, size, quantization) for size in _depths(config)):
+        wanted = _name(dtype) if quantization == "none" else quantization
+        return f"the model has odd sizes, and {wanted} is multiplied in pairs"
     return unavailable(_name(dtype))
 
 
@@ -71,6 +81,10 @@ def _depths(config: ModelConfig) -> list[int]:
     """What products sum over."""
     depths = [config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size]
     return depths if config.moe is None else [*depths, config.moe.intermediate_size]
+
+
+def _decoded(quantization: str) -> str:
+    return "" if quantization == "none" else f"; {quantization} is decoded for each product"
 
 
 def _name(dtype: torch.dtype) -> str:

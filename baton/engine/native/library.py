@@ -18,6 +18,9 @@ KINDS = {torch.float32: 0, torch.bfloat16: 1}
 SOURCE_KINDS = {**KINDS, torch.float16: 2}
 """What weights may come in."""
 
+CODINGS = {"none": 0, "int8": 1, "int4": 2}
+"""How weights are kept (kernels/codes.h), by :mod:`baton.engine.quantization`'s names."""
+
 LAYER_FIELDS = (
     "input_norm", "post_norm", "qkv", "qkv_bias", "output", "q_norm", "k_norm", "gate_up", "down",
 )  # fmt: skip
@@ -39,9 +42,9 @@ class Shape(Structure):
 
 
 class Layer(Structure):
-    """Addresses of a layer's weights, 0 for what it has not."""
+    """Addresses of a layer's weights, 0 for what it has not, and how its matrices are kept."""
 
-    _fields_ = [(name, c_void_p) for name in LAYER_FIELDS]
+    _fields_ = [*[(name, c_void_p) for name in LAYER_FIELDS], ("coding", c_int64)]
 
 
 class Rows(Structure):
@@ -62,26 +65,17 @@ _FUNCTIONS = {
     "batch_bytes": (c_int64, []),
     "team": (c_void_p, [c_int64]),
     "team_free": (None, [c_void_p]),
-    "packed_elements": (c_int64, [c_int64, c_int64, c_bool]),
-    # team, kind, addresses of parts, rows of parts, their kind, outs, ins, gated, to
+    # kind, coding, outs, ins, gated
+    "packed_bytes": (c_int64, [c_int64, c_int64, c_int64, c_int64, c_bool]),
+    # team, kind, addresses of parts, rows of parts, their kind, coding, outs, ins, gated, to
     "pack": (
         c_char_p,
-        [
-            c_void_p,
-            c_int64,
-            POINTER(c_void_p),
-            POINTER(c_int64),
-            c_int64,
-            c_int64,
-            c_int64,
-            c_bool,
-            c_void_p,
-        ],
+        [c_void_p, c_int64, POINTER(c_void_p), POINTER(c_int64), *[c_int64] * 4, c_bool, c_void_p],
     ),
-    # team, kind, x, rows of x, packed, outs, ins, gated, to
+    # team, kind, x, rows of x, packed, coding, outs, ins, gated, to
     "multiply": (
         c_char_p,
-        [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64, c_int64, c_bool, c_void_p],
+        [c_void_p, c_int64, c_void_p, c_int64, c_void_p, *[c_int64] * 3, c_bool, c_void_p],
     ),
     "exponential": (None, [c_void_p, c_int64, c_void_p]),
     # kind, steps of 24 products of 16 lanes each
@@ -92,7 +86,8 @@ _FUNCTIONS = {
     "decoder": (c_void_p, [c_void_p, c_int64, POINTER(Shape), c_void_p, c_void_p, c_void_p]),
     "decoder_free": (None, [c_void_p]),
     "set_layer": (None, [c_void_p, c_int64, POINTER(Layer)]),
-    "set_head": (None, [c_void_p, c_void_p, c_void_p]),
+    # decoder, norm, packed head, its coding
+    "set_head": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
     # decoder, tokens, how many, x
     "embed": (c_char_p, [c_void_p, c_void_p, c_int64, c_void_p]),
     # decoder, rows, first layer, last layer, x, normed

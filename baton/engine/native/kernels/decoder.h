@@ -16,19 +16,21 @@ struct Shape {
   double epsilon;
 };
 
-// One layer's weights. Null: no bias, no norms of heads, no dense feed-forward.
+// One layer's weights. Null: no bias, no norms of heads, no dense feed-forward. `coding` is that of
+// its matrices.
 struct Layer {
   const void *input_norm, *post_norm;
   const void *qkv, *qkv_bias, *output;
   const void *q_norm, *k_norm;
   const void *gate_up, *down;
+  int64_t coding;
 };
 
 class Decoder {
  public:
   virtual ~Decoder() = default;
   virtual void set_layer(long index, const Layer& layer) = 0;
-  virtual void set_head(const void* norm, const void* head) = 0;
+  virtual void set_head(const void* norm, const void* head, Coding coding) = 0;
   // Each returns what is wrong with the arguments, or null.
   virtual const char* embed(const int64_t* tokens, long count, void* x) = 0;
   virtual const char* run(const Batch& batch, long first, long last, void* x, void* normed) = 0;
@@ -49,15 +51,15 @@ class DecoderOf : public Decoder {
     for (int thread = 0; thread < team.size(); ++thread) {
       attention_.push_back(
           std::make_unique<Attention<T>>(shape.heads, shape.kv_heads, shape.head_dim));
-      scratch_.push_back(std::make_unique<Aligned<float>>(kRowBlock * kColumns));
+      scratch_.push_back(std::make_unique<Aligned<float>>(kScratch));
     }
   }
 
   void set_layer(long index, const Layer& layer) override { layers_[index] = layer; }
 
-  void set_head(const void* norm, const void* head) override {
+  void set_head(const void* norm, const void* head, Coding coding) override {
     norm_ = static_cast<const T*>(norm);
-    head_ = Matrix<T>{static_cast<const T*>(head), shape_.vocabulary, shape_.hidden};
+    head_ = Matrix<T>{head, shape_.vocabulary, shape_.hidden, false, coding};
   }
 
   const char* embed(const int64_t* tokens, long count, void* x) override {
@@ -188,8 +190,9 @@ class DecoderOf : public Decoder {
 
   void attend_to(const Step& step, long index, int thread, T* x) {
     const Layer& layer = layers_[index];
-    const Matrix<T> qkv{static_cast<const T*>(layer.qkv), qkv_width(), shape_.hidden};
-    const Matrix<T> output{static_cast<const T*>(layer.output), shape_.hidden, attended_width()};
+    const Coding coding = static_cast<Coding>(layer.coding);
+    const Matrix<T> qkv{layer.qkv, qkv_width(), shape_.hidden, false, coding};
+    const Matrix<T> output{layer.output, shape_.hidden, attended_width(), false, coding};
     norm(step, x, layer.input_norm, step.normed);
     product(*step.team, step.normed, step.count, qkv, *scratch_[thread],
             Keep<T>{step.qkv, qkv_width(), static_cast<const T*>(layer.qkv_bias)});
@@ -200,9 +203,9 @@ class DecoderOf : public Decoder {
   }
 
   void feed_forward(const Step& step, const Layer& layer, int thread, T* x) {
-    const Matrix<T> gate_up{static_cast<const T*>(layer.gate_up), shape_.intermediate,
-                            shape_.hidden, true};
-    const Matrix<T> down{static_cast<const T*>(layer.down), shape_.hidden, shape_.intermediate};
+    const Coding coding = static_cast<Coding>(layer.coding);
+    const Matrix<T> gate_up{layer.gate_up, shape_.intermediate, shape_.hidden, true, coding};
+    const Matrix<T> down{layer.down, shape_.hidden, shape_.intermediate, false, coding};
     product(*step.team, step.normed, step.count, gate_up, *scratch_[thread],
             Gate<T>{step.gated, shape_.intermediate});
     product(*step.team, step.gated, step.count, down, *scratch_[thread], Add<T>{x, shape_.hidden});

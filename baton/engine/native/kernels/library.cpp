@@ -22,30 +22,30 @@ const char* guarded(Action action) {
 }
 
 template <class T>
-void pack_as(Team& team, const Source& from, long outs, long ins, bool gated, void* to) {
-  const Matrix<T> matrix{static_cast<const T*>(to), outs, ins, gated};
+const char* pack_as(Team& team, const Source& from, const Matrix<T>& matrix, void* to) {
+  const long ins = matrix.ins;
   const bool converts = from.kind != Format<T>::kKind;
   const Aligned<T> scratch(converts ? team.size() * kColumns * ins : 1);
+  std::atomic<bool> good{true};
   team.run([&](int thread) {
     T* own = converts ? scratch + thread * kColumns * ins : nullptr;
-    pack(team, from, matrix, own, static_cast<T*>(to));
+    if (!pack(team, from, matrix, own, to)) good = false;
   });
+  return good ? nullptr : "a weight is not finite";
 }
 
 template <class T>
-void multiply_as(Team& all, const void* x, long count, const void* packed, long outs, long ins,
-                 bool gated, void* to) {
-  const Matrix<T> matrix{static_cast<const T*>(packed), outs, ins, gated};
+void multiply_as(Team& all, const void* x, long count, const Matrix<T>& matrix, void* to) {
   Team alone(1);
-  Team& team = seconds_of(count, double(outs) * ins) < kWorthWaking ? alone : all;
-  const Aligned<float> scratch(team.size() * kRowBlock * kColumns);
+  Team& team = seconds_of(count, double(matrix.outs) * matrix.ins) < kWorthWaking ? alone : all;
+  const Aligned<float> scratch(team.size() * kScratch);
   team.run([&](int thread) {
-    float* own = scratch + thread * kRowBlock * kColumns;
+    float* own = scratch + thread * kScratch;
     T* place = static_cast<T*>(to);
-    if (gated)
-      product(team, static_cast<const T*>(x), count, matrix, own, Gate<T>{place, outs});
+    if (matrix.gated)
+      product(team, static_cast<const T*>(x), count, matrix, own, Gate<T>{place, matrix.outs});
     else
-      product(team, static_cast<const T*>(x), count, matrix, own, Keep<T>{place, outs});
+      product(team, static_cast<const T*>(x), count, matrix, own, Keep<T>{place, matrix.outs});
   });
 }
 
@@ -67,29 +67,32 @@ Team* baton_team(int64_t size) {
 
 void baton_team_free(Team* team) { delete team; }
 
-int64_t baton_packed_elements(int64_t outs, int64_t ins, bool gated) {
-  return Matrix<float>{nullptr, outs, ins, gated}.num_panels() * kColumns * ins;
+int64_t baton_packed_bytes(int64_t kind, int64_t coding, int64_t outs, int64_t ins, bool gated) {
+  const Coding how = static_cast<Coding>(coding);
+  if (kind == kBfloat16) return Matrix<Bf16>{nullptr, outs, ins, gated, how}.bytes();
+  return Matrix<float>{nullptr, outs, ins, gated, how}.bytes();
 }
 
 const char* baton_pack(Team* team, int64_t kind, const void* const* parts, const int64_t* counts,
-                       int64_t from_kind, int64_t outs, int64_t ins, bool gated, void* to) {
+                       int64_t from_kind, int64_t coding, int64_t outs, int64_t ins, bool gated,
+                       void* to) {
   return guarded([&]() -> const char* {
     const Source from{parts, counts, static_cast<Kind>(from_kind)};
-    if (kind == kBfloat16)
-      pack_as<Bf16>(*team, from, outs, ins, gated, to);
-    else
-      pack_as<float>(*team, from, outs, ins, gated, to);
-    return nullptr;
+    const Coding how = static_cast<Coding>(coding);
+    if (kind == kBfloat16) return pack_as(*team, from, Matrix<Bf16>{to, outs, ins, gated, how}, to);
+    return pack_as(*team, from, Matrix<float>{to, outs, ins, gated, how}, to);
   });
 }
 
 const char* baton_multiply(Team* team, int64_t kind, const void* x, int64_t count,
-                           const void* packed, int64_t outs, int64_t ins, bool gated, void* to) {
+                           const void* packed, int64_t coding, int64_t outs, int64_t ins,
+                           bool gated, void* to) {
   return guarded([&]() -> const char* {
+    const Coding how = static_cast<Coding>(coding);
     if (kind == kBfloat16)
-      multiply_as<Bf16>(*team, x, count, packed, outs, ins, gated, to);
+      multiply_as(*team, x, count, Matrix<Bf16>{packed, outs, ins, gated, how}, to);
     else
-      multiply_as<float>(*team, x, count, packed, outs, ins, gated, to);
+      multiply_as(*team, x, count, Matrix<float>{packed, outs, ins, gated, how}, to);
     return nullptr;
   });
 }
@@ -125,8 +128,8 @@ void baton_set_layer(Decoder* decoder, int64_t index, const Layer* layer) {
   decoder->set_layer(index, *layer);
 }
 
-void baton_set_head(Decoder* decoder, const void* norm, const void* head) {
-  decoder->set_head(norm, head);
+void baton_set_head(Decoder* decoder, const void* norm, const void* head, int64_t coding) {
+  decoder->set_head(norm, head, static_cast<Coding>(coding));
 }
 
 const char* baton_embed(Decoder* decoder, const int64_t* tokens, int64_t count, void* x) {

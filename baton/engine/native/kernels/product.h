@@ -3,33 +3,41 @@
 
 #include <type_traits>
 
+#include "encode.h"
 #include "team.h"
-#include "tile.h"
 
 namespace baton {
 
 constexpr long kRowBlock = 192;    // rows that share a panel while it is in the cache
-constexpr long kDepthBlock = 128;  // units of depth, whose 64 columns fill the first-level cache
 constexpr long kHalf = kColumns / 2;
+constexpr long kScratch = (kRowBlock + kDepthBlock) * kColumns;  // sums, and what codes stand for
 
 // Units that memory is asked for in advance: 4 KiB by rows so few that nothing but memory takes
-// time, and a block of depth by more, which work on one while the next is on its way.
+// time, and a block of depth by more, which work on one while the next is on its way: to the second
+// level, since the first is full of the one at hand.
 constexpr long kAheadOfFew = 16 * kColumns;
 constexpr long kAheadOfMany = kDepthBlock * kColumns;
 
 // W[outs][ins] as panels of 64 outputs, each [ins / kPerUnit][64] units; the last one is filled
 // up with zeros. Of a `gated` pair (gate below which up stands, `outs` rows each), a panel has 32
-// rows of the gate and the same 32 of up.
+// rows of the gate and the same 32 of up. Where weights are kept as codes, a panel has those.
 template <class T>
 struct Matrix {
-  const T* packed;
+  const void* packed;
   long outs, ins;
   bool gated = false;
+  Coding coding = kPlain;
 
   long num_panels() const { return ceil_div(outs, gated ? kHalf : kColumns); }
   long depth() const { return ins / Format<T>::kPerUnit; }
-  const Unit* panel(long index) const {
-    return reinterpret_cast<const Unit*>(packed) + index * depth() * kColumns;
+  long panel_bytes() const {
+    if (coding == kInt8) return baton::panel_bytes<Int8>(ins / 2);
+    if (coding == kInt4) return baton::panel_bytes<Int4>(ins / 2);
+    return depth() * kColumns * static_cast<long>(sizeof(Unit));
+  }
+  long bytes() const { return num_panels() * panel_bytes(); }
+  const uint8_t* panel(long index) const {
+    return static_cast<const uint8_t*>(packed) + index * panel_bytes();
   }
   // The row of W in this place, or -1 where zeros are.
   long row_at(long panel, long column) const {
@@ -53,32 +61,68 @@ struct Source {
   }
 };
 
-// `scratch` is the thread's own, [64][ins], for rows that come in another format.
+// False if weights are to be codes, and one is not finite.
 template <class T>
-void pack(Team& team, const Source& from, const Matrix<T>& matrix, T* scratch, T* to) {
+bool pack_panel(const T* const rows[kColumns], const Matrix<T>& matrix, uint8_t* to) {
+  if (matrix.coding == kInt8) return encode_panel<Int8>(rows, matrix.ins, to);
+  if (matrix.coding == kInt4) return encode_panel<Int4>(rows, matrix.ins, to);
+  stand_up(reinterpret_cast<const Unit* const*>(rows), matrix.depth(), reinterpret_cast<Unit*>(to));
+  return true;
+}
+
+// `scratch` is the thread's own, [64][ins], for rows that come in another format; else null. False
+// as of a panel.
+template <class T>
+bool pack(Team& team, const Source& from, const Matrix<T>& matrix, T* scratch, void* to) {
+  bool good = true;
   team.each(matrix.num_panels(), [&](long panel) {
-    const Unit* rows[kColumns];
+    const T* rows[kColumns];
     for (long column = 0; column < kColumns; ++column) {
       const long row = matrix.row_at(panel, column);
       const void* place = row < 0 ? nullptr : from.row(row, matrix.ins);
-      if (place && from.kind != Format<T>::kKind)
-        place = convert(place, from.kind, matrix.ins, scratch + column * matrix.ins);
-      rows[column] = static_cast<const Unit*>(place);
+      rows[column] = place && scratch
+                         ? convert(place, from.kind, matrix.ins, scratch + column * matrix.ins)
+                         : static_cast<const T*>(place);
     }
-    stand_up(rows, matrix.depth(), reinterpret_cast<Unit*>(to) + panel * matrix.depth() * kColumns);
+    if (!pack_panel(rows, matrix, static_cast<uint8_t*>(to) + panel * matrix.panel_bytes()))
+      good = false;
   });
+  return good;
 }
 
-// A row of W as it was, from a matrix that is not gated: the embedding, where the head is tied.
+// A row of W as it was, or as its codes have it, from a matrix that is not gated: the embedding,
+// where the head is tied.
 template <class T>
 void unpack_row(const Matrix<T>& matrix, long row, T* to) {
-  const Unit* from = matrix.panel(row / kColumns) + row % kColumns;
+  const uint8_t* panel = matrix.panel(row / kColumns);
+  const long column = row % kColumns;
+  if (matrix.coding == kInt8) return decode_row<Int8>(panel, column, matrix.ins, to);
+  if (matrix.coding == kInt4) return decode_row<Int4>(panel, column, matrix.ins, to);
+  const Unit* from = reinterpret_cast<const Unit*>(panel) + column;
   for (long step = 0; step < matrix.depth(); ++step)
     reinterpret_cast<Unit*>(to)[step] = from[step * kColumns];
 }
 
+// sums[num_rows][64] of a panel. `columns` has room for a block of depth.
+template <class T>
+void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, const uint8_t* panel,
+                    float* sums, Unit* columns) {
+  if (matrix.coding == kInt8)
+    return multiply_coded<T, Int8>(num_rows, rows, panel, matrix.depth(), sums, columns);
+  if (matrix.coding == kInt4)
+    return multiply_coded<T, Int4>(num_rows, rows, panel, matrix.depth(), sums, columns);
+  const Unit* units = reinterpret_cast<const Unit*>(panel);
+  const long depth = matrix.depth();
+  if (num_rows <= kRowsAtOnce)
+    return multiply<T, kAheadOfFew>(num_rows, rows, depth, units, kColumns, depth, sums, kColumns,
+                                    true);
+  for (long step = 0; step < depth; step += kDepthBlock)
+    multiply<T, kAheadOfMany>(num_rows, rows + step, depth, units + step * kColumns, kColumns,
+                              std::min(kDepthBlock, depth - step), sums, kColumns, step == 0);
+}
+
 // finish(row, panel, sums) for every row and panel of x[num_rows][ins] * W transposed, by all
-// threads of the team. `sums` are 64; `scratch` is the thread's own, [kRowBlock][64].
+// threads of the team. `sums` are 64; `scratch` is the thread's own, of kScratch.
 template <class T, class Finish>
 void product(Team& team, const T* x, long num_rows, const Matrix<T>& matrix, float* scratch,
              Finish&& finish) {
@@ -87,14 +131,8 @@ void product(Team& team, const T* x, long num_rows, const Matrix<T>& matrix, flo
     const long panel = task / blocks, first = task % blocks * kRowBlock;
     const long count = std::min(kRowBlock, num_rows - first);
     const Unit* rows = reinterpret_cast<const Unit*>(x) + first * depth;
-    const Unit* columns = matrix.panel(panel);
-    if (count <= kRowsAtOnce)
-      multiply<T, kAheadOfFew>(count, rows, depth, columns, kColumns, depth, scratch, kColumns, true);
-    else
-      for (long step = 0; step < depth; step += kDepthBlock)
-        multiply<T, kAheadOfMany>(count, rows + step, depth, columns + step * kColumns, kColumns,
-                                  std::min(kDepthBlock, depth - step), scratch, kColumns,
-                                  step == 0);
+    Unit* columns = reinterpret_cast<Unit*>(scratch + kRowBlock * kColumns);
+    multiply_panel(count, rows, matrix, matrix.panel(panel), scratch, columns);
     for (long row = 0; row < count; ++row) finish(first + row, panel, scratch + row * kColumns);
   });
 }

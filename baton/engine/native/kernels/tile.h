@@ -9,6 +9,8 @@ namespace baton {
 
 constexpr long kColumns = 64;    // of a tile: four vectors
 constexpr long kRowsAtOnce = 6;  // 24 sums, 4 vectors of columns and one of the row fit 32 registers
+constexpr long kDepthBlock = 64;  // units of depth, whose 64 columns take half the first-level cache
+constexpr long kNear = 32 * kColumns;  // units: what is asked for farther ahead waits one level below
 
 // sums[R][64] = rows[R][depth] * columns[depth][64], added to what is there unless `fresh`.
 //
@@ -21,6 +23,7 @@ inline __attribute__((always_inline)) void multiply_few(const Unit* rows, long r
                                                         long depth, float* sums, long sums_stride,
                                                         bool fresh) {
   constexpr long kVectors = kColumns / kLanes;
+  constexpr auto kPlace = Ahead > kNear ? _MM_HINT_T1 : _MM_HINT_T0;
   Vec sum[R][kVectors];
 #pragma GCC unroll 6
   for (long r = 0; r < R; ++r)
@@ -33,7 +36,7 @@ inline __attribute__((always_inline)) void multiply_few(const Unit* rows, long r
 #pragma GCC unroll 4
     for (long v = 0; v < kVectors; ++v) {
       column[v] = _mm512_loadu_si512(line + v * kLanes);
-      if (Ahead) _mm_prefetch(line + Ahead + v * kLanes, _MM_HINT_T0);
+      if (Ahead) _mm_prefetch(line + Ahead + v * kLanes, kPlace);
     }
 #pragma GCC unroll 6
     for (long r = 0; r < R; ++r) {

@@ -1,0 +1,132 @@
+// How weights become codes. baton/engine/quantization.py says the same in torch, bit by bit.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "codes.h"
+
+namespace baton {
+
+constexpr float kLeastNormal = 1.17549435e-38f;
+
+// The least and the largest of a row's part, and zero. False if one is infinite or no number.
+template <class T>
+inline bool span(const T* from, long count, float& least, float& most) {
+  constexpr int kNotFinite = 0x01 | 0x80 | 0x08 | 0x10;  // both kinds of NaN, both infinities
+  Vec low = _mm512_setzero_ps(), high = low;
+  Lanes strange = 0;
+  for (long i = 0; i < count; i += kLanes) {
+    const Vec x = Format<T>::load(from + i, lanes(count - i));
+    low = _mm512_min_ps(x, low);
+    high = _mm512_max_ps(x, high);
+    strange |= _mm512_fpclass_ps_mask(x, kNotFinite);
+  }
+  least = _mm512_reduce_min_ps(low), most = _mm512_reduce_max_ps(high);
+  return !strange;
+}
+
+// The nearest whole numbers of x / scale in [least, most], ties to even; 0 where the scale is 0.
+inline Vec codes_of(Vec x, float scale, int least, int most) {
+  if (scale == 0) return _mm512_setzero_ps();
+  const Vec whole = _mm512_roundscale_ps(_mm512_div_ps(x, _mm512_set1_ps(scale)),
+                                         _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm512_min_ps(_mm512_set1_ps(static_cast<float>(most)),
+                       _mm512_max_ps(_mm512_set1_ps(static_cast<float>(least)), whole));
+}
+
+inline void store_codes(Vec codes, Lanes which, int8_t* to) {
+  _mm_mask_storeu_epi8(to, which, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(codes)));
+}
+
+// Ties to even; what is below all normal numbers is zero, as products take it.
+inline float nearest_bf16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+  std::memcpy(&value, &bits, sizeof bits);
+  return std::fabs(value) < kLeastNormal ? 0.0f : value;
+}
+
+// Of a row's group: fills in codes and scale. False if a weight is not finite.
+template <class T>
+inline bool encode(Int8, const T* from, long count, int8_t* codes, float& scale) {
+  float least, most;
+  if (!span(from, count, least, most)) return false;
+  scale = std::max(most, -least) / Int8::kMost;
+  for (long i = 0; i < count; i += kLanes) {
+    const Lanes inside = lanes(count - i);
+    const Vec x = Format<T>::load(from + i, inside);
+    store_codes(codes_of(x, scale, -Int8::kMost, Int8::kMost), inside, codes + i);
+  }
+  return true;
+}
+
+// Of a few scales that which makes the least squared error: the largest weight may lie on the last
+// code of the side that has one more, or beside it.
+template <class T>
+inline bool encode(Int4, const T* from, long count, int8_t* codes, float& scale) {
+  const Lanes inside[2] = {lanes(count), lanes(count - kLanes)};
+  float least, most, least_error = INFINITY;
+  if (!span(from, count, least, most)) return false;
+  const float end = most >= -least ? most : least;
+  for (const float code : Int4::kEnds) {
+    const float tried = nearest_bf16(end / code);
+    Vec squares[2], found[2];
+    for (int half = 0; half < 2; ++half) {
+      const Vec x = Format<T>::load(from + half * kLanes, inside[half]);
+      found[half] = codes_of(x, tried, -8, 7);
+      const Vec error = _mm512_sub_ps(x, _mm512_mul_ps(found[half], _mm512_set1_ps(tried)));
+      squares[half] = _mm512_mul_ps(error, error);
+    }
+    const float error = _mm512_reduce_add_ps(_mm512_add_ps(squares[0], squares[1]));
+    if (!(error < least_error)) continue;
+    scale = tried, least_error = error;
+    for (int half = 0; half < 2; ++half) store_codes(found[half], inside[half], codes + half * kLanes);
+  }
+  return true;
+}
+
+// One panel, from rows of `ins` numbers; a row that is null is all zeros. False if a weight is not
+// finite.
+template <class Code, class T>
+bool encode_panel(const T* const rows[kColumns], long ins, uint8_t* panel) {
+  const long lines = ins / 2, group = Code::group_of(lines);
+  std::vector<int8_t> codes(kColumns * 2 * group);
+  float scales[kColumns] = {};
+  std::memset(panel, 0, panel_bytes<Code>(lines));
+  for (long first = 0; first < lines; first += group) {
+    const long count = std::min(group, lines - first);
+    for (long column = 0; column < kColumns; ++column) {
+      const T* row = rows[column];
+      int8_t* to = codes.data() + column * 2 * group;
+      if (row && !encode(Code(), row + 2 * first, 2 * count, to, scales[column])) return false;
+    }
+    for (long column = 0; column < kColumns; ++column)
+      Code::put_scale(panel, column, scales[column]);
+    panel += Code::kScaleBytes;
+    for (long line = 0; line < count; ++line, panel += Code::kLineBytes)
+      for (long column = 0; column < kColumns; ++column)
+        for (long parity = 0; parity < 2; ++parity)
+          Code::put(panel, column, parity, codes[column * 2 * group + 2 * line + parity]);
+  }
+  return true;
+}
+
+// A row of a panel, as its codes and scales have it.
+template <class Code, class T>
+void decode_row(const uint8_t* panel, long column, long ins, T* to) {
+  const long lines = ins / 2, group = Code::group_of(lines);
+  for (long first = 0; first < lines; first += group) {
+    const float scale = Code::scale_of(panel, column);
+    panel += Code::kScaleBytes;
+    const long last = std::min(first + group, lines);
+    for (long line = first; line < last; ++line, panel += Code::kLineBytes)
+      for (long parity = 0; parity < 2; ++parity)
+        Format<T>::store(to + 2 * line + parity, 1,
+                         _mm512_set1_ps(Code::code(panel, column, parity) * scale));
+  }
+}
+
+}  // namespace baton

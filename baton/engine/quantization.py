@@ -1,0 +1,137 @@
+"""Weights in fewer bits: what is kept of a matrix at load, and what it stands for.
+
+A weight becomes a small whole number, its code, times a scale that it shares:
+
+- ``int8``: codes from -127 to 127, a scale in FP32 for each output, which is its largest weight
+  by 127. No weight is off by more than half of that: 1/254 of its output's largest.
+- ``int4``: codes from -8 to 7, a scale in BF16 for every 32 of an output's weights, of a few that
+  which makes the least squared error.
+
+Products accumulate codes in FP32 before they are scaled, and what they are multiplied with stays as
+it is. The head is kept in int8, and with it an embedding that is tied to it; norms, biases and the
+routers of experts as they are. The kernels (native/kernels/encode.h) make the same codes and
+scales, bit by bit.
+"""
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from baton.errors import Invalid
+
+FORMATS = ("none", "int8", "int4")
+GROUP = 32
+"""Weights of an output that share a scale in int4."""
+
+ENDS = (-8.0, -7.0, -7.5, -8.5)
+"""What the largest weight of such a group is made to be, each tried."""
+
+_LEAST_NORMAL = torch.finfo(torch.float32).tiny
+_PIECE_ELEMENTS = 2**20
+"""That are looked at together, so that what is made on the way stays small."""
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """Of a matrix [outs, ins]: ``values`` in INT8 of that shape, and ``scales`` [outs, groups] in
+    FP32, each of ``group`` values, and of what is left at the end of a row."""
+
+    values: torch.Tensor
+    scales: torch.Tensor
+    group: int
+
+    def take(self, rows: slice | torch.Tensor) -> "Codes":
+        """Of some outputs."""
+        return Codes(self.values[rows], self.scales[rows], self.group)
+
+    def decode(self) -> torch.Tensor:
+        """The weights that they stand for, [outs, ins] in FP32."""
+        ins = self.values.shape[1]
+        return self.values * self.scales.repeat_interleave(self.group, dim=1)[:, :ins]
+
+
+def check_format(name: str, device: torch.device) -> None:
+    """Raises Invalid for a format that there is not, or not there."""
+    if name not in FORMATS:
+        raise Invalid(
+            f"quantization is {name!r}, and must be one of {', '.join(FORMATS)}",
+            param="quantization",
+        )
+    if name != "none" and device.type != "cpu":
+        raise Invalid(
+            f"quantization is {name}, which only CPUs compute with, and the device is {device}: "
+            "use none, or device=cpu",
+            param="quantization",
+        )
+
+
+def of_head(name: str) -> str:
+    """How the head is kept, whose errors no later layer evens out."""
+    return name if name == "none" else "int8"
+
+
+def quantized_digest(model_digest: bytes, name: str) -> bytes:
+    """16 bytes that are equal iff model and format are: what one format has computed (blocks,
+    answers on their way) is nothing to another's workers."""
+    if name == "none":
+        return model_digest
+    return hashlib.blake2b(
+        model_digest + name.encode(), digest_size=16, person=b"baton.quant.v1"
+    ).digest()
+
+
+def encode(weight: torch.Tensor, name: str) -> Codes:
+    """Of ``weight`` [outs, ins], in any float format. Raises Invalid if one is not finite."""
+    ins = weight.shape[1]
+    rows = max(1, _PIECE_ELEMENTS // ins)
+    make = {"int8": _int8, "int4": _int4}[name]
+    pieces = [make(part.float()) for part in torch.split(weight, rows)]
+    values, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    if not scales.isfinite().all():
+        raise Invalid("the weights can't be quantized: one is not finite")
+    return Codes(values, scales, ins if name == "int8" else GROUP)
+
+
+def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = weight.abs().amax(dim=1, keepdim=True) / 127
+    return _nearest(weight, scales, -127, 127).to(torch.int8), scales
+
+
+def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """In groups [outs, groups, GROUP], the last one filled up with zeros, which cost no error."""
+    outs, ins = weight.shape
+    padding = -ins % GROUP
+    groups = torch.nn.functional.pad(weight, (0, padding)).view(outs, -1, GROUP)
+    most, least = groups.amax(dim=-1, keepdim=True), groups.amin(dim=-1, keepdim=True)
+    end = torch.where(most >= -least, most, least)
+    best, scales = torch.zeros_like(groups), torch.zeros_like(end)
+    least_error = torch.full_like(end, torch.inf)
+    for code in ENDS:
+        tried = _nearest_bf16(end / code)
+        values = _nearest(groups, tried, -8, 7)
+        error = _sum((groups - values * tried).square())
+        is_better = error < least_error
+        best, scales = torch.where(is_better, values, best), torch.where(is_better, tried, scales)
+        least_error = torch.where(is_better, error, least_error)
+    scales = torch.where(end.isfinite(), scales, torch.nan)
+    return best.view(outs, -1)[:, :ins].to(torch.int8).contiguous(), scales.squeeze(-1)
+
+
+def _nearest(weight: torch.Tensor, scales: torch.Tensor, least: int, most: int) -> torch.Tensor:
+    """Whole numbers, in FP32. Ties go to even ones."""
+    quotients = torch.where(scales == 0, 0.0, weight / scales)
+    return quotients.round().clamp(least, most)
+
+
+def _nearest_bf16(scales: torch.Tensor) -> torch.Tensor:
+    """What is below all normal numbers is zero, as products take it."""
+    nearest = scales.to(torch.bfloat16).float()
+    return torch.where(nearest.abs() < _LEAST_NORMAL, 0.0, nearest)
+
+
+def _sum(errors: torch.Tensor) -> torch.Tensor:
+    """Over the last dimension, in the order of the kernels: halves upon halves."""
+    while (half := errors.shape[-1] // 2) > 0:
+        errors = errors[..., :half] + errors[..., half:]
+    return errors

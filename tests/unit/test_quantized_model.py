@@ -1,0 +1,159 @@
+"""Models whose weights are kept in fewer bits: on the kernels as on torch, the same bits in any
+step, and nothing in common with those of other formats."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from baton.engine.native.choice import choose
+from baton.engine.quantization import encode
+from baton.engine.runner import ModelRunner
+from baton.errors import Invalid
+from tests.model_zoo import make_model
+from tests.unit.native_house import FORMATS, all_logits, needs_kernels, row_of
+
+SEED = 20261121
+QUANTIZED = ["int8", "int4"]
+NEAR = 2e-5
+"""In FP32, of the largest logit: sums in another order, in every layer."""
+
+PLACEMENTS = 8
+"""Of each format and model."""
+
+
+def load(path: Path, name: str, kernels: str, dtype: str = "float32", **sizes: int) -> ModelRunner:
+    given = {"num_blocks": 64, **sizes}
+    return ModelRunner.load(
+        path, device="cpu", dtype=dtype, cpu_kernels=kernels, quantization=name, **given
+    )
+
+
+def logits_of(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
+    return all_logits(runner, [row_of(prompt, 0, range(runner.num_blocks))])[0]
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3-odd", "qwen3-moe"])
+def test_kernels_are_near_torch(model: str, name: str, tmp_path: Path) -> None:
+    """Untied, tied, odd sizes, and experts: both stand for the same weights."""
+    make_model(tmp_path, model, seed=SEED)
+    prompt = np.random.default_rng(SEED).integers(500, size=150).tolist()
+    ours, theirs = (logits_of(load(tmp_path, name, on), prompt) for on in ("on", "off"))
+    assert (ours - theirs).abs().max() <= NEAR * theirs.abs().max()
+
+
+@needs_kernels
+def test_each_matrix_is_kept_so(tmp_path: Path) -> None:
+    """A model whose matrices are replaced by what their codes stand for says the same in FP32."""
+    from safetensors.torch import load_file, save_file
+
+    make_model(tmp_path, "qwen3", seed=SEED)
+    prompt = np.random.default_rng(SEED).integers(500, size=60).tolist()
+    got = logits_of(load(tmp_path, "int4", "on"), prompt)
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    for key, weight in weights.items():
+        if weight.dim() == 2:
+            kept = "int8" if "embed_tokens" in key else "int4"
+            weights[key] = encode(weight, kept).decode()
+    save_file(weights, file, metadata={"format": "pt"})
+    wanted = logits_of(load(tmp_path, "none", "off"), prompt)
+    assert (got - wanted).abs().max() <= NEAR * wanted.abs().max()
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", FORMATS, ids=str)
+@pytest.mark.parametrize("name", QUANTIZED)
+def test_bits_do_not_depend_on_the_step(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """In any chunking, company, size of blocks and number of threads."""
+    print(f"seed {SEED}")
+    make_model(tmp_path, "qwen3", seed=SEED)
+    chance, kind = np.random.default_rng(SEED), str(dtype).removeprefix("torch.")
+    prompts = [chance.integers(500, size=size).tolist() for size in (70, 9, 130)]
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        alone = load(tmp_path, name, "on", kind)
+        wanted = [logits_of(alone, prompt) for prompt in prompts]
+        for _ in range(PLACEMENTS):
+            torch.set_num_threads(int(chance.integers(1, 4)))
+            block = int(chance.choice([1, 16, 64]))
+            runner = load(tmp_path, name, "on", kind, num_blocks=1024 // block, block_tokens=block)
+            for index, told in enumerate(in_chunks(runner, prompts, chance)):
+                assert torch.equal(told, wanted[index]), f"prompt {index}, blocks of {block}"
+    finally:
+        torch.set_num_threads(threads)
+
+
+def in_chunks(
+    runner: ModelRunner, prompts: list[list[int]], chance: np.random.Generator
+) -> list[torch.Tensor]:
+    """Logits of all tokens, from steps that take some of what each prompt has left."""
+    share = runner.num_blocks // len(prompts)
+    told: list[list[torch.Tensor]] = [[] for _ in prompts]
+    done = [0] * len(prompts)
+    while any(start < len(prompt) for start, prompt in zip(done, prompts, strict=True)):
+        left = [n for n, prompt in enumerate(prompts) if done[n] < len(prompt)]
+        going = sorted(
+            ((n, int(chance.choice([1, 3, 40, 100]))) for n in left), key=lambda part: part[1] > 1
+        )
+        blocks = [range(n * share, (n + 1) * share) for n in range(len(prompts))]
+        rows = [row_of(prompts[n][done[n] :][:count], done[n], blocks[n]) for n, count in going]
+        for (n, _), row, logits in zip(going, rows, all_logits(runner, rows), strict=True):
+            told[n].append(logits)
+            done[n] += row.num_tokens
+    return [torch.cat(parts) for parts in told]
+
+
+@needs_kernels
+def test_bytes_of_a_model(tmp_path: Path) -> None:
+    """Of two layers (q, k, v and output, gate, up and down) and the head, in panels of 64."""
+    make_model(tmp_path, "qwen3")
+    layer = 256 * 64 + 64 * 128 + 192 * 64 + 64 * 96
+    head, outs = 512 * 64, 256 + 64 + 192 + 64
+    sizes = {name: load(tmp_path, name, "on")._model.weight_bytes for name in ("none", *QUANTIZED)}
+    assert sizes == {
+        "none": (2 * layer + head) * 4,
+        "int8": 2 * (layer + outs * 4) + head + 512 * 4,
+        "int4": 2 * (layer // 2 + layer // 32 * 2) + head + 512 * 4,
+    }
+
+
+def test_formats_share_nothing(tmp_path: Path) -> None:
+    """By the digest, which is in every block's key, in what members tell, and asked for at each
+    hand-off."""
+    make_model(tmp_path, "qwen3")
+    digests = {load(tmp_path, name, "off").model_digest for name in ("none", *QUANTIZED)}
+    assert len(digests) == 3
+
+
+@needs_kernels
+def test_kernels_and_torch_share_what_they_compute(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3")
+    for name in QUANTIZED:
+        on, off = (load(tmp_path, name, kernels).model_digest for kernels in ("on", "off"))
+        assert on == off
+
+
+@needs_kernels
+def test_what_computes_is_said(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3")
+    on, off = (load(tmp_path, "int8", kernels).choice.told for kernels in ("on", "off"))
+    assert on == "our own kernels, in float32, weights in int8"
+    assert off == "torch; int8 is decoded for each product"
+
+
+@needs_kernels
+def test_odd_sizes_are_multiplied_by_torch(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3", intermediate_size=95)
+    runner = load(tmp_path, "int4", "auto")
+    told = "the model has odd sizes, and int4 is multiplied in pairs"
+    assert runner.choice.told == f"torch: {told}; int4 is decoded for each product"
+    with pytest.raises(Invalid, match=told):
+        choose("on", runner.model_config, torch.device("cpu"), torch.float32, "int4")
+    wanted = logits_of(load(tmp_path, "none", "on"), [1, 2, 3])
+    got = logits_of(runner, [1, 2, 3])
+    assert got.shape == wanted.shape and (got - wanted).abs().max() <= 0.3 * wanted.abs().max()
