@@ -19,7 +19,6 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from time import thread_time
@@ -70,6 +69,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._kept: list[tuple[Any, str, Any]] = []
 
     def watch(self, place: Any, name: str, part: str) -> None:
         inner = getattr(place, name)
@@ -81,6 +81,11 @@ class Watch:
             return value
 
         setattr(place, name, timed)
+        self._kept.append((place, name, inner))
+
+    def end(self) -> None:
+        for place, name, inner in self._kept:
+            setattr(place, name, inner)
 
     def take(self) -> dict[str, float]:
         """Of one step, each part without those within it."""
@@ -156,20 +161,10 @@ def watched(runner: ModelRunner, engine: Engine, worker: Worker) -> Watch:
     watch.watch(engine._runner, "run", "run")
     watch.watch(runner._model, "hidden", "model")
     watch.watch(runner._model, "logits", "model")
+    watch.watch(runner, "_sample", "sample")
+    watch.watch(runner_module, "make_batch", "tensors")
     watch.watch(worker, "on_step", "deliver")
     return watch
-
-
-@contextmanager
-def module_watched(watch: Watch) -> Iterator[None]:
-    kept = {name: getattr(runner_module, name) for name in ("make_batch", "sample")}
-    watch.watch(runner_module, "make_batch", "tensors")
-    watch.watch(runner_module, "sample", "sample")
-    try:
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(runner_module, name, function)
 
 
 async def _submit(
@@ -216,12 +211,10 @@ async def measure(runner: ModelRunner, batch: int, options: argparse.Namespace) 
     watch = watched(runner, engine, worker)
     running = asyncio.create_task(worker.run())
     await asyncio.sleep(0)
-    with module_watched(watch):
-        stream = await _submit(worker, batch, runner.model_config.vocab_size, options)
-        seen = await _steps(engine, worker, stream, watch, options)
+    stream = await _submit(worker, batch, runner.model_config.vocab_size, options)
+    seen = await _steps(engine, worker, stream, watch, options)
     await cancelled(running)
-    for place, name in ((runner, "run"), (runner._model, "hidden"), (runner._model, "logits")):
-        delattr(place, name)
+    watch.end()
     return {part: statistics.median(each[part] for each in seen) for part in PARTS}
 
 

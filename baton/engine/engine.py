@@ -271,7 +271,7 @@ class Engine:
         scores = output.scores or ((),) * len(plan.rows)
         for row, sampled, scored in zip(plan.rows, output.sampled, scores, strict=True):
             sequence = self._sequences[row.request_id]
-            sequence.num_computed = row.context_tokens
+            sequence.num_computed = row.start + len(row.token_ids)
             assert len(scored) == len(row.targets), f"scores of {row.request_id}"
             if row.targets:
                 sequence.scores[row.start :] = scored
@@ -284,7 +284,8 @@ class Engine:
                 outputs.append(self._accept(sequence, sampled))
             elif row.sample:
                 outputs.append(self._end_astray(sequence))
-            sealed += _sealed_run(sequence, num_sealed)
+            if num_sealed > sequence.num_published:
+                sealed += _sealed_run(sequence, num_sealed)
         return StepResult(
             tuple(outputs), tuple(progress), tuple(sealed), told.work, told.admitted, told.preempted
         )
@@ -303,8 +304,8 @@ class Engine:
     def _accept(self, sequence: Sequence, sampled: SampledToken) -> RequestOutput:
         """The sampled token becomes known; the request goes on, is held, or ends."""
         spec = sequence.spec
-        first_index = sequence.num_known - spec.num_prompt_tokens
-        is_first_output = sequence.num_known == len(spec.token_ids)
+        num_known = sequence.num_known
+        first_index = num_known - spec.num_prompt_tokens
         sequence.append(sampled.token_id)
         finish_reason = sequence.finish_reason(self._eos_token_ids)
         if sequence.task is Task.PREFILL:
@@ -316,16 +317,18 @@ class Engine:
             self._finish(sequence)
         elif sequence.constraint is not None:
             sequence.constraint.accept(sampled.token_id)
-        return RequestOutput(
+        output = RequestOutput(
             spec.request_id,
             spec.epoch,
             first_index,
             (sampled.token_id,),
             logprobs=() if sampled.logprob is None else (sampled.logprob,),
             finish_reason=finish_reason,
-            cached_tokens=sequence.cached_tokens if is_first_output else 0,
-            prompt_logprobs=_take_scores(sequence),
         )
+        if num_known == len(spec.token_ids):
+            output.cached_tokens = sequence.cached_tokens
+            output.prompt_logprobs = _take_scores(sequence)
+        return output
 
     def _end_astray(self, sequence: Sequence) -> RequestOutput:
         """The grammar lets no token come next: the request ends here, and the engine goes on."""

@@ -17,7 +17,7 @@ Mask = Callable[[], bytes]
 logits are there, or on their way."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Row:
     """One request's share of a step: computes tokens [start, start + len(token_ids)).
 
@@ -29,7 +29,9 @@ class Row:
     given only when the sampling parameters need them (penalties), else empty and 0. ``mask`` is
     None where every token may be sampled. ``targets`` are the tokens of the prompt that follow each
     of ``token_ids``, where their logprobs were asked for: as many, or one less at its end.
-    ``too_early`` are tokens that would end the answer, where it may not end yet.
+    ``too_early`` are tokens that would end the answer, where it may not end yet. Nobody changes a
+    row; it is not frozen only because there is one for each token of an answer, and a frozen one
+    takes three times as long to make.
     """
 
     request_id: RequestId
@@ -68,8 +70,10 @@ class Plan:
         return sum(row.num_tokens for row in self.rows)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampledToken:
+    """Nobody changes one: see :class:`Row`."""
+
     token_id: TokenId
     logprob: TokenLogprob | None = None
 

@@ -19,8 +19,6 @@ from baton.engine.native.matrix import Team
 from baton.engine.ops import Ops, TorchOps
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.prompt_scores import score_targets
-from baton.engine.quantization import check_format, quantized_digest
-from baton.engine.quantized_matrix import quantize
 from baton.engine.rope import RotaryTable
 from baton.engine.sampler import sample
 from baton.engine.shards import Progress
@@ -71,18 +69,15 @@ class ModelRunner:
         pool_bytes: int | None = None,
         block_tokens: int = 16,
         cpu_kernels: str = "auto",
-        quantization: str = "none",
         progress: Progress | None = None,
     ) -> "ModelRunner":
         """Loads a directory. Raises Invalid that names what is wrong with it, or says that
         memory is short. ``num_blocks`` wins over ``pool_bytes``; ``cpu_kernels`` is a name in
-        ``baton.engine.native.choice.MODES``, ``quantization`` one in
-        ``baton.engine.quantization.FORMATS``."""
+        ``baton.engine.native.choice.MODES``."""
         config = load_model_config(path)
         place = pick_device(device)
         kind = pick_dtype(dtype, place, config)
-        check_format(quantization, place)
-        choice = choose(cpu_kernels, config, place, kind, quantization)
+        choice = choose(cpu_kernels, config, place, kind)
         stored = Stored(path, config, progress)
         weights = stored if choice.native else stored.on(place, kind)
         size = block_bytes(config, kind, block_tokens)
@@ -93,10 +88,10 @@ class ModelRunner:
             dtype=kind,
             device=place,
         )
-        model = make_model(config, weights, pool, quantization)
+        model = make_model(config, weights, pool)
         return cls(
             config,
-            quantized_digest(model_digest(path), quantization),
+            model_digest(path),
             model,
             pool,
             choice,
@@ -129,11 +124,13 @@ class ModelRunner:
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         logits, hidden = self._replayed(plan, tokens, batch), None
         if logits is None:
-            hidden = self._model.hidden(torch.tensor(tokens, device=self._device), batch)
-            wanted = [batch.offsets[index + 1] - 1 for index in sampling]
-            logits = self._model.logits(
-                hidden, torch.tensor(wanted, dtype=torch.int64, device=self._device)
+            wanted = torch.tensor(
+                [batch.offsets[index + 1] - 1 for index in sampling],
+                dtype=torch.int64,
+                device=self._device,
             )
+            hidden = self._model.hidden(torch.tensor(tokens, device=self._device), batch)
+            logits = self._model.logits(hidden, wanted)
         sampled: list[SampledToken | None] = [None] * len(plan.rows)
         rows = [plan.rows[index] for index in sampling]
         for index, token in zip(sampling, self._sample(logits, rows), strict=True):
@@ -154,14 +151,10 @@ class ModelRunner:
         return self._graphs.logits(tokens, batch)
 
 
-def make_model(
-    config: ModelConfig, weights: Weights | Stored, pool: KvPool, quantization: str = "none"
-) -> Decoder:
+def make_model(config: ModelConfig, weights: Weights | Stored, pool: KvPool) -> Decoder:
     """On the kernels, which take weights from where they are stored, or on torch's tensors."""
     if isinstance(weights, Stored):
-        return NativeModel(config, weights, pool, Team(torch.get_num_threads()), quantization)
-    if quantization != "none":
-        quantize(weights, config, quantization)
+        return NativeModel(config, weights, pool, Team(torch.get_num_threads()))
     return Model(config, weights, make_ops(config, pool))
 
 

@@ -47,6 +47,8 @@ class Sequence:
 
     __slots__ = (
         "_chain",
+        "_needs_history",
+        "_wants_scores",
         "arrival",
         "arrival_seconds",
         "block_ids",
@@ -109,6 +111,9 @@ class Sequence:
         self.scores: list[TokenLogprob] = []
         """Logprobs of the prompt's tokens from the second on, as far as computed."""
         self._chain = chain
+        # Asked at each token, and the same for all of them.
+        self._needs_history = spec.sampling.needs_history
+        self._wants_scores = spec.scores_prompt and task is not Task.DECODE
 
     @property
     def request_id(self) -> RequestId:
@@ -146,8 +151,7 @@ class Sequence:
     @property
     def scores_prompt(self) -> bool:
         """Whether logprobs of the prompt are to be computed here, each with its token's KV."""
-        untold = len(self.token_ids) == len(self.spec.token_ids)
-        return self.spec.scores_prompt and untold and self.task is not Task.DECODE
+        return self._wants_scores and len(self.token_ids) == len(self.spec.token_ids)
 
     @property
     def preemptable(self) -> bool:
@@ -168,7 +172,7 @@ class Sequence:
         start, end = self.num_computed, self.num_computed + num_tokens
         sampling = self.spec.sampling
         sample = end == len(self.token_ids)
-        with_history = sample and sampling.needs_history
+        with_history = sample and self._needs_history
         return Row(
             self.spec.request_id,
             tuple(self.token_ids[start:end]),
