@@ -28,6 +28,10 @@ class Replays(Protocol):
         written. None when this batch was not captured. ``batch`` lies on the host."""
         ...
 
+    def warm(self, num_rows: int) -> None:
+        """Captures what batches of up to ``num_rows`` need."""
+        ...
+
 
 class Model:
     """Llama, Mistral, Qwen2, Qwen3 and Qwen3-MoE; pre-norm, rotary, grouped-query attention.

@@ -115,6 +115,11 @@ class ModelRunner:
         """Equal on two workers iff their blocks mean the same bytes."""
         return self.pool.layout
 
+    def warm(self, num_rows: int) -> None:
+        """Prepares what steps of up to ``num_rows`` decodes need, or the first take longer."""
+        if self._graphs is not None:
+            self._graphs.warm(num_rows)
+
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepOutput:
         for source, target in plan.copies:

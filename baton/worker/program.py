@@ -168,6 +168,7 @@ class WorkerProgram:
             quantization=settings.quantization,
             progress=partial(report_progress, "weights"),
         )
+        runner.warm(settings.max_running)
         tell = log.warning if runner.choice.is_fallback else log.info
         tell("model_loaded", computed_by=runner.choice.told, quantization=settings.quantization)
         return runner

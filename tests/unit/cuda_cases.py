@@ -269,6 +269,8 @@ def graphs_equal_eager(
         assert torch.equal(_without(pool.tensor.cpu(), batch.slots), untouched), span
         yield f"graph of {len(rows)} decodes: within {worst:.1e} of eager"
     assert len(captured) == 4, "for buckets of 4, 1, 2 and 8"
+    graphs.warm(9)
+    assert len(captured) == 5, "and for 16"
     mixed = make_batch(rows_of([(4, 1), (0, 5)]), BLOCK_TOKENS, CPU)
     assert graphs.logits([1] * 6, mixed) is None
     assert graphs.logits([1], make_batch(rows_of([(512, 1)]), BLOCK_TOKENS, CPU)) is None

@@ -103,12 +103,16 @@ class Replayed:
     def __init__(self, model: Model) -> None:
         self._model = model
         self.asked: list[int] = []
+        self.warmed: list[int] = []
 
     def logits(self, token_ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
         self.asked.append(batch.num_rows)
         if batch.num_decodes < batch.num_rows:
             return None
         return self._model.forward(torch.tensor(token_ids), batch, torch.arange(batch.num_rows))
+
+    def warm(self, num_rows: int) -> None:
+        self.warmed.append(num_rows)
 
 
 def test_a_runner_replays_steps_of_decodes_and_computes_all_others() -> None:
@@ -120,6 +124,8 @@ def test_a_runner_replays_steps_of_decodes_and_computes_all_others() -> None:
         model = Model(config, weights, theirs(config, pool, torch.float32))
         graphs = Replayed(model)
         runner = ModelRunner(config, b"", model, pool, graphs=graphs if replays else None)
+        runner.warm(7)
+        assert graphs.warmed == ([7] if replays else [])
         steps = [rows_of([(0, 9), (0, 3)]), rows_of([(9, 1), (3, 1)])]
         steps.append([replace(steps[1][0], sample=False), steps[1][1]])
         tokens.append([runner.run(Plan(n, tuple(rows))).sampled for n, rows in enumerate(steps)])

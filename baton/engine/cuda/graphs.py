@@ -61,15 +61,13 @@ class DecodeGraphs:
         return self._logits[: batch.num_rows]
 
     @torch.inference_mode()
-    def warm(self, num_rows: int, progress: Callable[[int, int], None] | None = None) -> None:
+    def warm(self, num_rows: int) -> None:
         """Captures all buckets that batches of up to ``num_rows`` need. The largest comes first:
         the others' scratch memory fits into its own."""
         last = bucket_for(num_rows) or BUCKETS[-1]
-        wanted = [rows for rows in reversed(BUCKETS) if rows <= last]
-        for done, rows in enumerate(wanted, 1):
-            self._of(rows)
-            if progress is not None:
-                progress(done, len(wanted))
+        for rows in reversed(BUCKETS):
+            if rows <= last:
+                self._of(rows)
 
     def _of(self, rows: int) -> tuple[StaticBatch, Graph]:
         if rows not in self._captured:
@@ -103,7 +101,8 @@ class CudaCapture:
                 work()
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads may use the device meanwhile: a store's, or a hand-off's.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             work()
         self._pool = graph.pool()
         return graph
