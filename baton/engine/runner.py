@@ -19,6 +19,8 @@ from baton.engine.native.matrix import Team
 from baton.engine.ops import Ops, TorchOps
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.prompt_scores import score_targets
+from baton.engine.quantization import check_format, quantized_digest
+from baton.engine.quantized_matrix import quantize
 from baton.engine.rope import RotaryTable
 from baton.engine.sampler import sample
 from baton.engine.shards import Progress
@@ -69,15 +71,18 @@ class ModelRunner:
         pool_bytes: int | None = None,
         block_tokens: int = 16,
         cpu_kernels: str = "auto",
+        quantization: str = "none",
         progress: Progress | None = None,
     ) -> "ModelRunner":
         """Loads a directory. Raises Invalid that names what is wrong with it, or says that
         memory is short. ``num_blocks`` wins over ``pool_bytes``; ``cpu_kernels`` is a name in
-        ``baton.engine.native.choice.MODES``."""
+        ``baton.engine.native.choice.MODES``, ``quantization`` one in
+        ``baton.engine.quantization.FORMATS``."""
         config = load_model_config(path)
         place = pick_device(device)
         kind = pick_dtype(dtype, place, config)
-        choice = choose(cpu_kernels, config, place, kind)
+        check_format(quantization, place)
+        choice = choose(cpu_kernels, config, place, kind, quantization)
         stored = Stored(path, config, progress)
         weights = stored if choice.native else stored.on(place, kind)
         size = block_bytes(config, kind, block_tokens)
@@ -88,10 +93,10 @@ class ModelRunner:
             dtype=kind,
             device=place,
         )
-        model = make_model(config, weights, pool)
+        model = make_model(config, weights, pool, quantization)
         return cls(
             config,
-            model_digest(path),
+            quantized_digest(model_digest(path), quantization),
             model,
             pool,
             choice,
@@ -156,10 +161,14 @@ class ModelRunner:
         return self._graphs.logits(tokens, batch)
 
 
-def make_model(config: ModelConfig, weights: Weights | Stored, pool: KvPool) -> Decoder:
+def make_model(
+    config: ModelConfig, weights: Weights | Stored, pool: KvPool, quantization: str = "none"
+) -> Decoder:
     """On the kernels, which take weights from where they are stored, or on torch's tensors."""
     if isinstance(weights, Stored):
-        return NativeModel(config, weights, pool, Team(torch.get_num_threads()))
+        return NativeModel(config, weights, pool, Team(torch.get_num_threads()), quantization)
+    if quantization != "none":
+        quantize(weights, config, quantization)
     return Model(config, weights, make_ops(config, pool))
 
 

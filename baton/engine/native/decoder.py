@@ -10,8 +10,18 @@ from baton.engine.attention.base import Batch
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import LayerOf, Stored
 from baton.engine.moe import blend
-from baton.engine.native.library import KINDS, LAYER_FIELDS, Layer, Rows, Shape, call, load
+from baton.engine.native.library import (
+    CODINGS,
+    KINDS,
+    LAYER_FIELDS,
+    Layer,
+    Rows,
+    Shape,
+    call,
+    load,
+)
 from baton.engine.native.matrix import PackedMatrix, Team
+from baton.engine.quantization import of_head
 from baton.engine.rope import RotaryTable
 from baton.engine.shards import Stack
 
@@ -23,17 +33,24 @@ class NativeModel:
     not the head.
     """
 
-    def __init__(self, config: ModelConfig, weights: Stored, pool: KvPool, team: Team) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        weights: Stored,
+        pool: KvPool,
+        team: Team,
+        quantization: str = "none",
+    ) -> None:
         self._config = config
-        dtype = pool.tensor.dtype
-        self._core = Core(shape_of(config, pool.tensor), pool.tensor, team, _rotary(config, pool))
+        dtype, shape = pool.tensor.dtype, shape_of(config, pool.tensor)
+        self._core = Core(shape, pool.tensor, team, _rotary(config, pool), quantization)
         self._core.set_head(weights.norm, weights.head)
         experts: dict[int, _Experts] = {}
         for index in weights.order:
             layer = weights.layers[index]
             self._core.set_layer(index, layer)
             if layer.router is not None:
-                experts[index] = _Experts(team, layer, dtype)
+                experts[index] = _Experts(team, layer, dtype, quantization)
         self._experts = {index: experts[index] for index in sorted(experts)}
         self._embedding = None
         if weights.head is not weights.embedding:
@@ -54,6 +71,13 @@ class NativeModel:
             first = index + 1
         self._core.run(batch, first, self._config.num_layers, x, x)
         return x
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all matrices, as they are kept."""
+        experts = sum(each.size_bytes for each in self._experts.values())
+        embedding = 0 if self._embedding is None else self._embedding.nbytes
+        return self._core.weight_bytes + experts + embedding
 
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         """Logits [num_wanted, vocab] in FP32 of the tokens with indices ``wanted``, which grow."""
@@ -95,6 +119,7 @@ class Core:
         pool: torch.Tensor,
         team: Team,
         rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
+        quantization: str = "none",
     ) -> None:
         sizes = (shape.num_blocks, shape.layers, 2, shape.block_tokens, shape.kv_heads)
         assert pool.shape == (*sizes, shape.head_dim) and pool.is_contiguous(), pool.shape
@@ -103,6 +128,7 @@ class Core:
             assert table.shape == (shape.positions, shape.head_dim // 2), table.shape
             assert table.dtype is torch.float32 and table.is_contiguous()
         self._shape, self._team, self._dtype = shape, team, pool.dtype
+        self._quantization = quantization
         self._kept: list[object] = [pool, rotary]
         self._library = library = load()
         addresses = [table.data_ptr() for table in rotary] if rotary else [None, None]
@@ -115,7 +141,7 @@ class Core:
 
     def set_layer(self, index: int, weights: LayerOf[Stack]) -> None:
         """Packs its matrices; those of experts are not the decoder's business."""
-        layer = Layer()
+        layer = Layer(coding=CODINGS[self._quantization])
         for name in LAYER_FIELDS:
             stack: Stack | None = getattr(weights, name)
             if stack is not None:
@@ -127,12 +153,14 @@ class Core:
         if len(stack.shape) == 1:
             assert self._sizes[name] == stack.shape, name
             return self._keep_vector(stack)
-        packed = self._pack(stack, gated=name == "gate_up")
+        packed = self._pack(stack, self._quantization, gated=name == "gate_up")
         assert self._sizes[name] == (packed.outs, packed.ins), name
         return packed.address
 
-    def _pack(self, stack: Stack, *, gated: bool = False) -> PackedMatrix:
-        packed = PackedMatrix(self._team, stack, gated=gated, dtype=self._dtype)
+    def _pack(self, stack: Stack, quantization: str, *, gated: bool = False) -> PackedMatrix:
+        packed = PackedMatrix(
+            self._team, stack, gated=gated, dtype=self._dtype, quantization=quantization
+        )
         self._kept.append(packed)
         return packed
 
@@ -145,8 +173,15 @@ class Core:
     def set_head(self, norm: Stack, head: Stack) -> None:
         shape = self._shape
         assert norm.shape == (shape.hidden,) and head.shape == (shape.vocabulary, shape.hidden)
-        packed = self._pack(head)
-        self._library.baton_set_head(self._handle, self._keep_vector(norm), packed.address)
+        quantization = of_head(self._quantization)
+        packed = self._pack(head, quantization)
+        self._library.baton_set_head(
+            self._handle, self._keep_vector(norm), packed.address, CODINGS[quantization]
+        )
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(each.size_bytes for each in self._kept if isinstance(each, PackedMatrix))
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """[num_tokens, hidden], where the head's weight is the embedding's, too."""
@@ -226,18 +261,25 @@ class Core:
 class _Experts:
     """A layer's mixture: routed by torch, multiplied by the kernels."""
 
-    def __init__(self, team: Team, layer: LayerOf[Stack], dtype: torch.dtype) -> None:
+    def __init__(
+        self, team: Team, layer: LayerOf[Stack], dtype: torch.dtype, quantization: str
+    ) -> None:
+        def pack(stack: Stack, *, gated: bool = False) -> PackedMatrix:
+            return PackedMatrix(team, stack, gated=gated, dtype=dtype, quantization=quantization)
+
         gate_up, down = layer.expert_gate_up, layer.expert_down
         assert layer.router is not None and gate_up is not None and down is not None
         self._router = PackedMatrix(team, layer.router, dtype=dtype)
-        self._gate_up = [
-            PackedMatrix(team, each, gated=True, dtype=dtype) for each in gate_up.split()
-        ]
-        self._down = [PackedMatrix(team, each, dtype=dtype) for each in down.split()]
+        self._gate_up = [pack(each, gated=True) for each in gate_up.split()]
+        self._down = [pack(each) for each in down.split()]
 
     def __call__(self, x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
         assert config.moe is not None
         return blend(x, self._router(x), self._expert, config.moe)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(each.size_bytes for each in (self._router, *self._gate_up, *self._down))
 
     def _expert(self, index: int, x: torch.Tensor) -> torch.Tensor:
         return self._down[index](self._gate_up[index](x))
