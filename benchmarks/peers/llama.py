@@ -10,8 +10,8 @@ Runs in an environment of its own and needs nothing of Baton's:
 Asked in lines of JSON on stdin, it answers in lines of JSON on stdout; its first line says what it
 is. Requests: ``{"logits": [token, …]}``, of the last token; ``{"prepare": {"kind", "batch",
 "context"}}``, which makes whatever the work needs ready, does it once in each of llama.cpp's
-ways, and keeps the fastest; ``{"step": true}``, which does it and says how many seconds of
-wall-clock and of CPU it took; ``{"drop": true}``.
+ways, and keeps the fastest; ``{"step": N}``, which does it N times and says how many seconds of
+wall-clock and of CPU one took; ``{"drop": true}``.
 
 A decode's KV is that of one prompt, computed and copied to every sequence: each has memory of its
 own. Its step is one token of each sequence, and what it wrote is removed outside of the time.
@@ -23,8 +23,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -128,6 +128,7 @@ class Peer:
         self._session: Session | None = None
         self._step: Callable[[], None] = lambda: None
         self._kept = 0
+        self._tried: dict[tuple[Any, ...], float] = {}
 
     def logits(self, tokens: list[int]) -> list[float]:
         session = self._open(FILL, 1, len(tokens), len(tokens))
@@ -138,19 +139,24 @@ class Peer:
 
     def prepare(self, work: dict[str, Any]) -> str:
         """The way that was the fastest; ``step`` goes it."""
-        ways = list(_ways(work))
-        if len(ways) > 1:
-            ways.sort(key=lambda way: self._try(work, way))
-        self._ready(work, ways[0])
-        return str(ways[0])
+        best = min(_ways(512), key=lambda way: self._try(work, way))
+        if work["kind"] == "prefill" and work["context"] > 512:
+            large = replace(best, ubatch=min(2048, work["context"]))
+            best = min((best, large), key=lambda way: self._try(work, way))
+        self._ready(work, best)
+        self.step()
+        return str(best)
 
-    def step(self) -> dict[str, float]:
-        wall, cpu = time.perf_counter(), time.process_time()
-        self._step()
-        spent = {"wall": time.perf_counter() - wall, "cpu": time.process_time() - cpu}
+    def step(self, count: int = 1) -> dict[str, float]:
         assert self._session is not None
-        self._session.forget(self._kept)
-        return spent
+        wall = cpu = 0.0
+        for _ in range(count):
+            began, spent = time.perf_counter(), time.process_time()
+            self._step()
+            wall += time.perf_counter() - began
+            cpu += time.process_time() - spent
+            self._session.forget(self._kept)
+        return {"wall": wall / count, "cpu": cpu / count}
 
     def drop(self) -> None:
         if self._session is not None:
@@ -158,9 +164,12 @@ class Peer:
         self._session = None
 
     def _try(self, work: dict[str, Any], way: Way) -> float:
-        self._ready(work, way)
-        self.step()
-        return self.step()["cpu"]
+        """Seconds. Each is tried once in a run, and what was tried is remembered."""
+        key = (work["kind"], work["batch"], work["context"], way)
+        if key not in self._tried:
+            self._ready(work, way)
+            self._tried[key] = self.step()["cpu"]
+        return self._tried[key]
 
     def _ready(self, work: dict[str, Any], way: Way) -> None:
         batch, context = work["batch"], work["context"]
@@ -179,12 +188,9 @@ class Peer:
         return self._session
 
 
-def _ways(work: dict[str, Any]) -> Iterator[Way]:
-    """Of a prompt, larger parts are tried, too."""
-    parts = sorted({512, min(2048, work["context"])}) if work["kind"] == "prefill" else [512]
-    for part in parts:
-        for flash in (True, False):
-            yield Way(flash, part, "f16")
+def _ways(ubatch: int) -> list[Way]:
+    """With both kinds of attention."""
+    return [Way(flash, ubatch, "f16") for flash in (True, False)]
 
 
 def _prefill(session: Session, context: int) -> Callable[[], None]:
@@ -230,7 +236,7 @@ def _answer(peer: Peer, asked: dict[str, Any]) -> Any:
     if "prepare" in asked:
         return peer.prepare(asked["prepare"])
     if "step" in asked:
-        return peer.step()
+        return peer.step(asked["step"])
     return peer.drop()
 
 

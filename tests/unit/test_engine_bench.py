@@ -20,7 +20,7 @@ from baton.engine.bench.demand import Demand, Widths, demand_of, num_weights
 from baton.engine.bench.figure import Figure
 from baton.engine.bench.room import split
 from baton.engine.bench.stage import Stage, blocks_of, most_blocks
-from baton.engine.bench.stopwatch import Spent, median, repeated, take
+from baton.engine.bench.stopwatch import Spent, least, mean, median, repeated, take
 from baton.engine.bench.work import Work, works
 from baton.engine.native.processor import model_name
 from baton.engine.plan import Plan
@@ -147,14 +147,21 @@ def test_both_clocks_are_read_around_the_action() -> None:
     walls, cpus = iter([1.0, 4.0]), iter([10.0, 15.0])
     spent = take(lambda: told.append("done"), lambda: next(walls), lambda: next(cpus))
     assert (spent, told) == (Spent(3.0, 5.0), ["done"])
-    assert median([Spent(1, 9), Spent(5, 2), Spent(2, 3)]) == Spent(2, 3)
+    times = [Spent(1, 9), Spent(5, 2), Spent(2, 3)]
+    assert (median(times), least(times)) == (Spent(2, 3), Spent(1, 2))
+
+
+def test_the_mean_of_some() -> None:
+    told: list[int] = []
+    mean(lambda: told.append(1), 3)
+    assert len(told) == 3
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(1e9, 5), (0.0, 2)])
 def test_rounds_end_with_their_time(seconds: float, calls: int) -> None:
     told: list[int] = []
-    repeated(lambda: told.append(1), rounds=4, most_seconds=seconds)
-    assert len(told) == calls
+    times = repeated(lambda: told.append(1), rounds=4, most_seconds=seconds)
+    assert (len(told), len(times)) == (calls, calls - 1)
 
 
 def check_ceilings(told: str) -> None:

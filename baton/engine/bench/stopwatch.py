@@ -24,6 +24,12 @@ def take(action: Action, wall: Clock = time.perf_counter, cpu: Clock = time.proc
     return Spent(wall() - began, cpu() - spent)
 
 
+def mean(action: Action, count: int) -> Spent:
+    """Of so many in a row."""
+    spent = take(lambda: [action() for _ in range(count)])
+    return Spent(spent.wall / count, spent.cpu / count)
+
+
 def median(times: Sequence[Spent]) -> Spent:
     return Spent(
         statistics.median(each.wall for each in times),
@@ -31,10 +37,14 @@ def median(times: Sequence[Spent]) -> Spent:
     )
 
 
-def repeated(action: Action, rounds: int, most_seconds: float) -> Spent:
-    """Median of ``rounds``, after one that warms up; of fewer once they took ``most_seconds``."""
+def least(times: Sequence[Spent]) -> Spent:
+    return Spent(min(each.wall for each in times), min(each.cpu for each in times))
+
+
+def repeated(action: Action, rounds: int, most_seconds: float) -> list[Spent]:
+    """``rounds`` times, after one that warms up; fewer once they took ``most_seconds``."""
     action()
     times = [take(action)]
     while len(times) < rounds and sum(each.wall for each in times) < most_seconds:
         times.append(take(action))
-    return median(times)
+    return times

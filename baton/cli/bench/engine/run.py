@@ -20,7 +20,7 @@ from baton.engine.bench.demand import Widths, demand_of
 from baton.engine.bench.figure import Figure
 from baton.engine.bench.room import split
 from baton.engine.bench.stage import Stage, most_blocks
-from baton.engine.bench.stopwatch import repeated
+from baton.engine.bench.stopwatch import median, repeated
 from baton.engine.bench.work import Work, works
 from baton.engine.native.processor import model_name
 from baton.engine.runner import ModelRunner, pick_device, pick_dtype
@@ -112,7 +112,7 @@ def _measure(question: Question, tell: Tell) -> Told:
 def _figure(question: Question, stage: Stage, work: Work, runner: ModelRunner) -> Figure:
     """Ceilings are of the same moment, as near as can be."""
     tensor, config = runner.pool.tensor, runner.model_config
-    spent = repeated(stage.step(work), question.rounds, question.seconds)
+    spent = median(repeated(stage.step(work), question.rounds, question.seconds))
     ceilings = measure(tensor.device, tensor.dtype, torch.get_num_threads())
     widths = Widths.of(tensor.dtype, question.settings.quantization)
     return Figure(work, spent, demand_of(work, config, widths), ceilings)
