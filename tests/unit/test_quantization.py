@@ -20,7 +20,7 @@ SEED = 20261121
 SHAPES = [(1, 2), (63, 30), (64, 32), (65, 60), (129, 256), (200, 700)]
 """Outputs and inputs: around a panel, a group, and a block of depth."""
 
-ROWS = [1, 2, 5, 6, 7, 13, 47, 48, 193, 400]
+ROWS = [1, 5, 6, 7, 47, 48, 193]
 """Around what is computed at once, what is unpacked for, and a block of rows."""
 
 QUANTIZED = ["int8", "int4"]
@@ -89,16 +89,15 @@ def test_the_kernels_refuse_it_too(name: str) -> None:
 
 
 @needs_kernels
-@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", QUANTIZED)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_kernels_make_the_same_codes(
-    shape: tuple[int, int], name: str, source: torch.dtype
-) -> None:
-    """Each weight alone, by a product with ones and zeros: bit by bit what torch's codes say."""
-    weight = weights(*shape, source)
-    packed = PackedMatrix(Team(2), weight, dtype=torch.float32, quantization=name)
-    assert torch.equal(packed(torch.eye(shape[1])).T, encode(weight, name).decode())
+def test_the_kernels_make_the_same_codes(shape: tuple[int, int], name: str) -> None:
+    """Each weight alone, by a product with ones and zeros: bit by bit what torch's codes say, from
+    whatever format they come."""
+    for source in (torch.float32, torch.bfloat16, torch.float16):
+        weight = weights(*shape, source)
+        packed = PackedMatrix(Team(2), weight, dtype=torch.float32, quantization=name)
+        assert torch.equal(packed(torch.eye(shape[1])).T, encode(weight, name).decode()), source
 
 
 @needs_kernels
@@ -111,7 +110,7 @@ def test_products_are_near_those_of_fp64(
     """Within what adding so many numbers in FP32, and a scale for each group, may lose, and one
     rounding to the format. A row's product has the same bits in any company."""
     weight = torch.randn(*shape, generator=torch.Generator().manual_seed(SEED)).to(dtype)
-    x = torch.randn(400, shape[1], generator=torch.Generator().manual_seed(SEED + 1)).to(dtype)
+    x = torch.randn(200, shape[1], generator=torch.Generator().manual_seed(SEED + 1)).to(dtype)
     packed = PackedMatrix(Team(2), weight, quantization=name)
     got, stands_for = packed(x), encode(weight, name).decode().double()
     exact, sizes = x.double() @ stands_for.T, x.double().abs() @ stands_for.abs().T

@@ -19,7 +19,7 @@ QUANTIZED = ["int8", "int4"]
 NEAR = 2e-5
 """In FP32, of the largest logit: sums in another order, in every layer."""
 
-PLACEMENTS = 8
+PLACEMENTS = 4
 """Of each format and model."""
 
 
@@ -35,8 +35,16 @@ def logits_of(runner: ModelRunner, prompt: list[int]) -> torch.Tensor:
 
 
 @needs_kernels
-@pytest.mark.parametrize("name", QUANTIZED)
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3-odd", "qwen3-moe"])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        ("llama", "int4"),
+        ("qwen2", "int8"),
+        ("qwen3-odd", "int4"),
+        ("qwen3-moe", "int4"),
+        ("qwen3-moe", "int8"),
+    ],
+)
 def test_kernels_are_near_torch(model: str, name: str, tmp_path: Path) -> None:
     """Untied, tied, odd sizes, and experts: both stand for the same weights."""
     make_model(tmp_path, model, seed=SEED)
