@@ -170,7 +170,7 @@ class _Spy:
 def turned_and_written(place: Place) -> Iterator[str]:
     """What is written, and that nothing else is; attention has cases of its own."""
     for dtype in place.dtypes:
-        for shape in SHAPES:
+        for shape in SHAPES if dtype is torch.float32 else SHAPES[:1]:
             config = config_of(*shape)
             weights = weights_of(config, dtype, CPU).layers[1]
             batch = make_batch(rows_of(SPANS), BLOCK_TOKENS, CPU)
@@ -312,15 +312,16 @@ def products_keep_their_bits(place: Place) -> Iterator[str]:
 
 
 def fixed_operations_keep_their_bits(place: Place) -> Iterator[str]:
-    """A prompt's last logits, in one piece, in chunks beside another request, and as a decode."""
+    """A prompt's last logits, in one piece, and in chunks beside another request, the last a
+    decode."""
     from baton.engine.cuda.ops import FixedOps
 
     config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
     weights = weights_of(config, dtype, place.device)
-    tokens = [TokenId(7 * n % 100) for n in range(37)]
-    blocks, others = ((first, first + 1, first + 2) for first in (3, 9))
+    tokens = [TokenId(7 * n % 100) for n in range(21)]
+    blocks, others = ((first, first + 1) for first in (3, 9))
     seen = []
-    for chunks in ((37,), (20, 16, 1), (36, 1)):
+    for chunks in ((21,), (12, 8, 1)):
         pool = pool_of(config, dtype, place.device)
         rotary = rotary_of(config, dtype, place.device)
         model = Model(config, weights, FixedOps(config, pool, rotary))
