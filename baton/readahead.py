@@ -10,8 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import structlog
-
 PIECE_BYTES = 128 * 1024
 """Of one request: Linux cuts off what is beyond a device's own readahead, of which this is the
 usual one."""
@@ -19,8 +17,6 @@ usual one."""
 AHEAD_BYTES = 2 * 2**30
 """At most of what is not used yet: what the fastest disks read in a second, of memory that others
 may need as well."""
-
-log = structlog.get_logger(__name__)
 
 
 class Readahead:
@@ -70,6 +66,9 @@ class Readahead:
                             return
                         os.posix_fadvise(opened.fileno(), start, length, os.POSIX_FADV_WILLNEED)
         except OSError as error:
+            import structlog  # the check of a GPU does without it
+
+            log = structlog.get_logger(__name__)
             log.warning("readahead_failed", error=str(error))
 
     def _may_ask(self, asked_bytes: int) -> bool:
