@@ -4,7 +4,7 @@ from bisect import bisect_left
 
 BUCKETS = (1, 2, 4, *range(8, 257, 8))
 """Filling up costs little: weights are read once for all rows, and a row without context reads
-nothing of the pool. 35 graphs are captured in seconds."""
+nothing of the pool."""
 
 SPLITS_BYTES = 512 * 1024 * 1024
 """That one layer's unfinished splits may take; a graph must have room for the longest contexts."""
