@@ -7,7 +7,7 @@ All contenders have the same random weights and threads, answer the same request
 all of them at once, but for ``one``, which is Baton again with a request at a time. ``continuous``
 is transformers' continuous batching, with paged attention by SDPA, which is what it has for a CPU:
 each step attends from all its tokens to all that its requests have in the cache, under a mask, so
-fewer rows at once are faster (``--rows``). ``padded`` is its ``generate`` on batches of so many
+``--rows`` bounds how many requests those are. ``padded`` is its ``generate`` on batches of so many
 prompts of like length, each batch until its longest answer has ended. Counted are the tokens that
 were asked for, prompts' time included, in wall time and in CPU seconds. Answers are compared with
 those of Baton's: in FP32 they should be equal. Prints a table, and JSON as the last line.
