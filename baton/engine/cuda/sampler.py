@@ -1,8 +1,8 @@
 """Sampling where the logits are: a batch at a time, and one transfer of the tokens.
 
 The same tokens as :func:`baton.engine.sampler.sample`, which says what each parameter means. Here
-top-k and top-p look at the likeliest ``WINDOW`` tokens only, since sorting a vocabulary for
-every row takes longer than the model; a row whose choice may lie outside is done again, by itself.
+top-k and top-p look at the likeliest ``WINDOW`` tokens only, so that no vocabulary is sorted; a row
+whose choice may lie outside is done again, by itself.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from baton.engine.plan import Row, SampledToken
 from baton.engine.sampler import choose, is_plain, kept_going
 
 WINDOW = 1024
-"""A nucleus of 95 % rarely has a hundred tokens; nobody asks for a top-k beyond it."""
+"""Tokens: more than most ask for. A row that wants more is right as well, and slower."""
 
 
 def sample_batch(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
