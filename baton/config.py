@@ -164,6 +164,9 @@ class Settings(BaseSettings):
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
     """Whether a CPU computes with our own kernels (docs/engine.md). ``auto``: where they run, and
     with torch else; ``on``: not without them."""
+    deterministic: bool = False
+    """A request's logits have the same bits in any batch, chunking and placement (docs/engine.md).
+    Who can't keep that refuses to start, and workers that compute otherwise are not mixed."""
 
     # The engine
     block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16

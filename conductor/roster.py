@@ -103,7 +103,9 @@ class Roster:
         return self._nodes.get(self._ready[worker].host, "")
 
     def _is_ready(self, member: Member) -> bool:
-        return member.state is WorkerState.READY and member.id not in self._leaving
+        """And neither ends soon nor computes otherwise than the others."""
+        unwanted = member.id in self._leaving or member.id in self._membership.odd
+        return member.state is WorkerState.READY and not unwanted
 
     # -- who comes and goes ----------------------------------------------------------------
 

@@ -42,6 +42,7 @@ def run_generate(
         block_tokens=settings.block_tokens,
         cpu_kernels=settings.cpu_kernels,
         quantization=settings.quantization,
+        deterministic=settings.deterministic,
     )
     grammars = None
     if sampling.grammar is not None:

@@ -35,6 +35,9 @@ Namespace = Annotated[str | None, typer.Option(help="In Kubernetes; default: the
 Quantization = Annotated[
     str | None, typer.Option(help="What a CPU keeps weights in: none, int8, int4.")
 ]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="The same bits in any batch, or no start.")
+]
 Setting = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; repeatable."),
@@ -77,6 +80,7 @@ def up(
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     quantization: Quantization = None,
+    deterministic: Deterministic = False,
     transports: Annotated[str | None, typer.Option(help="Of shm,nixl,grpc; best first.")] = None,
     mock: Annotated[
         bool, typer.Option("--mock", help="Workers without a model, in one process; no store.")
@@ -103,6 +107,7 @@ def up(
         "device": device,
         "dtype": dtype,
         "quantization": quantization,
+        "deterministic": deterministic or None,
         "transports": transports,
         "mock": mock or None,
     }
@@ -221,13 +226,15 @@ def kubernetes_settings(name: str | None, namespace: str | None, config: Path | 
 def serve(
     role: str,
     status_fd: Annotated[int, typer.Option(hidden=True)] = -1,
+    deterministic: Deterministic = False,
     config: Config = None,
     set_: Setting = None,
 ) -> None:
     """Run one role in the foreground: router, conductor, prefill, decode, kvstore or mock."""
     from baton.cli.serve import run_role
 
-    run_role(role, status_fd, config, settings_of(set_))
+    flags = {"deterministic": deterministic or None}
+    run_role(role, status_fd, config, merged(flags, set_))
 
 
 @app.command()
@@ -250,6 +257,7 @@ def generate(
     device: Annotated[str | None, typer.Option(help="auto, cpu, or cuda.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32, bfloat16, float16.")] = None,
     quantization: Quantization = None,
+    deterministic: Deterministic = False,
     as_json: AsJson = False,
     config: Config = None,
     set_: Setting = None,
@@ -258,7 +266,13 @@ def generate(
     from baton.config import load_settings, prepare_threads
     from baton.core.request import SamplingParams
 
-    flags = {"model": model, "device": device, "dtype": dtype, "quantization": quantization}
+    flags = {
+        "model": model,
+        "device": device,
+        "dtype": dtype,
+        "quantization": quantization,
+        "deterministic": deterministic or None,
+    }
     settings = load_settings(config, **merged(flags, set_))
     prompts = [*(prompt or []), *([_read(prompt_file)] if prompt_file else [])]
     if not prompts:

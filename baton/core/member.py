@@ -15,7 +15,8 @@ class Member:
     a store node's Unix socket, for members of its host. ``line`` is host:port where routers
     reach it without gRPC; empty where they can't.
     ``model_digest`` is hex; members with different ones never share KV. ``device`` is what a worker
-    computes on, and ``kv_bytes_per_token`` what it remembers of a token.
+    computes on, and ``kv_bytes_per_token`` what it remembers of a token. ``arithmetic`` is hex, and
+    equal on workers whose logits have the same bits; empty where that isn't promised.
     """
 
     id: WorkerId
@@ -35,4 +36,5 @@ class Member:
     transports: tuple[str, ...] = ()
     door: str = ""
     line: str = ""
+    arithmetic: str = ""
     load: Load = field(default_factory=Load)

@@ -10,6 +10,7 @@ from baton.core.ids import TokenId
 from baton.engine.attention.base import Attention, Batch, make_batch
 from baton.engine.attention.cpu import CpuAttention
 from baton.engine.attention.tables import BlockTables
+from baton.engine.determinism import arithmetic, check_possible, digest_of
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.loader import Stored, Weights
 from baton.engine.model import Decoder, Model, Replays
@@ -48,12 +49,14 @@ class ModelRunner:
         model: Decoder,
         pool: KvPool,
         choice: Choice = TORCH,
+        arithmetic: str = "",
         graphs: Replays | None = None,
     ) -> None:
         self.model_config = config
         self.model_digest = digest
         self.pool = pool
         self.choice = choice
+        self.arithmetic = arithmetic
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
@@ -72,6 +75,7 @@ class ModelRunner:
         block_tokens: int = 16,
         cpu_kernels: str = "auto",
         quantization: str = "none",
+        deterministic: bool = False,
         progress: Progress | None = None,
     ) -> "ModelRunner":
         """Loads a directory. Raises Invalid that names what is wrong with it, or says that
@@ -83,6 +87,8 @@ class ModelRunner:
         kind = pick_dtype(dtype, place, config)
         check_format(quantization, place)
         choice = choose(cpu_kernels, config, place, kind, quantization)
+        if deterministic:
+            check_possible(choice)
         stored = Stored(path, config, progress)
         weights = stored if choice.native else stored.on(place, kind)
         size = block_bytes(config, kind, block_tokens)
@@ -94,14 +100,11 @@ class ModelRunner:
             device=place,
         )
         model = make_model(config, weights, pool, quantization)
-        return cls(
-            config,
-            quantized_digest(model_digest(path), quantization),
-            model,
-            pool,
-            choice,
-            graphs=make_graphs(config, model, pool),
-        )
+        digest = quantized_digest(model_digest(path), quantization)
+        if not deterministic:
+            return cls(config, digest, model, pool, choice, graphs=make_graphs(config, model, pool))
+        bits = arithmetic(model, pool, config.vocab_size)
+        return cls(config, digest_of(digest, bits), model, pool, choice, bits)
 
     @property
     def num_blocks(self) -> int:

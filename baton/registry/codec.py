@@ -40,6 +40,7 @@ def member_from_json(data: bytes) -> Member:
             host=_text(raw, "host"),
             door=_text(raw, "door"),
             line=_text(raw, "line") if "line" in raw else "",
+            arithmetic=_hex(raw, "arithmetic") if "arithmetic" in raw else "",
             model=_text(raw, "model"),
             model_digest=_hex(raw, "model_digest"),
             kv_dtype=_text(raw, "kv_dtype"),

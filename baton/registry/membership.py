@@ -6,6 +6,8 @@ from typing import Protocol
 import structlog
 
 from baton.clock import Clock
+from baton.core.arithmetic import at_odds
+from baton.core.ids import WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError
@@ -46,6 +48,7 @@ class Membership:
         self._ready_of: list[Member] = self._members
         self._ready: dict[Role, list[Member]] = {}
         self._found: list[Member] = []
+        self._odd: frozenset[WorkerId] = frozenset()
         self._fresh_at = float("-inf")
         self._doubt_until = float("-inf")
         self._incarnation = ""
@@ -69,6 +72,12 @@ class Membership:
             return
         self._fresh_at = now
         self._members = self._believed(found, now)
+        self._tell_odd(at_odds(self._members))
+
+    def _tell_odd(self, odd: frozenset[WorkerId]) -> None:
+        if odd - self._odd:
+            log.warning("workers_compute_otherwise", left_out=sorted(odd))
+        self._odd = odd
 
     def _believed(self, found: list[Member], now: float) -> list[Member]:
         present = {member.id for member in found}
@@ -102,6 +111,12 @@ class Membership:
             self._ready_of, self._ready = self._members, {}
         known = self._ready.get(role)
         if known is None:
-            members = (m for m in self._members if m.role is role)
+            odd = self.odd
+            members = (m for m in self._members if m.role is role and m.id not in odd)
             known = self._ready[role] = [m for m in members if m.state is WorkerState.READY]
         return known
+
+    @property
+    def odd(self) -> frozenset[WorkerId]:
+        """Workers that are not to be used, whatever they say: :mod:`baton.core.arithmetic`."""
+        return self._odd

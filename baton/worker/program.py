@@ -39,6 +39,7 @@ from baton.runtime.status import STATUS, report_progress, report_role
 from baton.text.grammar import Grammars
 from baton.transport.base import Region, Transport
 from baton.transport.select import host_id, open_transports
+from baton.worker.alike import check_alike
 from baton.worker.engine_thread import EngineThread
 from baton.worker.intake import Intake, IntakeConfig
 from baton.worker.kv_layout import KvLayout
@@ -86,6 +87,7 @@ class WorkerProgram:
         self._crashed = asyncio.get_running_loop().create_future()
         await await_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
         self._runner = await asyncio.to_thread(self._load)
+        check_alike(await self._registry.members(), self._id, self._runner.arithmetic)
         self._engine = Engine(
             self._runner,
             self._engine_config(),
@@ -166,6 +168,7 @@ class WorkerProgram:
             block_tokens=settings.block_tokens,
             cpu_kernels=settings.cpu_kernels,
             quantization=settings.quantization,
+            deterministic=settings.deterministic,
             progress=partial(report_progress, "weights"),
         )
         runner.warm(settings.max_running)
@@ -361,5 +364,6 @@ class WorkerProgram:
             max_model_tokens=self._engine_config().max_model_tokens,
             transports=tuple(self._transports),
             line=self._line,
+            arithmetic=runner.arithmetic,
             load=self._worker.load,
         )

@@ -1,0 +1,356 @@
+"""The same bits, wherever and in whatever company: random placements of the same requests.
+
+    python -m tools.determinism [--placements N] [--architectures …] [--dtypes …] [--seed N]
+                                [--kernels on|off] [--cost]
+
+Each placement has two workers with pools full of what others left, blocks of a random size, and a
+random number of threads each. Some of the requests run in them, put into steps at random: beside
+others, in chunks of any size, token by token; some begin with what another has computed, at a
+block's border or within it, some are handed over, and some move on in the middle, as after a
+failover. Every token's logits must have the bits that they have when its prompt is computed
+alone, in one chunk, on one thread. ``--kernels off`` shows how torch does, which promises nothing.
+
+``--cost`` then measures what it takes: our products, which are the same in any batch, beside
+torch's (oneDNN), which are not, in CPU seconds on the same weights. Prints tables, and JSON as the
+last line; exits with 1 when a bit differs.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.request import SamplingParams
+from baton.engine.attention.base import make_batch
+from baton.engine.native.matrix import PackedMatrix, Team
+from baton.engine.plan import Row
+from baton.engine.runner import ModelRunner
+from benchmarks.machine import describe
+from tests.model_zoo import make_model
+
+SEED = 20261121
+ARCHITECTURES = {"qwen2": 0.3, "qwen3": 0.3, "llama3-rope": 0.3, "qwen3-moe": 0.1}
+"""With their shares of the placements: torch routes to experts one by one, which takes longer."""
+
+LENGTHS = (1, 5, 64, 65, 130, 190)
+POOL_TOKENS = 1024
+BLOCKS = (1, 3, 16, 64)
+GREEDY = SamplingParams(max_tokens=1)
+
+
+class Differs(Exception):
+    """What was computed when a bit differed."""
+
+
+@dataclass
+class Stream:
+    """A request on its way: its tokens, its worker and blocks there, how far it is, and what it
+    should be told."""
+
+    tokens: list[int]
+    wanted: torch.Tensor
+    worker: "Worker"
+    blocks: list[int]
+    done: int = 0
+
+
+class Worker:
+    """A runner whose pool has what others left, and blocks in any order."""
+
+    def __init__(self, runner: ModelRunner, num_threads: int, chance: np.random.Generator) -> None:
+        self.runner = runner
+        self.num_threads = num_threads
+        runner.pool.tensor.fill_(float("nan"))
+        self.free: list[int] = chance.permutation(runner.num_blocks).tolist()
+
+    def take(self, num_tokens: int) -> list[int]:
+        count = -(-num_tokens // self.runner.block_tokens)
+        taken, self.free = self.free[:count], self.free[count:]
+        assert len(taken) == count, "a pool too small"
+        return taken
+
+
+class Placement:
+    """Requests put into steps at random, on some workers. ``events``: what happened how often."""
+
+    def __init__(
+        self,
+        path: Path,
+        dtype: torch.dtype,
+        chance: np.random.Generator,
+        *,
+        kernels: str = "on",
+        num_workers: int = 2,
+    ) -> None:
+        self.chance = chance
+        self.block_tokens = int(chance.choice(BLOCKS))
+        self.workers = [self._worker(path, dtype, kernels) for _ in range(num_workers)]
+        self.streams: list[Stream] = []
+        self.events: Counter[str] = Counter()
+
+    def _worker(self, path: Path, dtype: torch.dtype, kernels: str) -> Worker:
+        threads = int(self.chance.integers(1, 4))
+        torch.set_num_threads(threads)
+        size = {"num_blocks": POOL_TOKENS // self.block_tokens, "block_tokens": self.block_tokens}
+        return Worker(load(path, dtype, kernels, **size), threads, self.chance)
+
+    def add(self, tokens: list[int], wanted: torch.Tensor) -> Stream:
+        worker = self.workers[int(self.chance.integers(len(self.workers)))]
+        self.streams.append(Stream(tokens, wanted, worker, worker.take(len(tokens))))
+        return self.streams[-1]
+
+    def reuse(self) -> None:
+        """One more with the beginning of another, which it takes over where it stands. Of a block
+        that it will write to it gets a copy."""
+        source = self.streams[int(self.chance.integers(len(self.streams)))]
+        heir = self.add(source.tokens, source.wanted)
+        heir.done = min(source.done, len(source.tokens) - 1)
+        whole = heir.done // self.block_tokens if heir.worker is source.worker else 0
+        heir.blocks[:whole] = source.blocks[:whole]
+        self._copy(source, heir, whole)
+        self.events["reused"] += heir.done > 0
+
+    def move(self) -> None:
+        """A request goes on elsewhere, with its KV: a hand-off, or what follows a failure."""
+        stream = self.streams[int(self.chance.integers(len(self.streams)))]
+        target = self.workers[int(self.chance.integers(len(self.workers)))]
+        needed = -(-len(stream.tokens) // self.block_tokens)
+        if target is stream.worker or not stream.done or needed > len(target.free):
+            return
+        before = Stream(stream.tokens, stream.wanted, stream.worker, stream.blocks, stream.done)
+        stream.worker, stream.blocks = target, target.take(len(stream.tokens))
+        self._copy(before, stream, 0)
+        self.events["handed over"] += 1
+
+    def _copy(self, source: Stream, target: Stream, first: int) -> None:
+        """Blocks from ``first`` on that hold any of what the target has."""
+        pools = [stream.worker.runner.pool.tensor for stream in (source, target)]
+        for index in range(first, -(-target.done // self.block_tokens)):
+            pools[1][target.blocks[index]] = pools[0][source.blocks[index]]
+
+    @property
+    def is_done(self) -> bool:
+        return all(stream.done == len(stream.tokens) for stream in self.streams)
+
+    def step(self) -> None:
+        """A random part of those that are not done, each by a token or a chunk."""
+        for worker in self.workers:
+            going = [s for s in self.streams if s.worker is worker and s.done < len(s.tokens)]
+            chosen = [stream for stream in going if self.chance.random() < 0.7]
+            parts = sorted(((s, self._part(s)) for s in chosen), key=lambda part: len(part[1]) > 1)
+            if parts:
+                self._run(worker, parts)
+
+    def _part(self, stream: Stream) -> list[int]:
+        size = 1 if self.chance.random() < 0.3 else int(self.chance.integers(1, 80))
+        return stream.tokens[stream.done : stream.done + size]
+
+    def _run(self, worker: Worker, parts: Sequence[tuple[Stream, list[int]]]) -> None:
+        rows = [row_of(tokens, stream.done, stream.blocks) for stream, tokens in parts]
+        self.events["steps"] += 1
+        self.events["rows"] += len(rows)
+        for (stream, tokens), logits in zip(parts, all_logits(worker.runner, rows), strict=True):
+            end = stream.done + len(tokens)
+            if not torch.equal(logits, stream.wanted[stream.done : end]):
+                raise Differs(
+                    f"tokens {stream.done} to {end} of {len(stream.tokens)}, in blocks of "
+                    f"{self.block_tokens}, {len(rows)} rows, {worker.num_threads} threads"
+                )
+            stream.done = end
+            self.events["logits"] += len(tokens)
+
+    def run(self, requests: Sequence[tuple[list[int], torch.Tensor]]) -> None:
+        """Raises Differs."""
+        for index in self.chance.permutation(len(requests))[: int(self.chance.integers(1, 5))]:
+            self.add(*requests[index])
+        self.step()
+        self.reuse()
+        while not self.is_done:
+            if self.chance.random() < 0.3:
+                self.move()
+            self.step()
+
+
+def load(path: Path, dtype: torch.dtype, kernels: str, **given: int) -> ModelRunner:
+    kind = str(dtype).removeprefix("torch.")
+    size = {"num_blocks": 64, **given}
+    return ModelRunner.load(path, device="cpu", dtype=kind, cpu_kernels=kernels, **size)  # type: ignore[arg-type]
+
+
+def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:
+    return Row(
+        RequestId("any"),
+        tuple(TokenId(token) for token in tokens),
+        start,
+        tuple(BlockId(block) for block in blocks),
+        sample=False,
+        sampling=GREEDY,
+    )
+
+
+def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
+    """Of every token of each row, [num_tokens, vocab]; a step as the runner makes it."""
+    batch = make_batch(rows, runner.block_tokens, torch.device("cpu"))
+    tokens = torch.tensor([token for row in rows for token in row.token_ids])
+    with torch.inference_mode():
+        hidden = runner._model.hidden(tokens, batch)
+        logits = runner._model.logits(hidden, torch.arange(len(tokens)))
+    return list(torch.split(logits, [row.num_tokens for row in rows]))
+
+
+def requests_alone(
+    path: Path, dtype: torch.dtype, chance: np.random.Generator, kernels: str
+) -> list[tuple[list[int], torch.Tensor]]:
+    """Prompts, each with its logits when it is computed alone, in one chunk, on one thread."""
+    torch.set_num_threads(1)
+    alone = load(path, dtype, kernels)
+    prompts: list[list[int]] = [chance.integers(500, size=size).tolist() for size in LENGTHS]
+    return [(prompt, all_logits(alone, [row_of(prompt, 0, range(20))])[0]) for prompt in prompts]
+
+
+@dataclass
+class Cell:
+    """One architecture in one format."""
+
+    architecture: str
+    dtype: str
+    placements: int = 0
+    differing: int = 0
+    first: str = ""
+    seconds: float = 0.0
+    events: Counter[str] = field(default_factory=Counter)
+
+    def __str__(self) -> str:
+        told = ", ".join(f"{count:,} {what}" for what, count in sorted(self.events.items()))
+        verdict = "the same bits" if not self.differing else f"{self.differing} differ"
+        first = f"; the first: {self.first}" if self.first else ""
+        return (
+            f"{self.architecture:12} {self.dtype:9} {self.placements:5} placements: {verdict:14} "
+            f"({told}){first}, {self.seconds:.1f} s"
+        )
+
+
+def cell_of(name: str, dtype: torch.dtype, count: int, options: argparse.Namespace) -> Cell:
+    cell = Cell(name, str(dtype).removeprefix("torch."))
+    chance = np.random.default_rng([options.seed, *name.encode(), dtype.itemsize])
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder)
+        make_model(path, name, seed=options.seed)
+        requests = requests_alone(path, dtype, chance, options.kernels)
+        for _ in range(count):
+            placement = Placement(path, dtype, chance, kernels=options.kernels)
+            cell.placements += 1
+            try:
+                placement.run(requests)
+            except Differs as difference:
+                cell.differing += 1
+                cell.first = cell.first or str(difference)
+            cell.events += placement.events
+    cell.seconds = time.perf_counter() - began
+    return cell
+
+
+def run(options: argparse.Namespace) -> Iterator[Cell]:
+    shares = {name: ARCHITECTURES[name] for name in options.architectures}
+    for name, share in shares.items():
+        count = options.placements * share / sum(shares.values()) / len(options.dtypes)
+        for dtype in options.dtypes:
+            yield cell_of(name, getattr(torch, dtype), max(round(count), 1), options)
+
+
+# -- what it costs ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A product of ``rows`` [rows, ins] with [outs, ins], in CPU seconds, medians."""
+
+    dtype: str
+    rows: int
+    ins: int
+    outs: int
+    ours: float
+    torch: float
+
+    def __str__(self) -> str:
+        flops = 2 * self.rows * self.ins * self.outs / 1e9
+        return (
+            f"{self.dtype:9} {self.rows:5} rows × {self.ins} × {self.outs}: ours "
+            f"{flops / self.ours:7.1f} GFLOP/s, torch {flops / self.torch:7.1f} "
+            f"({self.torch / self.ours:5.2f} × as fast)"
+        )
+
+
+def costs(options: argparse.Namespace) -> Iterator[Cost]:
+    """One thread each, in turns, on as many copies of the weights as no cache holds."""
+    torch.set_num_threads(1)
+    team = Team(1)
+    for dtype in (getattr(torch, name) for name in options.dtypes):
+        ins, outs = 1024, 4096
+        copies = 12
+        weights = [torch.randn(outs, ins).to(dtype) for _ in range(copies)]
+        packed = [PackedMatrix(team, weight) for weight in weights]
+        for rows in (1, 8, 32, 128, 512, 2048):
+            x = torch.randn(rows, ins).to(dtype)
+            ours, theirs = [], []
+            for _ in range(options.rounds):
+                with torch.inference_mode():
+                    ours.append(cpu_seconds(lambda: [matrix(x) for matrix in packed]))  # noqa: B023
+                    theirs.append(
+                        cpu_seconds(lambda: [torch.nn.functional.linear(x, w) for w in weights])  # noqa: B023
+                    )
+            name = str(dtype).removeprefix("torch.")
+            yield Cost(
+                name, rows, ins, outs,
+                float(np.median(ours)) / copies, float(np.median(theirs)) / copies,
+            )  # fmt: skip
+
+
+def cpu_seconds(action: object) -> float:
+    assert callable(action)
+    began = time.process_time()
+    action()
+    return time.process_time() - began
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--placements", type=int, default=1000, help="in all")
+    parser.add_argument("--architectures", nargs="+", choices=ARCHITECTURES, default=ARCHITECTURES)
+    parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"])
+    parser.add_argument("--kernels", choices=["on", "off"], default="on")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--cost", action="store_true", help="measure it, too")
+    parser.add_argument("--rounds", type=int, default=9, help="of the measurement")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = parse(arguments)
+    told = {**describe(), **vars(options), "architectures": [*options.architectures]}
+    print(told)
+    cells, measured = [], []
+    for cell in run(options):
+        cells.append(cell)
+        print(cell, flush=True)
+    for cost in costs(options) if options.cost else ():
+        measured.append(cost)
+        print(cost, flush=True)
+    num_differing = sum(cell.differing for cell in cells)
+    lines = {"cells": [vars(cell) for cell in cells], "cost": [asdict(c) for c in measured]}
+    print(json.dumps({**told, **lines, "differing": num_differing}))
+    return 1 if num_differing else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
