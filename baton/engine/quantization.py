@@ -51,6 +51,32 @@ class Codes:
         return self.values * self.scales.repeat_interleave(self.group, dim=1)[:, :ins]
 
 
+@dataclass(frozen=True, slots=True)
+class HalvedCodes:
+    """Codes of int4 where they are kept, two in a byte: ``halves`` [outs, ins / 2, rounded up] in
+    UINT8, the first of a pair in the lower bits, and ``scales`` in BF16, as they were made."""
+
+    halves: torch.Tensor
+    scales: torch.Tensor
+    ins: int
+
+    @staticmethod
+    def of(codes: Codes) -> "HalvedCodes":
+        ins = codes.values.shape[1]
+        pairs = torch.nn.functional.pad(codes.values + 8, (0, ins % 2)).to(torch.uint8)
+        return HalvedCodes(pairs[:, ::2] | pairs[:, 1::2] << 4, codes.scales.bfloat16(), ins)
+
+    def take(self, rows: slice | torch.Tensor) -> "HalvedCodes":
+        """Of some outputs."""
+        return HalvedCodes(self.halves[rows], self.scales[rows], self.ins)
+
+    def decode(self) -> torch.Tensor:
+        """As :meth:`Codes.decode`."""
+        pairs = torch.stack((self.halves & 15, self.halves >> 4), dim=-1).flatten(1)
+        values = pairs[:, : self.ins].to(torch.int8) - 8
+        return Codes(values, self.scales.float(), GROUP).decode()
+
+
 def check_format(name: str, device: torch.device) -> None:
     """Raises Invalid for a format that there is not, or not there."""
     if name not in FORMATS:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from baton.checkpoint import ModelConfig
 from baton.engine.loader import LayerWeights, Weights
-from baton.engine.quantization import Codes, encode, of_head
+from baton.engine.quantization import Codes, HalvedCodes, encode, of_head
 
 MATRICES = ("qkv", "output", "gate_up", "down", "expert_gate_up", "expert_down")
 """Of a layer, those that are kept in fewer bits."""
@@ -21,16 +21,19 @@ class QuantizedMatrix(torch.Tensor):
     rows, or one of its matrices, by index. Anything else is a mistake of ours.
     """
 
-    codes: Codes
+    codes: Codes | HalvedCodes
 
     @staticmethod
     def of(weight: torch.Tensor, name: str) -> "QuantizedMatrix":
         """Of ``weight``, whose dtype is the run's. Raises Invalid if one is not finite."""
         codes = encode(weight.reshape(-1, weight.shape[-1]), name)
-        return QuantizedMatrix._wrap(codes, weight.shape, weight.dtype)
+        kept = HalvedCodes.of(codes) if name == "int4" else codes
+        return QuantizedMatrix._wrap(kept, weight.shape, weight.dtype)
 
     @staticmethod
-    def _wrap(codes: Codes, shape: Sequence[int], dtype: torch.dtype) -> "QuantizedMatrix":
+    def _wrap(
+        codes: Codes | HalvedCodes, shape: Sequence[int], dtype: torch.dtype
+    ) -> "QuantizedMatrix":
         made: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
             QuantizedMatrix, shape, dtype=dtype
         )
@@ -65,7 +68,7 @@ class QuantizedMatrix(torch.Tensor):
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """A scale per output is applied to the sums, so that it need not be rounded as ``x`` is."""
         codes = self.codes
-        if codes.scales.shape[1] > 1:
+        if isinstance(codes, HalvedCodes):
             return functional.linear(x, codes.decode().to(x.dtype), bias)
         sums = functional.linear(x, codes.values.to(x.dtype)).float() * codes.scales[:, 0]
         return (sums if bias is None else sums + bias).to(x.dtype)

@@ -10,7 +10,14 @@ from torch.nn import functional
 from baton.config import load_settings
 from baton.engine.native.decoder import Core, _attention_shape
 from baton.engine.native.matrix import PackedMatrix, Team
-from baton.engine.quantization import GROUP, check_format, encode, of_head, quantized_digest
+from baton.engine.quantization import (
+    GROUP,
+    HalvedCodes,
+    check_format,
+    encode,
+    of_head,
+    quantized_digest,
+)
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.shards import Stack
 from baton.errors import Invalid
@@ -185,6 +192,16 @@ def test_torch_multiplies_by_the_same_weights(name: str, dtype: torch.dtype) -> 
         assert ((got.double() - exact).abs() <= near).all()
     ids = torch.tensor([3, 0, 3])
     assert torch.equal(matrix[ids], stands_for[ids].to(dtype))
+
+
+def test_torch_keeps_two_codes_of_int4_in_a_byte() -> None:
+    """Also of an odd number, and at both ends of the codes."""
+    weight = torch.arange(-8, 8).repeat(2, 5)[:, :77] * torch.tensor([[0.5], [-2.0]])
+    kept = QuantizedMatrix.of(weight, "int4").codes
+    assert isinstance(kept, HalvedCodes)
+    assert kept.halves.shape == (2, 39) and kept.halves.dtype is torch.uint8
+    assert kept.scales.shape == (2, 3) and kept.scales.dtype is torch.bfloat16
+    assert torch.equal(kept.decode(), weight)
 
 
 def test_torch_takes_one_of_many_matrices() -> None:
