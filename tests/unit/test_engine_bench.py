@@ -15,7 +15,7 @@ from baton.cli.bench.engine.question import counts_of
 from baton.cli.bench.engine.roofline import roof_at
 from baton.cli.main import main
 from baton.engine.bench import ceilings
-from baton.engine.bench.ceilings import Ceilings, Measured, measure
+from baton.engine.bench.ceilings import Ceilings, Measured, best_of, measure
 from baton.engine.bench.demand import Demand, Widths, demand_of, num_weights
 from baton.engine.bench.figure import Figure
 from baton.engine.bench.room import split
@@ -31,6 +31,14 @@ from tests.unit.native_house import needs_kernels
 Ask = Callable[..., tuple[int, str, str]]
 CPU = torch.device("cpu")
 ROOF = Ceilings(flops_per_second=100.0, bytes_per_second=10.0)
+
+
+@pytest.fixture(autouse=True)
+def short_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How high ceilings are is no matter here."""
+    monkeypatch.setattr(ceilings, "STEPS", 1000)
+    monkeypatch.setattr(ceilings, "READ_BYTES", 2**20)
+    monkeypatch.setattr(ceilings, "CPU_MATRIX", 64)
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +170,13 @@ def test_rounds_end_with_their_time(seconds: float, calls: int) -> None:
     told: list[int] = []
     times = repeated(lambda: told.append(1), rounds=4, most_seconds=seconds)
     assert (len(told), len(times)) == (calls, calls - 1)
+
+
+def test_the_best_ceilings_of_a_run() -> None:
+    first = Measured(Ceilings(1.0, 20.0), Ceilings(3.0, 4.0), "so")
+    second = Measured(Ceilings(10.0, 2.0), Ceilings(3.5, 0.5), "so")
+    best = Measured(Ceilings(10.0, 20.0), Ceilings(3.5, 4.0), "so")
+    assert best_of([first, second]) == best
 
 
 def check_ceilings(told: str) -> None:

@@ -33,7 +33,7 @@ def prepare(path: Path | None) -> None:
 def draw(path: Path, figures: Sequence[Figure], title: str) -> None:
     """Both axes logarithmic. Raises Invalid when ``path`` can't be written, or its ending is none
     of a figure."""
-    ceilings = figures[-1].ceilings.wall
+    ceilings = figures[0].ceilings.wall
     with figure_in(path) as (axes,):
         _draw_roof(axes, figures, ceilings)
         for kind in MARKS:

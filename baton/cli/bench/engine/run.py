@@ -15,7 +15,7 @@ from baton.cli.bench.engine import roofline
 from baton.cli.bench.engine.question import Question
 from baton.cli.bench.engine.table import show
 from baton.cli.simulate import console
-from baton.engine.bench.ceilings import Measured, measure
+from baton.engine.bench.ceilings import Measured, best_of, measure
 from baton.engine.bench.demand import Widths, demand_of
 from baton.engine.bench.figure import Figure
 from baton.engine.bench.room import split
@@ -34,7 +34,8 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a run found. ``left_out``: works for whose KV there is no memory, and what they need."""
+    """What a run found, at least one figure. ``left_out``: works for whose KV there is no memory,
+    and what they need."""
 
     model: str
     dtype: str
@@ -49,8 +50,8 @@ class Told:
 
     @property
     def ceilings(self) -> Measured:
-        """The last ones that were measured."""
-        return self.figures[-1].ceilings
+        """All figures have the same."""
+        return self.figures[0].ceilings
 
     def as_dict(self) -> dict[str, object]:
         named = {name: getattr(self, name) for name in self.__slots__ if name != "figures"}
@@ -91,10 +92,7 @@ def _measure(question: Question, tell: Tell) -> Told:
     runner = _load(question, path, fitting)
     chunk = min(settings.chunk_tokens or settings.max_step_tokens, settings.max_step_tokens)
     stage = Stage(runner, chunk, question.seed)
-    figures = []
-    for number, work in enumerate(fitting, start=1):
-        tell(f"{work} ({number} of {len(fitting)})")
-        figures.append(_figure(question, stage, work, runner))
+    figures = _figures(question, stage, fitting, runner, tell)
     return Told(
         model=path.name,
         dtype=str(dtype).removeprefix("torch."),
@@ -104,18 +102,28 @@ def _measure(question: Question, tell: Tell) -> Told:
         threads=torch.get_num_threads(),
         computes=runner.choice.told,
         chunk_tokens=chunk,
-        figures=tuple(figures),
+        figures=figures,
         left_out=tuple(left_out),
     )
 
 
-def _figure(question: Question, stage: Stage, work: Work, runner: ModelRunner) -> Figure:
-    """Ceilings are of the same moment, as near as can be."""
+def _figures(
+    question: Question, stage: Stage, fitting: Sequence[Work], runner: ModelRunner, tell: Tell
+) -> tuple[Figure, ...]:
+    """Ceilings are measured after each work, as whatever else the machine does comes and goes; the
+    best of them count for all."""
     tensor, config = runner.pool.tensor, runner.model_config
-    spent = median(repeated(stage.step(work), question.rounds, question.seconds))
-    ceilings = measure(tensor.device, tensor.dtype, torch.get_num_threads())
     widths = Widths.of(tensor.dtype, question.settings.quantization)
-    return Figure(work, spent, demand_of(work, config, widths), ceilings)
+    times, found = [], []
+    for number, work in enumerate(fitting, start=1):
+        tell(f"{work} ({number} of {len(fitting)})")
+        times.append(median(repeated(stage.step(work), question.rounds, question.seconds)))
+        found.append(measure(tensor.device, tensor.dtype, torch.get_num_threads()))
+    ceilings = best_of(found)
+    return tuple(
+        Figure(work, spent, demand_of(work, config, widths), ceilings)
+        for work, spent in zip(fitting, times, strict=True)
+    )
 
 
 def _works(question: Question, config: ModelConfig) -> Sequence[Work]:
