@@ -186,8 +186,8 @@ class Settings(BaseSettings):
     slo_first_token_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 2.0
     """Beside what the prompt takes by itself; 0: nothing is promised."""
     slo_token_gap_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 0.05
-    """Mean time between two tokens of an answer. Steps of a worker that reads prompts beside answers
-    take no longer, if they can (docs/engine.md)."""
+    """Mean time between two tokens of an answer. Steps of a worker that reads prompts beside
+    answers take no longer, if they can (docs/engine.md)."""
 
     # Placement
     placement_policy: str = "baton"

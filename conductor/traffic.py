@@ -51,7 +51,7 @@ class Placed:
 
     def __init__(self) -> None:
         self._lives: OrderedDict[Key, int | dict[int, None]] = OrderedDict()
-        """Most keys have one: several hundred thousand dicts of one would be as many times 200 B."""
+        """Most keys have one: several hundred thousand dicts would be as many times 200 bytes."""
         self._life_of: dict[WorkerId, int] = {}
         self._worker_of: dict[int, WorkerId] = {}
         self._num_lives = 0
