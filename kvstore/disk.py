@@ -181,6 +181,8 @@ class DiskTier:
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
+        # A process that is being started by another thread has the file for a moment, too.
+        fcntl.flock(self._lock, fcntl.LOCK_UN)
         os.close(self._lock)
 
     # -- self-help -------------------------------------------------------------------------

@@ -529,3 +529,12 @@ def test_another_process_dies_and_leaves_what_it_sealed(tmp_path: Path) -> None:
     refused = run(STORE_AND_DIE, tmp_path)
     assert refused.returncode == 1
     assert f"Unavailable: store_folder {tmp_path} is another store node's" in refused.stderr
+
+
+def test_a_folder_is_free_once_it_is_closed(tmp_path: Path) -> None:
+    """Even while a process that another thread starts still has our files."""
+    disk = opened(tmp_path)
+    inherited = os.dup(disk._lock)
+    disk.close()
+    opened(tmp_path).close()
+    os.close(inherited)
