@@ -4,9 +4,9 @@
 
 Users of every kind but reasoning (``loadtest/locustfile.py``), whose prompts and answers are a
 seventh as long, so that the demo model holds them. Each step of a ramp has twice the users of the
-one before; capacity is the highest rate of answers. As users think between two questions, rate
-grows with X Prints a table, and JSON as the
-last line; exit code 1 when a request failed.
+one before, until that brings hardly more answers; capacity is the highest rate of answers. Between
+two steps rate is taken to grow evenly with users. Prints a table, and JSON as the last line; exit
+code 1 when a request failed.
 """
 
 import argparse
