@@ -536,5 +536,7 @@ def test_a_folder_is_free_once_it_is_closed(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     inherited = os.dup(disk._lock)
     disk.close()
-    opened(tmp_path).close()
+    again = opened(tmp_path)
+    assert again._lock != inherited and numbers(again) == []
+    again.close()
     os.close(inherited)
