@@ -1,17 +1,20 @@
 """Locust against a real CPU cluster: what it can do at most, and then minutes at 80 % of that.
 
-    python -m benchmarks.soak [--seconds 600] [--share 0.8]
+    python -m benchmarks.soak [--seconds 600] [--share 0.8] [--logs FOLDER]
 
 Users of every kind but reasoning (``loadtest/locustfile.py``), whose prompts and answers are a
 seventh as long, so that the demo model holds them. Each step of a ramp has twice the users of the
 one before, until that brings hardly more answers; capacity is the highest rate of answers. Between
-two steps rate is taken to grow evenly with users. Prints a table, and JSON as the last line; exit
-code 1 when a request failed.
+two steps rate is taken to grow evenly with users. Prints a table, each kind of failure as locust
+counts it, and JSON as the last line; exit code 1 when a request failed. ``--logs``: where all
+processes' logs are left when one did.
 """
 
 import argparse
+import csv
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -43,7 +46,8 @@ SETTLED = 0.2
 @dataclass
 class Run:
     """``rate_rps`` is of answers that came whole. Milliseconds are from the user's side.
-    ``memory_mib`` is by role and kind, ``own`` or ``shared``, over time."""
+    ``failures`` counts by who asked and why it failed. ``memory_mib`` is by role and kind, ``own``
+    or ``shared``, over time."""
 
     users: int
     seconds: float
@@ -53,6 +57,7 @@ class Run:
     ttft_ms_p50: float
     ttft_ms_p99: float
     tbt_ms_p50: float
+    failures: dict[str, int]
     memory_mib: dict[str, list[float]] = field(default_factory=dict)
 
     @property
@@ -68,7 +73,8 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
         command = [
             sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--host", cluster.url, *SHAPE,
             "--headless", "--users", str(users), "--spawn-rate", str(users),
-            "--run-time", f"{seconds}s", "--json-file", str(told), "--only-summary",
+            "--run-time", f"{seconds}s", "--json-file", str(told), "--csv", str(told),
+            "--only-summary",
         ]  # fmt: skip
         environment = {key: os.environ[key] for key in os.environ if not key.startswith("LOCUST_")}
         quiet = subprocess.DEVNULL
@@ -77,7 +83,12 @@ def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) ->
         if not told.with_suffix(".json").exists():
             raise RuntimeError(f"locust ended with {locust.returncode} and told nothing")
         rows = json.loads(told.with_suffix(".json").read_text())
-    return _run_of(rows, users, seconds, memory)
+        with (Path(folder) / "told_failures.csv").open(newline="") as file:
+            failures = {
+                f"{row['Name']}: {row['Error']}": int(row["Occurrences"])
+                for row in csv.DictReader(file)
+            }
+    return _run_of(rows, users, seconds, failures, memory)
 
 
 def watched(cluster: LocalCluster, locust: subprocess.Popen[bytes]) -> dict[str, list[float]]:
@@ -105,7 +116,11 @@ def resident_mib(pid: int) -> tuple[float, float]:
 
 
 def _run_of(
-    rows: Sequence[dict[str, Any]], users: int, seconds: float, memory: dict[str, list[float]]
+    rows: Sequence[dict[str, Any]],
+    users: int,
+    seconds: float,
+    failures: dict[str, int],
+    memory: dict[str, list[float]],
 ) -> Run:
     asked = [row for row in rows if row["method"] == "POST"]
     num_requests = sum(row["num_requests"] for row in asked)
@@ -119,6 +134,7 @@ def _run_of(
         _percentile(rows, "TTFT", 0.5),
         _percentile(rows, "TTFT", 0.99),
         _percentile(rows, "TBT", 0.5),
+        failures,
         memory,
     )
 
@@ -167,10 +183,13 @@ def users_for(ramp: Sequence[Run], rate: float) -> int:
 
 
 def line(told: Run) -> str:
+    """And one for each kind of failure."""
+    failures = "".join(f"\n  {count} x {why}" for why, count in told.failures.items())
     return (
         f"{told.users:3d} users: {told.rate_rps:6.2f} answers/s, {told.num_failures} of "
         f"{told.num_requests} failed, first token p50 {told.ttft_ms_p50:.0f} ms, p99 "
         f"{told.ttft_ms_p99:.0f} ms, gap p50 {told.tbt_ms_p50:.1f} ms"
+        f"{failures}"
     )
 
 
@@ -180,6 +199,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--share", type=float, default=0.8)
     parser.add_argument("--prefill", type=int, default=1)
     parser.add_argument("--decode", type=int, default=1)
+    parser.add_argument("--logs", type=Path, help="where logs are left when a request failed")
     options = parser.parse_args(arguments)
     machine = describe()
     print(machine)
@@ -191,6 +211,8 @@ def main(arguments: list[str]) -> int:
         capacity = max(step.rate_rps for step in ramp)
         users = users_for(ramp, options.share * capacity)
         long = run(cluster, users, options.seconds, watch=True)
+        if options.logs and (long.failures or any(step.failures for step in ramp)):
+            shutil.copytree(cluster.home / "logs", options.logs, dirs_exist_ok=True)
     print(line(long), f"{long.rate_rps / capacity:.2f} of the capacity", sep="\n")
     for name, seen in long.memory_mib.items():
         print(f"{name}: {seen[-1]:.0f} MiB, grew by {long.growth_mib[name]:.1f}")
