@@ -23,6 +23,9 @@ ROPE_TYPES = ("default", "linear", "llama3")
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 MAX_JSON_BYTES = 64 * 1024 * 1024
+BLOCK_STEP = 16
+"""Inputs that share a scale are multiplied so many at once, at least."""
+
 SAMPLES_PER_SHARD = 16
 SAMPLE_BYTES = 64 * 1024
 
@@ -51,6 +54,14 @@ class Moe:
 
 
 @dataclass(frozen=True, slots=True)
+class Fp8Format:
+    """How a checkpoint keeps matrices in FP8 (E4M3). ``block``: outputs and inputs that share a
+    scale; None: a scale for each output, or for a whole matrix."""
+
+    block: tuple[int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
 class ModelConfig:
     """What the engine needs of config.json and generation_config.json. Sizes are elements."""
 
@@ -71,6 +82,7 @@ class ModelConfig:
     moe: Moe | None
     dtype: str
     eos_token_ids: tuple[int, ...]
+    fp8: Fp8Format | None = None
 
     @property
     def kv_elements_per_token(self) -> int:
@@ -122,6 +134,7 @@ def load_model_config(path: Path) -> ModelConfig:
         moe=_moe(raw, num_layers) if architecture == "qwen3_moe" else None,
         dtype=_dtype(raw),
         eos_token_ids=_eos_token_ids(raw, path),
+        fp8=_fp8(raw),
     )
 
 
@@ -244,8 +257,55 @@ def _reject_what_we_lack(raw: _Json) -> None:
             f"{raw.path}: sliding_window {window} is below max_position_embeddings; windowed "
             "attention is not supported: lower max_position_embeddings to the window"
         )
-    if raw.get("mlp_bias") or raw.get("quantization_config"):
-        raise Invalid(f"{raw.path}: mlp_bias and quantization_config are not supported")
+    if raw.get("mlp_bias"):
+        raise Invalid(f"{raw.path}: mlp_bias is not supported")
+
+
+def _fp8(raw: _Json) -> Fp8Format | None:
+    """As transformers (``fp8``) and llm-compressor (``compressed-tensors``) write it. How they would
+    have activations quantized is not asked: that is the engine's affair."""
+    told = raw.get("quantization_config")
+    if told is None:
+        return None
+    try:
+        return _FP8_METHODS[told["quant_method"]](told)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise Invalid(
+            f"{raw.path}: quantization_config is {json.dumps(told)[:200]}, and only FP8 (E4M3) by "
+            "quant_method fp8 or compressed-tensors is supported, with scales for whole matrices, "
+            f"outputs, or blocks of multiples of {BLOCK_STEP}"
+        ) from error
+
+
+def _huggingface_fp8(told: dict[str, Any]) -> Fp8Format:
+    """Raises ValueError or TypeError for what is none."""
+    if told.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
+        raise ValueError(told["fmt"])
+    return Fp8Format(_block(told.get("weight_block_size")))
+
+
+def _compressed_tensors(told: dict[str, Any]) -> Fp8Format:
+    """Of one group of layers: all that are linear, but for those left out."""
+    (group,) = told["config_groups"].values()
+    weights = group["weights"]
+    kind = (weights["num_bits"], weights["type"], weights["symmetric"])
+    if told["format"] != "float-quantized" or kind != (8, "float", True):
+        raise ValueError(kind)
+    if weights["strategy"] not in ("tensor", "channel", "block"):
+        raise ValueError(weights["strategy"])
+    return Fp8Format(_block(weights.get("block_structure")))
+
+
+def _block(told: Any) -> tuple[int, int] | None:
+    if told is None:
+        return None
+    tall, wide = told
+    if any(type(size) is not int or size < 1 or size % BLOCK_STEP for size in (tall, wide)):
+        raise ValueError(told)
+    return tall, wide
+
+
+_FP8_METHODS = {"fp8": _huggingface_fp8, "compressed-tensors": _compressed_tensors}
 
 
 def _rope(raw: _Json) -> Rope:

@@ -4,7 +4,7 @@ from bisect import insort
 from collections import deque
 from dataclasses import dataclass
 
-from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.cost import DecodeCost
 from baton.core.ids import WorkerId
 from conductor.policy.alone import READING_SHARE
 from conductor.policy.decision import Decision
@@ -20,14 +20,13 @@ ADVANCE_SECONDS = 0.1
 @dataclass(frozen=True, slots=True)
 class PrefillReport:
     """At ``at_seconds``: its step lasts ``busy_seconds`` more, and then ``queue`` waits, by
-    deadline. ``cost`` is None where it has not changed."""
+    deadline."""
 
     at_seconds: float
     busy_seconds: float
     queue: tuple[Due, ...]
     num_requests: int
     queued_tokens: int
-    cost: PrefillCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +95,6 @@ class Ledger:
         view, sent = self.prefills.take(worker), self._prompts[worker]
         while sent and sent[0].at_seconds <= report.at_seconds:
             sent.popleft()
-        if report.cost is not None:
-            view.cost, view.measured = report.cost, True
         view.busy_until_seconds = report.at_seconds + report.busy_seconds
         view.queue = list(report.queue)
         view.free_at_seconds = view.busy_until_seconds + sum(d.work_seconds for d in view.queue)

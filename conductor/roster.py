@@ -16,22 +16,13 @@ from baton.transport.links import PRIOR_BYTES_PER_SECOND
 from conductor.beliefs import Beliefs
 from conductor.ledger import DecodeReport, Ledger, PrefillReport
 from conductor.policy.fleet import DecodeView, Due, Link, PrefillView
+from conductor.speeds import ReadingSpeeds
 
-PRIOR_PREFILL = PrefillCost(0.0, 1e-4, 0.0)
 PRIOR_DECODE = DecodeCost(0.01, 0.0, 0.0)
-"""Of a worker that has measured nothing, while no other of its pool has either: between a CPU with
-a small model and a GPU with a large one. They tell workers apart by what was sent to them; nobody
-is refused for them."""
+"""Of a worker that has measured nothing, while no other of its pool has either."""
 
 UNKNOWN_TOKENS = 1 << 40
 """Capacity of a worker that has not told it: never full."""
-
-ALIKE = 0.8
-"""Workers of one pool whose speeds are at least so near are taken for equal: what is measured is
-never exact, and else an idle pool would send everything to whoever measured the least."""
-
-TYPICAL_TOKENS = 1024
-"""Of a prompt, to compare speeds by."""
 
 OLDEST_SECONDS = 10.0
 """A report can hardly be older: then its worker would have lost its lease."""
@@ -66,7 +57,7 @@ class Roster:
         self._ready: dict[WorkerId, Member] = {}
         self._nodes: dict[str, WorkerId] = {}
         self._generations: dict[WorkerId, Generation] = {}
-        self._prefill_cost, self._decode_cost = PRIOR_PREFILL, PRIOR_DECODE
+        self._reading, self._decode_cost = ReadingSpeeds(), PRIOR_DECODE
 
     def leave(self, leaving: frozenset[WorkerId]) -> None:
         """These are to end, as somebody knows who sees it before they do themselves."""
@@ -92,6 +83,7 @@ class Roster:
         self._bury(workers, known)
         for member in ready:
             self._greet(member, known.get(member.id), before)
+        self._pace(ready)
         self._seat(ready)
 
     def ref(self, worker: WorkerId) -> WorkerRef:
@@ -130,7 +122,7 @@ class Roster:
             before = None
             ledger.remove(member.id)  # it may have had the other role
             if member.role is Role.PREFILL:
-                ledger.add_prefill(PrefillView(member.id, self._prefill_cost, node, measured=False))
+                ledger.add_prefill(PrefillView(member.id, self._reading.pool, node))
             else:
                 ledger.add_decode(
                     DecodeView(member.id, self._decode_cost, UNKNOWN_TOKENS, node, measured=False)
@@ -151,6 +143,14 @@ class Roster:
                 beside.setdefault(self._nodes[member.host], []).append(member.id)
         self._beliefs.seat(beside)
 
+    def _pace(self, ready: Iterable[Member]) -> None:
+        """All at once, whoever has reported: those that are alike then cost the same."""
+        for member in ready:
+            if member.role is Role.PREFILL:
+                view = self._ledger.prefills[member.id]
+                view.cost = self._reading.of(member.id, self._looked_at)
+                view.measured = member.load.prefill_cost is not None
+
     # -- what they say ---------------------------------------------------------------------
 
     def _report(self, member: Member, earliest: float) -> None:
@@ -162,25 +162,14 @@ class Roster:
             self._report_decode(member, at)
 
     def _report_prefill(self, member: Member, at: float) -> None:
-        load, view = member.load, self._ledger.prefills[member.id]
-        if not view.measured:
-            view.cost = self._prefill_cost
+        load = member.load
         requests = load.running + load.waiting
-        report = PrefillReport(
-            at, 0.0, self._queue(load, at), requests, load.queued_tokens, self._typical(load)
-        )
+        report = PrefillReport(at, 0.0, self._queue(load, at), requests, load.queued_tokens)
         self._ledger.report_prefill(member.id, report)
-
-    def _typical(self, load: Load) -> PrefillCost | None:
-        """Its own cost where it stands out, else the pool's."""
-        if load.prefill_cost is None:
-            return None
-        pool, own = _typical_seconds(self._prefill_cost), _typical_seconds(load.prefill_cost)
-        return self._prefill_cost if ALIKE * own <= pool <= own / ALIKE else load.prefill_cost
 
     def _queue(self, load: Load, at: float) -> tuple[Due, ...]:
         if load.prefill_cost is None and load.queued_tokens:
-            return (Due(math.inf, self._prefill_cost.seconds(load.queued_tokens)),)
+            return (Due(math.inf, self._reading.pool.seconds(load.queued_tokens)),)
         return tuple(
             Due(math.inf if work.deadline_seconds is None else at + work.deadline_seconds,
                 work.work_seconds)
@@ -208,8 +197,7 @@ class Roster:
         on_cpu = member.device.startswith("cpu")
         if not (not on_cpu if self._read_alone is None else self._read_alone):
             return None
-        known = self._prefill_cost if self._prefill_cost is not PRIOR_PREFILL else None
-        return member.load.prefill_cost or known
+        return member.load.prefill_cost or self._reading.known
 
     def _learn(self, ready: list[Member]) -> None:
         """What the policies know of the cluster as a whole."""
@@ -217,10 +205,8 @@ class Roster:
         for member in ready:
             self.block_tokens = member.block_tokens or self.block_tokens
             self.kv_bytes_per_token = member.kv_bytes_per_token or self.kv_bytes_per_token
-        readers = [member.load.prefill_cost for member in ready if member.role is Role.PREFILL]
-        known = sorted((cost for cost in readers if cost is not None), key=_typical_seconds)
-        if known:
-            self._prefill_cost = known[len(known) // 2]
+        readers = {m.id: m.load for m in ready if m.role is Role.PREFILL}
+        self._reading.learn(readers, self._looked_at)
         for member in ready:
             if member.role is Role.DECODE:
                 self._decode_cost = member.load.decode_cost or self._decode_cost
@@ -244,7 +230,3 @@ def _nodes(members: Iterable[Member]) -> dict[str, WorkerId]:
         if member.role is Role.KVSTORE and member.state is WorkerState.READY and member.host:
             nodes.setdefault(member.host, member.id)
     return nodes
-
-
-def _typical_seconds(cost: PrefillCost) -> float:
-    return cost.seconds(TYPICAL_TOKENS)

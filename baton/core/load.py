@@ -8,6 +8,9 @@ MAX_QUEUED = 32
 """Entries of a reported queue: what a heartbeat costs has a bound, and who comes after so many
 others is not placed by the least of them."""
 
+TYPICAL_TOKENS = 1024
+"""Of a prompt, to compare workers' speeds by."""
+
 
 @dataclass(frozen=True, slots=True)
 class QueuedWork:
@@ -25,6 +28,7 @@ class Load:
 
     To read: ``queue`` by deadline, the last of :data:`MAX_QUEUED` entries standing for all others;
     ``queued_tokens`` are those of the same prompts; it is empty while ``prefill_cost`` is unknown.
+    ``prefill_error`` is that cost's relative standard error for :data:`TYPICAL_TOKENS` tokens.
     To write: ``decode_requests`` that are here or on their way, with ``context_tokens`` of KV, and
     ``promised_tokens`` once their answers have grown as expected. ``answer_tokens`` is the mean of
     recent answers, nine in ten were longer than ``short_answer_tokens``. None is what nobody knows;
@@ -39,6 +43,7 @@ class Load:
     at_seconds: float = 0.0
     queue: tuple[QueuedWork, ...] = ()
     prefill_cost: PrefillCost | None = None
+    prefill_error: float | None = None
     decode_requests: int = 0
     context_tokens: int = 0
     promised_tokens: int = 0

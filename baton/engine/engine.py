@@ -373,6 +373,10 @@ class Engine:
         """None before enough was measured."""
         return self._speed.cost(self._config.chunk_limit)
 
+    def prefill_error(self) -> float | None:
+        """How sure that is: see :class:`baton.core.load.Load`."""
+        return self._speed.error()
+
     def decode_cost(self) -> DecodeCost | None:
         """None before enough was measured."""
         return self._decode_speed.cost()

@@ -8,10 +8,17 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from baton.checkpoint import ModelConfig
+from baton.engine.kv_scale import KvScale
+from baton.engine.quantization import of_head
+from baton.engine.quantized_matrix import kept
 from baton.engine.shards import Progress, Shards, Stack
+from baton.errors import Invalid
 
 M = TypeVar("M")
 N = TypeVar("N")
+
+MATRICES = ("qkv", "output", "gate_up", "down", "expert_gate_up", "expert_down")
+"""Of a layer, those that are kept in fewer bits."""
 
 
 @dataclass(slots=True)
@@ -35,10 +42,13 @@ class LayerOf(Generic[M]):
     expert_gate_up: M | None = None
     expert_down: M | None = None
 
-    def map(self, change: Callable[[M], N]) -> "LayerOf[N]":
-        """With each weight changed."""
+    def map(self, change: Callable[[str, M], N]) -> "LayerOf[N]":
+        """With each weight changed, by its name here."""
         weights = {name: getattr(self, name) for name in self.__slots__}
-        changed: dict[str, Any] = {n: None if w is None else change(w) for n, w in weights.items()}
+        changed: dict[str, Any] = {
+            name: None if weight is None else change(name, weight)
+            for name, weight in weights.items()
+        }
         return LayerOf(**changed)
 
 
@@ -60,14 +70,17 @@ class Stored(WeightsOf[Stack]):
     """Weights where they lie, checked, and read once they are used.
 
     ``order``: indices of the layers, as they follow each other in the files; whoever takes them
-    like that reads the files from the beginning to the end.
+    like that reads the files from the beginning to the end. ``kv_scales``: each layer's, for keys
+    and values that are kept in FP8.
     """
 
     def __init__(self, path: Path, config: ModelConfig, progress: Progress | None = None) -> None:
         """Raises Invalid that names the file and the tensor."""
-        shards = Shards(path, progress)
+        shards = Shards(path, progress, config.fp8)
         shape = (config.vocab_size,), config.hidden_size
         embedding = shards.stack(["model.embed_tokens.weight"], *shape)
+        if embedding.in_fp8:
+            raise Invalid(f"{path}: model.embed_tokens.weight is in FP8, which only matrices may be")
         tied = config.tie_word_embeddings
         super().__init__(
             embedding=embedding,
@@ -75,22 +88,24 @@ class Stored(WeightsOf[Stack]):
             norm=shards.stack(["model.norm.weight"], [config.hidden_size]),
             head=embedding if tied else shards.stack(["lm_head.weight"], *shape),
         )
+        self.kv_scales = [_kv_scale(shards, index) for index in range(config.num_layers)]
         places = [shards.place(layer.input_norm) for layer in self.layers]
         self.order = sorted(range(config.num_layers), key=places.__getitem__)
 
-    def on(self, device: torch.device, dtype: torch.dtype) -> Weights:
-        """All of them, for torch."""
+    def on(self, device: torch.device, dtype: torch.dtype, quantization: str = "none") -> Weights:
+        """All of them, for torch. Of one matrix at most both forms are in memory."""
 
-        def join(stack: Stack) -> torch.Tensor:
-            return stack.join(device, dtype)
+        def join(name: str, stack: Stack) -> torch.Tensor:
+            return kept(stack, device, dtype, quantization if name in MATRICES else "none")
 
-        embedding = join(self.embedding)
+        head = kept(self.head, device, dtype, of_head(quantization))
+        is_tied = self.head is self.embedding
         layers = {index: self.layers[index].map(join) for index in self.order}
         return WeightsOf(
-            embedding=embedding,
+            embedding=head if is_tied else self.embedding.join(device, dtype),
             layers=[layers[index] for index in range(len(layers))],
-            norm=join(self.norm),
-            head=embedding if self.head is self.embedding else join(self.head),
+            norm=self.norm.join(device, dtype),
+            head=head,
         )
 
 
@@ -132,6 +147,11 @@ def _layer(shards: Shards, config: ModelConfig, index: int) -> LayerOf[Stack]:
         layer.gate_up = shards.stack(names, [size, size], hidden)
         layer.down = shards.stack([f"{prefix}mlp.down_proj.weight"], [hidden], size)
     return layer
+
+
+def _kv_scale(shards: Shards, index: int) -> KvScale:
+    prefix = f"model.layers.{index}.self_attn."
+    return KvScale(*(shards.number(f"{prefix}{part}_scale", 1.0) for part in "kv"))
 
 
 def _experts(shards: Shards, config: ModelConfig, prefix: str, layer: LayerOf[Stack]) -> None:

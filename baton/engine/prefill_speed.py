@@ -3,7 +3,8 @@
 from collections import deque
 
 from baton.core.cost import PrefillCost
-from baton.engine.fit import fit_parts
+from baton.core.load import TYPICAL_TOKENS
+from baton.engine.fit import fit_parts, relative_error
 from baton.engine.result import StepWork
 
 WINDOW_STEPS = 64
@@ -18,6 +19,7 @@ class PrefillSpeed:
     def __init__(self) -> None:
         self._steps: deque[StepWork] = deque(maxlen=WINDOW_STEPS)
         self._fitted: tuple[float, float, float] | None = None
+        self._error: float | None = None
 
     def record(self, work: StepWork) -> None:
         if work.is_prefill and work.seconds > 0:
@@ -49,11 +51,18 @@ class PrefillSpeed:
         overhead, linear, quadratic = parts
         return PrefillCost(overhead, linear + overhead / chunk_tokens, quadratic)
 
+    def error(self) -> float | None:
+        """Of the cost for a prompt of ``TYPICAL_TOKENS``, relative; None while nobody can tell."""
+        return None if self._parts() is None else self._error
+
     def _parts(self) -> tuple[float, float, float] | None:
         if len(self._steps) < MIN_STEPS:
             return None
         if self._fitted is None:
             columns = [(1.0, step.num_tokens, step.num_attended) for step in self._steps]
-            overhead, linear, quadratic = fit_parts(columns, [s.seconds for s in self._steps])
+            seconds = [step.seconds for step in self._steps]
+            overhead, linear, quadratic = parts = fit_parts(columns, seconds)
             self._fitted = overhead, linear, quadratic
+            typical = (1.0, TYPICAL_TOKENS, TYPICAL_TOKENS * (TYPICAL_TOKENS + 1) / 2)
+            self._error = relative_error(columns, seconds, parts, typical)
         return self._fitted

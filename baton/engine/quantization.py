@@ -1,28 +1,39 @@
 """Weights in fewer bits: what is kept of a matrix at load, and what it stands for.
 
-A weight becomes a small whole number, its code, times a scale that it shares:
+A weight becomes a small number, its code, times a scale that it shares:
 
+- ``fp8``: codes in E4M3 (a sign, four bits of exponent, three of mantissa; Micikevicius et al.
+  2022), a scale in FP32 for each output, which is its largest weight by 448. A checkpoint that
+  comes in FP8 keeps its own codes and scales.
 - ``int8``: codes from -127 to 127, a scale in FP32 for each output, which is its largest weight
   by 127. No weight is off by more than half of that: 1/254 of its output's largest.
 - ``int4``: codes from -8 to 7, a scale in BF16 for every 32 of an output's weights, of a few that
   which makes the least squared error.
 
 Products accumulate codes in FP32 before they are scaled, and what they are multiplied with stays as
-it is. The head is kept in int8, and with it an embedding that is tied to it; norms, biases and the
-routers of experts as they are. The kernels (native/kernels/encode.h) make the same codes and
-scales, bit by bit.
+it is. The head is kept in int8, and with it an embedding that is tied to it; beside ``fp8`` it stays
+as it is, as in checkpoints that come so. Norms, biases and the routers of experts stay as they are.
+The kernels (native/kernels/encode.h) make the same codes and scales, bit by bit; of ``fp8`` they
+know nothing.
 """
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
+from baton.checkpoint import ModelConfig
 from baton.errors import Invalid
 
-FORMATS = ("none", "int8", "int4")
+FORMATS = ("none", "int8", "int4", "fp8")
+E4M3 = torch.float8_e4m3fn
+LARGEST_E4M3 = 448.0
 GROUP = 32
 """Weights of an output that share a scale in int4."""
+
+LEAST_CAPABILITY = (8, 9)
+"""Of a GPU that converts and multiplies E4M3."""
 
 ENDS = (-8.0, -7.0, -7.5, -8.5)
 """What the largest weight of such a group is made to be, each tried."""
@@ -34,21 +45,47 @@ _PIECE_ELEMENTS = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Of a matrix [outs, ins]: ``values`` in INT8 of that shape, and ``scales`` [outs, groups] in
-    FP32, each of ``group`` values, and of what is left at the end of a row."""
+    """Of a matrix [outs, ins]: ``values`` of that shape in INT8 or E4M3, and in FP32 ``scales``
+    [outs / tall, ins / group, both rounded up], each of ``tall`` by ``group`` values."""
 
     values: torch.Tensor
     scales: torch.Tensor
     group: int
+    tall: int = 1
+
+    @property
+    def has_row_scales(self) -> bool:
+        """One for each output."""
+        return self.tall == 1 and self.scales.shape[1] == 1
 
     def take(self, rows: slice | torch.Tensor) -> "Codes":
         """Of some outputs."""
-        return Codes(self.values[rows], self.scales[rows], self.group)
+        if self.tall == 1:
+            return Codes(self.values[rows], self.scales[rows], self.group)
+        assert isinstance(rows, slice) and rows.start % self.tall == 0, f"{rows}"
+        scales = self.scales[rows.start // self.tall : -(-rows.stop // self.tall)]
+        return Codes(self.values[rows], scales, self.group, self.tall)
 
     def decode(self) -> torch.Tensor:
         """The weights that they stand for, [outs, ins] in FP32."""
-        ins = self.values.shape[1]
-        return self.values * self.scales.repeat_interleave(self.group, dim=1)[:, :ins]
+        outs, ins = self.values.shape
+        scales = self.scales.repeat_interleave(self.tall, dim=0)[:outs]
+        return self.values.float() * scales.repeat_interleave(self.group, dim=1)[:, :ins]
+
+    @staticmethod
+    def join(parts: Sequence["Codes"]) -> "Codes":
+        """Of one matrix below another. They share scales alike."""
+        tall = parts[0].tall
+        if any(len(part.values) % tall for part in parts[:-1]):
+            parts = [part._with_scales_for_each_row() for part in parts]
+            tall = 1
+        values = torch.cat([part.values.view(torch.uint8) for part in parts])
+        scales = torch.cat([part.scales for part in parts])
+        return Codes(values.view(parts[0].values.dtype), scales, parts[0].group, tall)
+
+    def _with_scales_for_each_row(self) -> "Codes":
+        scales = self.scales.repeat_interleave(self.tall, dim=0)[: len(self.values)]
+        return Codes(self.values, scales, self.group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +121,50 @@ def check_format(name: str, device: torch.device) -> None:
             f"quantization is {name!r}, and must be one of {', '.join(FORMATS)}",
             param="quantization",
         )
-    if name != "none" and device.type != "cpu":
+    if name == "fp8":
+        check_fp8(device, "quantization")
+    elif name != "none" and device.type != "cpu":
         raise Invalid(
             f"quantization is {name}, which only CPUs compute with, and the device is {device}: "
-            "use none, or device=cpu",
+            "use none or fp8, or device=cpu",
             param="quantization",
         )
 
 
+def check_fp8(device: torch.device, setting: str) -> None:
+    """Raises Invalid for a GPU that does not know E4M3. CPUs decode it."""
+    if device.type != "cuda":
+        return
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LEAST_CAPABILITY:
+        raise Invalid(
+            f"{setting} is fp8, which takes a GPU of compute capability "
+            f"{_dotted(LEAST_CAPABILITY)} (L40S, H100), and {device} has {_dotted(capability)}",
+            param=setting,
+        )
+
+
+def _dotted(capability: tuple[int, int]) -> str:
+    return f"{capability[0]}.{capability[1]}"
+
+
+def format_of(setting: str, config: ModelConfig) -> str:
+    """What weights are kept in: what the setting says, unless the checkpoint comes in fewer bits.
+    Raises Invalid where both say something else."""
+    if config.fp8 is None:
+        return setting
+    if setting not in ("none", "fp8"):
+        raise Invalid(
+            f"quantization is {setting}, and the checkpoint comes in FP8: use none or fp8, or a "
+            "checkpoint that is not quantized",
+            param="quantization",
+        )
+    return "fp8"
+
+
 def of_head(name: str) -> str:
     """How the head is kept, whose errors no later layer evens out."""
-    return name if name == "none" else "int8"
+    return "int8" if name in ("int8", "int4") else "none"
 
 
 def quantized_digest(model_digest: bytes, name: str) -> bytes:
@@ -111,12 +181,22 @@ def encode(weight: torch.Tensor, name: str) -> Codes:
     """Of ``weight`` [outs, ins], in any float format. Raises Invalid if one is not finite."""
     ins = weight.shape[1]
     rows = max(1, _PIECE_ELEMENTS // ins)
-    make = {"int8": _int8, "int4": _int4}[name]
+    make = {"int8": _int8, "int4": _int4, "fp8": _fp8}[name]
     pieces = [make(part.float()) for part in torch.split(weight, rows)]
     values, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     if not scales.isfinite().all():
         raise Invalid("the weights can't be quantized: one is not finite")
-    return Codes(values, scales, ins if name == "int8" else GROUP)
+    return Codes(values, scales, GROUP if name == "int4" else ins)
+
+
+def _fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = weight.abs().amax(dim=1, keepdim=True) / LARGEST_E4M3
+    return to_e4m3(torch.where(scales == 0, 0.0, weight / scales)), scales
+
+
+def to_e4m3(x: torch.Tensor) -> torch.Tensor:
+    """The nearest codes, ties to even ones. What is too large becomes the largest."""
+    return x.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(E4M3)
 
 
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

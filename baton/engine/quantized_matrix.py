@@ -1,4 +1,4 @@
-"""Weights in fewer bits where torch computes: decoded for each product."""
+"""Weights in fewer bits beside torch: decoded for each product, where nothing better is known."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,12 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from baton.checkpoint import ModelConfig
-from baton.engine.loader import LayerWeights, Weights
-from baton.engine.quantization import Codes, HalvedCodes, encode, of_head
-
-MATRICES = ("qkv", "output", "gate_up", "down", "expert_gate_up", "expert_down")
-"""Of a layer, those that are kept in fewer bits."""
+from baton.engine.quantization import Codes, HalvedCodes, encode
+from baton.engine.shards import Stack
 
 
 class QuantizedMatrix(torch.Tensor):
@@ -28,14 +24,15 @@ class QuantizedMatrix(torch.Tensor):
         """Of ``weight``, whose dtype is the run's. Raises Invalid if one is not finite."""
         codes = encode(weight.reshape(-1, weight.shape[-1]), name)
         kept = HalvedCodes.of(codes) if name == "int4" else codes
-        return QuantizedMatrix._wrap(kept, weight.shape, weight.dtype)
+        return QuantizedMatrix.holding(kept, weight.shape, weight.dtype)
 
     @staticmethod
-    def _wrap(
+    def holding(
         codes: Codes | HalvedCodes, shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedMatrix":
+        """``codes`` of all rows of ``shape``, one below the other; ``dtype`` is the run's."""
         made: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
-            QuantizedMatrix, shape, dtype=dtype
+            QuantizedMatrix, shape, dtype=dtype, device=codes.scales.device
         )
         made.codes = codes
         return made
@@ -68,7 +65,7 @@ class QuantizedMatrix(torch.Tensor):
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """A scale per output is applied to the sums, so that it need not be rounded as ``x`` is."""
         codes = self.codes
-        if isinstance(codes, HalvedCodes):
+        if isinstance(codes, HalvedCodes) or not codes.has_row_scales:
             return functional.linear(x, codes.decode().to(x.dtype), bias)
         sums = functional.linear(x, codes.values.to(x.dtype)).float() * codes.scales[:, 0]
         return (sums if bias is None else sums + bias).to(x.dtype)
@@ -78,20 +75,13 @@ class QuantizedMatrix(torch.Tensor):
             return self.codes.take(index).decode().to(self.dtype)
         outs, ins = self.shape[1:]
         part = self.codes.take(slice(index * outs, (index + 1) * outs))
-        return QuantizedMatrix._wrap(part, (outs, ins), self.dtype)
+        return QuantizedMatrix.holding(part, (outs, ins), self.dtype)
 
 
-def quantize(weights: Weights, config: ModelConfig, name: str) -> None:
-    """In place, a matrix at a time, so that of one at most both forms are in memory."""
-    weights.head = QuantizedMatrix.of(weights.head, of_head(name))
-    if config.tie_word_embeddings:
-        weights.embedding = weights.head
-    for layer in weights.layers:
-        _quantize_layer(layer, name)
-
-
-def _quantize_layer(layer: LayerWeights, name: str) -> None:
-    for field in MATRICES:
-        weight: torch.Tensor | None = getattr(layer, field)
-        if weight is not None:
-            setattr(layer, field, QuantizedMatrix.of(weight, name))
+def kept(stack: Stack, device: torch.device, dtype: torch.dtype, name: str) -> torch.Tensor:
+    """A matrix for torch, in the format ``name``, or as it is stored if that is FP8. Raises Invalid
+    if a weight is not finite."""
+    if stack.in_fp8:
+        return QuantizedMatrix.holding(stack.codes(device), stack.shape, dtype)
+    joined = stack.join(device, dtype)
+    return joined if name == "none" else QuantizedMatrix.of(joined, name)

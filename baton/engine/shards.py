@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from baton.checkpoint import list_shards, shard_header
+from baton.checkpoint import Fp8Format, list_shards, shard_header
+from baton.engine.quantization import E4M3, Codes
 from baton.errors import Invalid
 from baton.readahead import Readahead
 
@@ -18,6 +19,7 @@ Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
 
 _FLOATS = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_FORMATS = {**_FLOATS, "F8_E4M3": E4M3}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Stack:
     """A tensor as the checkpoint has it, in its own format: ``parts`` one below the other.
 
     ``shape`` is the whole's; of ``[num_experts, rows, ins]`` the matrices lie below one another,
-    too. Who has used it says so (:meth:`used`), which counts it, and gives back its pages.
+    too. ``scales``: of each part that is in FP8, where they lie. Who has used it says so
+    (:meth:`used`), which counts it, and gives back its pages.
     """
 
     def __init__(
@@ -47,16 +50,23 @@ class Stack:
         parts: Sequence[torch.Tensor],
         shape: Sequence[int],
         on_used: Callable[["Stack"], None] = lambda stack: None,
+        scales: Sequence["StoredScales"] = (),
     ) -> None:
         assert sum(part.numel() for part in parts) == prod(shape), f"{[*shape]}"
         assert len({part.dtype for part in parts}) == 1
+        assert len(scales) == (len(parts) if parts[0].dtype is E4M3 else 0)
         self.parts = tuple(parts)
         self.shape = tuple(shape)
+        self.scales = tuple(scales)
         self._on_used = on_used
 
     @property
     def dtype(self) -> torch.dtype:
         return self.parts[0].dtype
+
+    @property
+    def in_fp8(self) -> bool:
+        return self.dtype is E4M3
 
     def split(self) -> list["Stack"]:
         """The matrices of ``[count, rows, ins]``. Each of them has whole parts."""
@@ -64,13 +74,19 @@ class Stack:
         each = len(self.parts) // count
         assert each * count == len(self.parts)
         return [
-            Stack(self.parts[n * each : (n + 1) * each], (rows, ins), self._on_used)
+            Stack(
+                self.parts[n * each : (n + 1) * each],
+                (rows, ins),
+                self._on_used,
+                self.scales[n * each : (n + 1) * each],
+            )
             for n in range(count)
         ]
 
     def join(self, device: torch.device, dtype: torch.dtype) -> torch.Tensor:
         """One tensor. Without anything to convert or to join it is the mapped file itself, which
         processes of one host share."""
+        assert not self.in_fp8, "codes are not weights"
         if len(self.parts) == 1:
             joined = self.parts[0].to(device=device, dtype=dtype)
         else:
@@ -84,19 +100,42 @@ class Stack:
         self.used()
         return joined.view(self.shape)
 
+    def codes(self, device: torch.device) -> Codes:
+        """Of one that is in FP8, all matrices below one another."""
+        parts = [
+            Codes(part.to(device), scales.table.to(device, torch.float32), scales.group, scales.tall)
+            for part, scales in zip(self.parts, self.scales, strict=True)
+        ]
+        codes = Codes.join(parts)
+        self.used()
+        return codes
+
     def used(self) -> None:
         self._on_used(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredScales:
+    """``table`` [rows, groups], each of ``tall`` by ``group`` codes, as :class:`Codes` has them."""
+
+    table: torch.Tensor
+    tall: int
+    group: int
 
 
 class Shards:
     """All files of ``path``. Raises Invalid that names the file, and the tensor.
 
-    ``progress`` hears of what was used, of all that was asked for until then. While this lives, the
+    ``fp8``: how the checkpoint keeps matrices in FP8, if it does. ``progress`` hears of what was
+    used, of all that was asked for until then. While this lives, the
     disk reads ahead of who uses it.
     """
 
-    def __init__(self, path: Path, progress: Progress | None = None) -> None:
+    def __init__(
+        self, path: Path, progress: Progress | None = None, fp8: Fp8Format | None = None
+    ) -> None:
         self.path = path
+        self._fp8 = fp8
         self._progress = progress or (lambda done, total: None)
         self._entries: dict[str, _Entry] = {}
         self._places: dict[int, tuple[Shard, int, int]] = {}
@@ -117,14 +156,64 @@ class Shards:
         formats = sorted({str(part.dtype) for part in parts})
         if len(formats) > 1:
             raise Invalid(f"{self.path}: {', '.join(names)} have different dtypes: {formats}")
-        return Stack(parts, (sum(rows), *rest), self._used)
+        return Stack(parts, (sum(rows), *rest), self._used, self._scales(names, parts))
 
     def many(self, names: Sequence[Sequence[str]], rows: int, ins: int) -> Stack:
         """[len(names), rows, ins]: the matrices of experts, each of as many tensors."""
+        flat = [name for each in names for name in each]
         parts = [self._view(name, rows // len(each), ins) for each in names for name in each]
         if len({part.dtype for part in parts}) > 1:
             raise Invalid(f"{self.path}: {names[0][0]} and others have different dtypes")
-        return Stack(parts, (len(names), rows, ins), self._used)
+        return Stack(parts, (len(names), rows, ins), self._used, self._scales(flat, parts))
+
+    def number(self, name: str, default: float) -> float:
+        """A tensor of one number, or ``default`` where there is none."""
+        if name not in self._entries:
+            return default
+        view = self._view(name, *self._shape(name))
+        if view.numel() != 1 or not 0 < float(view) < float("inf"):
+            raise Invalid(f"{self.path}: {name} is {view.tolist()}, and must be a positive number")
+        self._used(Stack([view.view(1)], [1]))
+        return float(view)
+
+    def _scales(
+        self, names: Sequence[str], parts: Sequence[torch.Tensor]
+    ) -> Sequence[StoredScales]:
+        """Of matrices that are in FP8."""
+        if parts[0].dtype is not E4M3:
+            return ()
+        if self._fp8 is None:
+            raise Invalid(
+                f"{self.path}: {names[0]} is in FP8, and config.json has no quantization_config "
+                "that says how"
+            )
+        return [
+            self._scales_of(name, part, self._fp8) for name, part in zip(names, parts, strict=True)
+        ]
+
+    def _scales_of(self, name: str, part: torch.Tensor, fp8: Fp8Format) -> StoredScales:
+        """One for all, or one for each row, or one for each block."""
+        wanted = [name + "_scale_inv", name + "_scale"]
+        found = next((each for each in wanted if each in self._entries), None)
+        if found is None:
+            raise Invalid(f"{self.path}: no file has tensor {' or '.join(wanted)}")
+        told = self._view(found, *self._shape(found))
+        rows, ins = part.shape
+        if told.numel() == 1:
+            return StoredScales(told.view(1, 1).expand(rows, 1), 1, ins)
+        if told.shape in ((rows,), (rows, 1)):
+            return StoredScales(told.view(rows, 1), 1, ins)
+        tall, group = fp8.block or (1, ins)
+        if told.shape != (-(-rows // tall), -(-ins // group)):
+            raise Invalid(
+                f"{self.path}: {found} has shape {[*told.shape]}, which is not one for all, for "
+                f"each row, or for each block of {tall} x {group} of {[rows, ins]}"
+            )
+        return StoredScales(told, tall, group)
+
+    def _shape(self, name: str) -> Sequence[int]:
+        shape: Sequence[int] = self._entries[name].told["shape"]
+        return shape
 
     def place(self, stack: Stack) -> tuple[Path, int]:
         """Where it begins, to read in the order of the files."""
@@ -139,12 +228,12 @@ class Shards:
             raise Invalid(
                 f"{shard.path}: {name} has shape {entry['shape']}, and must have {[*shape]}"
             )
-        if entry["dtype"] not in _FLOATS:
+        if entry["dtype"] not in _FORMATS:
             raise Invalid(
                 f"{shard.path}: {name} has dtype {entry['dtype']}; supported are "
-                f"{', '.join(sorted(_FLOATS))}"
+                f"{', '.join(sorted(_FORMATS))}"
             )
-        dtype, (start, end) = _FLOATS[entry["dtype"]], entry["data_offsets"]
+        dtype, (start, end) = _FORMATS[entry["dtype"]], entry["data_offsets"]
         if not 0 <= start <= end or end - start != prod(shape) * dtype.itemsize:
             raise Invalid(
                 f"{shard.path}: {name} has bytes {start} to {end}, which is not what {[*shape]} of "
@@ -160,7 +249,7 @@ class Shards:
     def _used(self, stack: Stack) -> None:
         """Pages of the file that this process has mapped are not its own: but whoever looks at
         its memory would take them for that, and a limit on it might."""
-        for part in stack.parts:
+        for part in (*stack.parts, *(scales.table for scales in stack.scales)):
             place = part.data_ptr()
             shard, start, size = self._places[place]
             if place in self._unused:

@@ -64,6 +64,7 @@ def _load(raw: Any) -> Load:
         at_seconds=_amount(raw, "at_seconds"),
         queue=_queue(raw["queue"]),
         prefill_cost=_optional(raw, "prefill_cost", _prefill_cost),
+        prefill_error=_optional(raw, "prefill_error", _amount) if "prefill_error" in raw else None,
         decode_requests=_number(raw, "decode_requests"),
         context_tokens=_number(raw, "context_tokens"),
         promised_tokens=_number(raw, "promised_tokens"),

@@ -48,6 +48,7 @@ def measure(engine: Engine, coming: Seq[Coming], clock: Clock, answer_tokens: fl
         num_blocks=stats.pool.num_blocks,
         at_seconds=clock.wall_nanoseconds() / 1e9,
         prefill_cost=cost,
+        prefill_error=engine.prefill_error(),
         decode_cost=engine.decode_cost(),
     )
     prompts = _prompts(engine, coming, clock.monotonic(), cost)

@@ -20,7 +20,8 @@ from conductor.conductor import STALE_SECONDS, Conductor, ConductorConfig
 from conductor.mirror import Mirror
 from conductor.policy.fleet import DecodeView, Due, Link, PrefillView, Stored
 from conductor.policy.policies import POLICIES
-from conductor.roster import OLDEST_SECONDS, PRIOR_DECODE, PRIOR_PREFILL, UNKNOWN_TOKENS
+from conductor.roster import OLDEST_SECONDS, PRIOR_DECODE, UNKNOWN_TOKENS
+from conductor.speeds import FRESH_SECONDS, PRIOR_PREFILL
 
 READS = PrefillCost(0.0, 0.001, 0.0)
 WRITES = DecodeCost(0.01, 0.001, 0.0)
@@ -38,7 +39,8 @@ def member(name: str, role: Role, generation: int = 1, host: str = "", **load: o
 
 
 def reader(name: str, **load: object) -> Member:
-    return member(name, Role.PREFILL, **({"at_seconds": 1e9, "prefill_cost": READS} | load))  # type: ignore[arg-type]
+    given = {"at_seconds": 1e9, "prefill_cost": READS, "prefill_error": 0.0}
+    return member(name, Role.PREFILL, **(given | load))  # type: ignore[arg-type]
 
 
 def writer(name: str, **load: object) -> Member:
@@ -509,5 +511,38 @@ async def test_speeds_that_hardly_differ_are_one() -> None:
     costs = {"p0": 0.001, "p1": 0.00105, "p2": 0.0009, "p3": 0.01}
     members = [reader(n, prefill_cost=PrefillCost(0.0, c, 0.0)) for n, c in costs.items()]
     await house.announce(*members, writer("d"))
-    views = {name: house.reader(name).cost.per_token_seconds for name in costs}
-    assert views == {"p0": 0.00105, "p1": 0.00105, "p2": 0.00105, "p3": 0.01}
+    assert paces(house, *costs) == [0.00105, 0.00105, 0.00105, 0.01]
+
+
+def paces(house: House, *names: str) -> list[float]:
+    return [house.reader(name).cost.per_token_seconds for name in names]
+
+
+def paced(name: str, pace: float, error: float | None) -> Member:
+    return reader(name, prefill_cost=PrefillCost(0.0, pace, 0.0), prefill_error=error)
+
+
+async def test_nor_do_those_that_may_hardly_differ() -> None:
+    house = House()
+    for error, pace in ((0.3, 0.001), (None, 0.001), (0.1, 0.002)):
+        await house.announce(paced("p0", 0.001, 0.0), paced("p1", 0.002, error), writer("d"))
+        assert paces(house, "p0", "p1") == [0.001, pace], error
+
+
+async def test_the_pools_speed_is_that_of_those_who_know() -> None:
+    house = House()
+    unsure = [paced("p1", 0.003, 0.9), paced("p2", 0.005, None)]
+    await house.announce(paced("p0", 0.001, 0.1), *unsure, writer("d"))
+    assert paces(house, "p0", "p1", "p2") == [0.001] * 3
+
+
+async def test_who_was_slow_is_tried_again() -> None:
+    house = House()
+    fast, slow = paced("p0", 0.001, 0.0), paced("p1", 0.01, 0.0)
+    await house.announce(fast, slow, writer("d"))
+    assert paces(house, "p0", "p1") == [0.001, 0.01]
+    house.clock.advance(FRESH_SECONDS + 1)
+    await house.announce(paced("p0", 0.0011, 0.0), slow, writer("d"))
+    assert paces(house, "p0", "p1") == [0.0011, 0.0011]
+    await house.announce(paced("p0", 0.0011, 0.0), paced("p1", 0.0101, 0.0), writer("d"))
+    assert paces(house, "p0", "p1") == [0.0011, 0.0101]

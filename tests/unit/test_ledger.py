@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.cost import DecodeCost
 from baton.core.ids import WorkerId
 from conductor.admissions import RENEW_REQUESTS, WEIGHT, Admissions
 from conductor.ledger import ADVANCE_SECONDS, MAX_UNREPORTED, DecodeReport, Ledger, PrefillReport
 from conductor.policy.decision import Decision
-from conductor.policy.fleet import Admitted, DecodeView, Due, PrefillView
+from conductor.policy.fleet import Admitted, DecodeView, Due
 from tests.fleet import decode, prefill, query
 
 P, D = WorkerId("p"), WorkerId("d")
@@ -75,15 +75,11 @@ def test_a_report_replaces_what_it_contains() -> None:
 
 def test_a_report_tells_of_speed_and_room() -> None:
     made = Ledger()
-    made.add_prefill(PrefillView(P, PrefillCost(0.0, 1.0, 0.0), measured=False))
     made.add_decode(DecodeView(D, DecodeCost(1.0, 0.0, 0.0), 10, measured=False))
-    made.report_prefill(P, report(1.0))
     made.report_decode(D, DecodeReport(1.0, 0, 0, 0))
-    assert not made.prefills[P].measured and not made.decodes[D].measured
-    reads, writes = PrefillCost(0.0, 2.0, 0.0), DecodeCost(2.0, 0.0, 0.0)
-    made.report_prefill(P, replace(report(2.0), cost=reads))
+    assert not made.decodes[D].measured
+    writes = DecodeCost(2.0, 0.0, 0.0)
     made.report_decode(D, DecodeReport(2.0, 0, 0, 5, writes, 20))
-    assert (made.prefills[P].cost, made.prefills[P].measured) == (reads, True)
     assert (made.decodes[D].cost, made.decodes[D].measured) == (writes, True)
     assert made.decodes[D].load == 5 / 20
 

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from baton.clock import ManualClock
@@ -13,7 +14,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.decode_speed import LEAST_SPREAD, MIN_STEPS, DecodeSpeed
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
-from baton.engine.fit import fit_parts
+from baton.engine.fit import fit_parts, relative_error
 from baton.engine.plan import Plan, StepOutput
 from baton.engine.prefill_speed import PrefillSpeed
 from baton.engine.result import StepWork
@@ -72,6 +73,24 @@ def test_parts_are_recovered_and_never_negative() -> None:
     assert falling[1] == 0.0 and falling[0] > 0
 
 
+def test_how_sure_a_fit_is() -> None:
+    """As sure as fits of the same work, measured again and again, are near each other."""
+    generator = np.random.default_rng(5)
+    columns = [(1.0, float(n)) for n in generator.integers(10, 200, size=40)]
+    true = np.array([2.0 + 0.1 * n for _, n in columns])
+    for at in ((1.0, 50.0), (1.0, 1000.0)):
+        said, told = [], []
+        for _ in range(300):
+            times = (true * (1 + 0.1 * generator.standard_normal(40))).tolist()
+            parts = fit_parts(columns, times)
+            said.append(relative_error(columns, times, parts, at))
+            told.append(float(np.dot(parts, at)))
+        assert np.median(np.array(said)) == pytest.approx(np.std(told) / np.mean(told), rel=0.2)
+    exact = fit_parts(columns, true.tolist())
+    assert relative_error(columns, true.tolist(), exact, (1.0, 50.0)) == pytest.approx(0, abs=1e-9)
+    assert relative_error(columns[:2], true.tolist()[:2], exact, (1.0, 50.0)) is None
+
+
 def test_prefill_cost_spreads_a_steps_overhead_over_its_chunk() -> None:
     speed = PrefillSpeed()
     assert speed.cost(100) is None
@@ -83,6 +102,7 @@ def test_prefill_cost_spreads_a_steps_overhead_over_its_chunk() -> None:
     assert cost.fixed_seconds == pytest.approx(0.5)
     assert cost.per_token_seconds == pytest.approx(0.01 + 0.5 / 100)
     assert cost.per_pair_seconds == pytest.approx(1e-4)
+    assert speed.error() == pytest.approx(0.0, abs=1e-9)
 
 
 def decode_step(batch: int, context: int) -> StepWork:

@@ -29,6 +29,7 @@ def measure(
         queued_tokens=reading.queued_tokens,
         queue=reading.queue(now),
         prefill_cost=reading.cost,
+        prefill_error=0.0,
         decode_cost=decode_cost,
         answer_tokens=answers.mean,
         short_answer_tokens=answers.short,
