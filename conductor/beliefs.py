@@ -30,6 +30,11 @@ class Beliefs:
         self.placed.forget(worker)
         self.handed_over.forget(worker)
 
+    def bound(self, read_blocks: int, written_blocks: int) -> None:
+        """What all prefill workers' pools hold, and all decode workers'; 0: nobody knows."""
+        self.placed.bound(read_blocks)
+        self.handed_over.bound(written_blocks)
+
     def seat(self, beside: Mapping[str, Sequence[WorkerId]]) -> None:
         """Which prefill workers are on the host of which store node."""
         self._beside = beside

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from baton.clock import Clock
 from baton.core.cost import DecodeCost, PrefillCost
@@ -207,6 +207,8 @@ class Roster:
             self.kv_bytes_per_token = member.kv_bytes_per_token or self.kv_bytes_per_token
         readers = {m.id: m.load for m in ready if m.role is Role.PREFILL}
         self._reading.learn(readers, self._looked_at)
+        writers = [member.load for member in ready if member.role is Role.DECODE]
+        self._beliefs.bound(_num_blocks(readers.values()), _num_blocks(writers))
         for member in ready:
             if member.role is Role.DECODE:
                 self._decode_cost = member.load.decode_cost or self._decode_cost
@@ -221,6 +223,11 @@ class Roster:
         if rates:
             rate = statistics.median(rates)
             self.link = Link(rate, rate)
+
+
+def _num_blocks(loads: Collection[Load]) -> int:
+    """Of all together; 0 when one of them has not told."""
+    return sum(load.num_blocks for load in loads) if all(load.num_blocks for load in loads) else 0
 
 
 def _nodes(members: Iterable[Member]) -> dict[str, WorkerId]:

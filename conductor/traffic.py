@@ -18,6 +18,9 @@ costs a few hundred entries, and what is believed of it is at most a stride too 
 MAX_PLACED_KEYS = 262_144
 """About 40 MB; the least recently placed are forgotten."""
 
+MAX_FORGOTTEN = 1024
+"""At once, so that no decision waits long when a pool has become smaller."""
+
 
 class Heads:
     """Shares of the chain keys near the start of the last requests."""
@@ -44,7 +47,8 @@ class Heads:
 
 
 class Placed:
-    """Which workers were sent which blocks: the best guess of what lies in their pools.
+    """Which workers were sent which blocks: the best guess of what lies in their pools, and of no
+    more keys than those have blocks (``bound``).
 
     A worker's life has a number of its own here, so that a death is forgotten at once, and not by
     looking through all keys."""
@@ -55,6 +59,11 @@ class Placed:
         self._life_of: dict[WorkerId, int] = {}
         self._worker_of: dict[int, WorkerId] = {}
         self._num_lives = 0
+        self._most_keys = MAX_PLACED_KEYS
+
+    def bound(self, num_blocks: int) -> None:
+        """Of all pools together; 0: nobody knows."""
+        self._most_keys = min(num_blocks or MAX_PLACED_KEYS, MAX_PLACED_KEYS)
 
     def record(self, worker: WorkerId, keys: Sequence[Key]) -> None:
         life = self._life(worker)
@@ -62,7 +71,7 @@ class Placed:
         for depth in reversed(_landmarks(len(keys))):
             key = keys[depth - 1]
             self._lives[key] = _joined(self._lives.pop(key, life), life)
-        while len(self._lives) > MAX_PLACED_KEYS:
+        for _ in range(min(len(self._lives) - self._most_keys, MAX_FORGOTTEN)):
             self._lives.popitem(last=False)
 
     def forget(self, worker: WorkerId) -> None:

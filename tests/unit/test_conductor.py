@@ -474,6 +474,16 @@ async def test_a_refused_request_leaves_no_trace() -> None:
     assert house.conductor.snapshot().cache.holders(keys(1), 2) == []
 
 
+async def test_no_more_is_believed_of_pools_than_they_hold() -> None:
+    house = House()
+    await house.announce(reader("p", num_blocks=3), writer("d"))
+    house.place("old", 32, keys(1, 2))
+    house.place("new", 32, keys(3, 4))
+    view = house.reader("p")
+    cache = house.conductor.snapshot().cache
+    assert [cache.local_blocks(view, keys(*each)) for each in ((1, 2), (3, 4))] == [1, 2]
+
+
 async def test_alternatives_are_bounded() -> None:
     house = House(policy="full_scan")
     await house.announce(*(reader(f"p{n}") for n in range(20)), writer("d"))

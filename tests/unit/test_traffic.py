@@ -58,8 +58,8 @@ def test_holders_are_those_of_the_deepest_key() -> None:
 
 
 def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traffic, "MAX_PLACED_KEYS", 3)
     placed = Placed()
+    placed.bound(3)
     placed.record(A, keys(1, 2))
     placed.record(A, keys(3, 4))
     # The end of the older prefix is forgotten.
@@ -70,3 +70,12 @@ def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     placed.record(B, keys(5))
     assert placed.cached_blocks(A, keys(3, 4)) == 1
     assert [placed.cached_blocks(name, keys(1)) for name in (A, B)] == [1, 1]
+    placed.bound(0)
+    monkeypatch.setattr(traffic, "MAX_FORGOTTEN", 2)
+    placed.record(C, keys(11, 12, 13, 14, 15))
+    placed.bound(4)
+    for known in (6, 4, 4):  # some at a time
+        placed.record(C, keys(11))
+        found = [placed.cached_blocks(C, keys(n)) for n in (11, 12, 13, 14, 15)]
+        others = [placed.cached_blocks(name, keys(n)) for name, n in ((A, 3), (B, 1), (B, 5))]
+        assert sum(found) + sum(others) == known
