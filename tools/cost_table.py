@@ -44,8 +44,8 @@ class Timed:
 
     @property
     def gap_seconds(self) -> float:
-        """Mean, but for the first quarter: then a hand-off is over, and all are in one batch. 0 when
-        the others came all at one moment."""
+        """Mean, but for the first quarter: then a hand-off is over, and all are in one batch. 0
+        when the others came all at one moment."""
         later = self.at_seconds[len(self.at_seconds) // 4 :]
         return (later[-1] - later[0]) / (len(later) - 1)
 
