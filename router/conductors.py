@@ -19,6 +19,7 @@ from baton.rpc.placement_stream import (
     LinePlacementStream,
     PlacementStream,
 )
+from router.closed_lines import ClosedLines
 from router.cluster import Cluster
 from router.placement import PlaceQuery
 
@@ -37,7 +38,7 @@ Connect = Callable[[str, Trust], grpc.aio.Channel]
 class ConductorPlacer:
     """Asks the ready conductors, from the one that the request's hash says on, until one answers:
     several share the work, and a retry asks the same one first. While :meth:`run` runs, all
-    questions to a conductor share a stream: a line, if it has one, else gRPC's."""
+    questions to a conductor share a stream: a line, if it has one which opens, else gRPC's."""
 
     def __init__(
         self,
@@ -54,6 +55,7 @@ class ConductorPlacer:
         self._streams: dict[str, PlacementStream] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._failed_at: dict[str, float] = {}
+        self._closed_lines = ClosedLines()
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -111,13 +113,18 @@ class ConductorPlacer:
             return known
         stream = await self._new_stream(conductor)
         self._streams[conductor.address] = stream
-        self._tasks.create_task(stream.run())
+        self._tasks.create_task(self._run(conductor, stream))
         return stream
+
+    async def _run(self, conductor: Member, stream: PlacementStream) -> None:
+        await stream.run()
+        if isinstance(stream, LinePlacementStream) and not stream.reached:
+            self._closed_lines.add(conductor.line)
 
     async def _new_stream(self, conductor: Member) -> PlacementStream:
         for address in [each for each, stream in self._streams.items() if not stream.alive]:
             del self._streams[address]
-        if conductor.line:
+        if conductor.line and conductor.line not in self._closed_lines:
             return LinePlacementStream(conductor.line, self._trust)
         return GrpcPlacementStream(await self._channel(conductor.address))
 

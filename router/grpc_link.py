@@ -22,7 +22,7 @@ class GrpcWorkerLink(StreamLink):
     async def serve(self) -> BatonError:
         async with open_channel(self._worker.address, self._trust) as channel:
             await _connected(channel)
-            self._reached = True
+            self.reached = True
             await converse(channel, self._messages(), self.deliver)
         return Unavailable("the stream ended")
 

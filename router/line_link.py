@@ -19,7 +19,7 @@ class LineWorkerLink(StreamLink):
         line = await open_line(
             self._worker.line, WORKER_SERVICE, self._trust, self._receive, CONNECT_SECONDS
         )
-        self._reached, self._line = True, line
+        self.reached, self._line = True, line
         try:
             for message in self._early:
                 line.send_message(message)

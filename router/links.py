@@ -8,6 +8,7 @@ from baton.core.ids import Epoch, RequestId, WorkerId
 from baton.core.request import RequestSpec
 from baton.core.task import Task
 from baton.core.trust import Trust, trust_of
+from router.closed_lines import ClosedLines
 from router.grpc_link import GrpcWorkerLink
 from router.inbox import Inbox
 from router.line_link import LineWorkerLink
@@ -51,13 +52,14 @@ class Links(Protocol):
 
 
 class WorkerLinks:
-    """Links by address and generation: lines to workers that have one, else gRPC. They live while
-    :meth:`run` does."""
+    """Links by address and generation: lines to workers that have one which opens, else gRPC. They
+    live while :meth:`run` does."""
 
     def __init__(self, trust: Trust | str | None = None) -> None:
         self._trust = trust_of(trust)
         self._links: dict[tuple[str, int], StreamLink] = {}
         self._broke_at: dict[WorkerId, float] = {}
+        self._closed_lines = ClosedLines()
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -73,12 +75,18 @@ class WorkerLinks:
         if known is not None and known.alive:
             return known
         link = self._links[key] = self._new_link(worker)
-        link.task = self._tasks.create_task(link.run())
-        link.task.add_done_callback(lambda _: self._drop(worker, link))
+        link.task = self._tasks.create_task(self._run(worker, link))
         return link
 
+    async def _run(self, worker: WorkerRef, link: StreamLink) -> None:
+        try:
+            await link.run()
+        finally:
+            self._drop(worker, link)
+
     def _new_link(self, worker: WorkerRef) -> StreamLink:
-        kind = LineWorkerLink if worker.line else GrpcWorkerLink
+        by_line = worker.line and worker.line not in self._closed_lines
+        kind = LineWorkerLink if by_line else GrpcWorkerLink
         return kind(worker, self._trust)
 
     def is_alive(self, worker: WorkerRef) -> bool:
@@ -93,6 +101,8 @@ class WorkerLinks:
         return frozenset(self._broke_at)
 
     def _drop(self, worker: WorkerRef, link: StreamLink) -> None:
+        if isinstance(link, LineWorkerLink) and not link.reached:
+            self._closed_lines.add(worker.line)
         self._broke_at[worker.id] = asyncio.get_running_loop().time()
         key = (worker.address, int(worker.generation))
         if self._links.get(key) is link:

@@ -38,12 +38,12 @@ class StreamLink(ABC):
         self._trust = trust
         self._inboxes: dict[tuple[str, int], Inbox] = {}
         self.task: asyncio.Task[None] | None = None
-        self._reached = False
+        self.reached = False
         self.alive = True
 
     @abstractmethod
     async def serve(self) -> BatonError:
-        """Connects, sets ``_reached``, and serves until the stream is over. Why it is, is returned
+        """Connects, sets ``reached``, and serves until the stream is over. Why it is, is returned
         or raised."""
 
     @abstractmethod
@@ -95,7 +95,7 @@ class StreamLink(ABC):
             return
         self.alive = False
         log.info("link_broke", worker=self._worker.id, error=failure, requests=len(self._inboxes))
-        kind = Unavailable if self._reached else NotReached
+        kind = Unavailable if self.reached else NotReached
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
             inbox.put(self._worker.id, kind(f"lost worker {self._worker.id}: {failure}"))

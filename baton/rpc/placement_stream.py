@@ -154,13 +154,14 @@ class LinePlacementStream(PlacementStream):
         self._address = address
         self._trust = trust
         self._line: ClientLine | None = None
+        self.reached = False
         self._is_due = False
 
     async def converse(self) -> None:
         line = await open_line(
             self._address, CONDUCTOR_SERVICE, self._trust, self._receive, CONNECT_SECONDS
         )
-        self._line = line
+        self._line, self.reached = line, True
         try:
             self._flush()
             raise await line.ended()

@@ -17,9 +17,11 @@ from baton.core.states import Role, WorkerState
 from baton.core.trust import Trust
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from baton.rpc.conductor_line import CONDUCTOR_SERVICE, PlaceService, conductor_lines
+from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.line import Line
 from baton.rpc.line_server import LineServer
 from baton.rpc.placement_stream import LinePlacementStream
+from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import conductor_pb2 as pb
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
@@ -218,3 +220,28 @@ async def test_a_placer_asks_over_a_line_and_opens_another_when_it_broke() -> No
     await asyncio.wait([running])
     await placer.close()
     await server.close()
+
+
+async def test_a_placer_asks_over_grpc_where_the_line_does_not_open() -> None:
+    core, server = FakeCore(), build_server(TRUST)
+    add_conductor_service(server, core)  # type: ignore[arg-type]
+    address = f"127.0.0.1:{await listen(server, '127.0.0.1', 0)}"
+    conductor = Member(
+        WorkerId("c"), Role.CONDUCTOR, address, Generation(1), WorkerState.READY, line="127.0.0.1:9"
+    )
+    cluster = Cluster(Registry(conductor), SystemClock(), 100)
+    await cluster.refresh()
+    placer = ConductorPlacer(cluster, SystemClock(), TRUST)
+    running = asyncio.create_task(placer.run())
+    await asyncio.sleep(0)
+    query = PlaceQuery(
+        RequestId("r"), Epoch(1), TenantId("t"), 40, 8, (BlockKey(bytes(16)),), frozenset(), "m"
+    )
+    async with asyncio.timeout(20):
+        with pytest.raises(Unavailable, match="does not accept connections"):
+            await placer.place(query)
+        assert (await placer.place(query)).decode == DECODE
+    running.cancel()
+    await asyncio.wait([running])
+    await placer.close()
+    await server.stop(None)

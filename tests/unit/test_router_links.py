@@ -189,6 +189,17 @@ async def test_nobody_listens_there(line: str) -> None:
     assert "does not accept connections" in str(error)
 
 
+async def test_a_line_that_does_not_open_is_not_tried_again() -> None:
+    async with grpc_worker() as (core, ref, _), open_links() as links:
+        ref, inbox = replace(ref, line="127.0.0.1:9"), Inbox()
+        links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
+        async with asyncio.timeout(4):
+            [(_, error)] = await inbox.take()
+        assert isinstance(error, NotReached)
+        links.link(ref).submit(SPEC, Task.WHOLE, None, Inbox())
+        await core.wait(lambda: core.submitted)
+
+
 async def test_a_wrong_secret_breaks_the_link(worker: Worker) -> None:
     async with worker("right") as (core, ref, _), open_links("wrong") as links:
         inbox = Inbox()
