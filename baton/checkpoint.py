@@ -262,8 +262,8 @@ def _reject_what_we_lack(raw: _Json) -> None:
 
 
 def _fp8(raw: _Json) -> Fp8Format | None:
-    """As transformers (``fp8``) and llm-compressor (``compressed-tensors``) write it. How they would
-    have activations quantized is not asked: that is the engine's affair."""
+    """As transformers (``fp8``) and llm-compressor (``compressed-tensors``) write it. How they want
+    activations quantized is not asked: that is the engine's affair."""
     told = raw.get("quantization_config")
     if told is None:
         return None

@@ -156,14 +156,20 @@ class Settings(BaseSettings):
     served_model_name: str | None = None
     device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["none", "int8", "int4"] = "none"
-    """What a CPU keeps the model's weights in (docs/engine.md): as ``dtype`` has them, or in fewer
-    bits, made at load. Workers with different ones share nothing."""
+    quantization: Literal["none", "int8", "int4", "fp8"] = "none"
+    """What the model's weights are kept in (docs/engine.md, docs/cuda.md): as ``dtype`` has them,
+    or in fewer bits, made at load. A checkpoint in FP8 stays as it is. Workers with different ones
+    share nothing."""
+    kv_dtype: Literal["auto", "fp8"] = "auto"
+    """What the KV cache is kept in (docs/cuda.md): ``dtype``, or FP8, in half of the memory.
+    Workers with different ones share nothing."""
     threads: Annotated[int, Field(ge=0)] = 0
     """Of a worker's arithmetic; 0 means all cores."""
     cpu_kernels: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
     """Whether a CPU computes with our own kernels (docs/engine.md). ``auto``: where they run, and
     with torch else; ``on``: not without them."""
+    cuda_graphs: bool = True
+    """Whether a GPU replays steps of decodes from graphs (docs/cuda.md)."""
     deterministic: bool = False
     """A request's logits have the same bits in any batch, chunking and placement (docs/engine.md).
     Who can't keep that refuses to start, and workers that compute otherwise are not mixed."""

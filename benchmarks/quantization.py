@@ -26,8 +26,8 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import make_batch
 from baton.engine.native.decoder import NativeModel
+from baton.engine.native.library import CODINGS
 from baton.engine.plan import Row
-from baton.engine.quantization import FORMATS
 from baton.engine.runner import ModelRunner
 from baton.text.tokenizer import Tokenizer
 from benchmarks.machine import describe
@@ -97,7 +97,7 @@ def held_out(model: Path, most: int) -> list[list[int]]:
 def compare(options: argparse.Namespace) -> Iterator[Quality]:
     rows = held_out(options.model, options.rows)
     plain = Reader(options, "none")
-    for name in FORMATS:
+    for name in CODINGS:
         reader = plain if name == "none" else Reader(options, name)
         losses, agreements, divergences = [], [], []
         for row in rows:

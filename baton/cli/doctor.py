@@ -48,14 +48,14 @@ def _torch() -> str:
 
 def _kernels() -> str:
     from baton.engine.native.choice import unavailable
-    from baton.engine.quantization import FORMATS
+    from baton.engine.native.library import CODINGS
 
     reasons = {dtype: unavailable(dtype) for dtype in ("float32", "bfloat16")}
     works = [dtype for dtype, reason in reasons.items() if reason is None]
     missing = "; ".join(f"{dtype} with torch: {r}" for dtype, r in reasons.items() if r)
     if not works:
         raise Unavailable(f"{reasons['float32']}; torch computes instead")
-    formats = ", ".join(name for name in FORMATS if name != "none")
+    formats = ", ".join(name for name in CODINGS if name != "none")
     return f"{', '.join(works)}; weights in {formats}" + (f"; {missing}" if missing else "")
 
 

@@ -42,7 +42,9 @@ def run_generate(
         block_tokens=settings.block_tokens,
         cpu_kernels=settings.cpu_kernels,
         quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
         deterministic=settings.deterministic,
+        cuda_graphs=settings.cuda_graphs,
     )
     grammars = None
     if sampling.grammar is not None:

@@ -33,7 +33,7 @@ OnWhere = Annotated[
 ]
 Namespace = Annotated[str | None, typer.Option(help="In Kubernetes; default: the current one.")]
 Quantization = Annotated[
-    str | None, typer.Option(help="What a CPU keeps weights in: none, int8, int4.")
+    str | None, typer.Option(help="What weights are kept in: none, fp8; on a CPU int8, int4.")
 ]
 Deterministic = Annotated[
     bool, typer.Option("--deterministic", help="The same bits in any batch, or no start.")

@@ -26,7 +26,7 @@ def block_checksums(pool: KvPool, block_ids: Sequence[BlockId]) -> list[int]:
         flat = memoryview(pool.tensor.view(torch.uint8).view(-1).numpy())  # type: ignore[arg-type]
         size = pool.block_bytes
         return [xxhash.xxh3_64_intdigest(flat[b * size : (b + 1) * size]) for b in block_ids]
-    return weighted_sums(pool.tensor[list(block_ids)])
+    return weighted_sums(pool.tensor.view(torch.uint8)[list(block_ids)])
 
 
 def weighted_sums(blocks: torch.Tensor) -> list[int]:

@@ -6,6 +6,7 @@ model; and the bits that came out tell workers which compute alike from others.
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -27,14 +28,23 @@ STRIDE = 7919
 CHUNKS = (7, 1, PROBE_TOKENS)
 """Of the probe's second reading."""
 
+GPU_PROBE_TOKENS, GPU_CHUNKS = 300, (7, 1, 130, 300)
+"""There tiles are larger, and time is short: beyond 64 rows of a product, and 128 of attention."""
+
+UNSEEN = "deterministic as Triton's interpreter is: not yet seen on any GPU but by its trial here"
+"""What is to be said of the promise where nobody has tried it at length (docs/cuda.md)."""
+
 NUM_READERS = 3
 """Of the probe, each with blocks of its own: alone, in company, and the company."""
 
 _UNUSED = SamplingParams(max_tokens=1)
 
 
-def check_possible(choice: Choice) -> None:
-    """Raises Invalid, with what would help, where a model does not compute on the kernels."""
+def promising(choice: Choice, device: torch.device) -> Choice:
+    """``choice``, with what is to be said of its promise. Raises Invalid, with what would help,
+    where a model computes neither on our kernels nor on a GPU."""
+    if device.type != "cpu":
+        return replace(choice, told=f"{choice.told}; {UNSEEN}", is_fallback=True)
     if not choice.native:
         raise Invalid(
             f"deterministic is on, and would be computed by {choice.told}; its sums depend on what "
@@ -43,6 +53,7 @@ def check_possible(choice: Choice) -> None:
             "this machine lacks)",
             param="deterministic",
         )
+    return choice
 
 
 def arithmetic(model: Decoder, pool: KvPool, vocab_size: int) -> str:
@@ -59,14 +70,15 @@ def arithmetic(model: Decoder, pool: KvPool, vocab_size: int) -> str:
         )
     tokens = [n * STRIDE % vocab_size for n in range(_length(pool))]
     alone = _read(model, pool, tokens, (len(tokens),), beside=False)
-    if not torch.equal(alone, _read(model, pool, tokens, CHUNKS, beside=True)):
+    chunks = CHUNKS if pool.tensor.device.type == "cpu" else GPU_CHUNKS
+    if not torch.equal(alone, _read(model, pool, tokens, chunks, beside=True)):
         raise Invalid(
             "deterministic is on, and this machine's logits depend on how a step is put together: "
-            "that is a bug of the kernels on this processor; please report it with "
+            "that is a bug of the kernels on this processor or GPU; please report it with "
             "`baton doctor`'s output",
             param="deterministic",
         )
-    return hashlib.blake2b(alone.numpy().tobytes(), digest_size=8).hexdigest()
+    return hashlib.blake2b(alone.cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def digest_of(model_digest: bytes, arithmetic: str) -> bytes:
@@ -77,7 +89,8 @@ def digest_of(model_digest: bytes, arithmetic: str) -> bytes:
 
 def _length(pool: KvPool) -> int:
     """Of the probe, which is shorter where the pool is tiny."""
-    return min(PROBE_TOKENS, pool.num_blocks // NUM_READERS * pool.block_tokens)
+    wanted = PROBE_TOKENS if pool.tensor.device.type == "cpu" else GPU_PROBE_TOKENS
+    return min(wanted, pool.num_blocks // NUM_READERS * pool.block_tokens)
 
 
 def _read(
@@ -115,7 +128,8 @@ def _row(pool: KvPool, tokens: Sequence[int], start: int, place: int) -> Row:
 
 @torch.inference_mode()
 def _logits(model: Decoder, pool: KvPool, rows: Sequence[Row]) -> torch.Tensor:
-    batch = make_batch(rows, pool.block_tokens, pool.tensor.device)
+    device = pool.tensor.device
+    batch = make_batch(rows, pool.block_tokens, torch.device("cpu"))
     tokens = [token for row in rows for token in row.token_ids]
-    hidden = model.hidden(torch.tensor(tokens), batch)
-    return model.logits(hidden, torch.arange(rows[0].num_tokens))
+    hidden = model.hidden(torch.tensor(tokens, device=device), batch)
+    return model.logits(hidden, torch.arange(rows[0].num_tokens, device=device))

@@ -7,12 +7,16 @@ owner, however that ends.
 
 import mmap
 import os
+from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from baton.checkpoint import ModelConfig
+from baton.engine.kv_scale import KvScale
 from baton.errors import Invalid
 
+MEMORY = Path("/proc/meminfo")
 HEADROOM_BYTES = 256 * 1024 * 1024
 """Of host memory, left to everything else."""
 
@@ -22,7 +26,8 @@ def block_bytes(config: ModelConfig, dtype: torch.dtype, block_tokens: int) -> i
 
 
 class KvPool:
-    """``tensor`` is the whole pool; ``address`` and ``size_bytes`` tell where it lies.
+    """``tensor`` is the whole pool; ``address`` and ``size_bytes`` tell where it lies. ``scales``:
+    what its numbers stand for, layer by layer (1, unless it is in FP8).
 
     Host memory is taken when it is first touched; the size is checked against what is
     available. Raises Invalid when there isn't enough. ``file_descriptor`` is -1 on a GPU.
@@ -36,9 +41,11 @@ class KvPool:
         block_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
+        scales: Sequence[KvScale] | None = None,
     ) -> None:
         self.num_blocks = num_blocks
         self.block_tokens = block_tokens
+        self.scales = tuple(scales or [KvScale()] * config.num_layers)
         self.block_bytes = block_bytes(config, dtype, block_tokens)
         self.size_bytes = num_blocks * self.block_bytes
         self.device = str(device) if device.type == "cpu" else f"cuda:{device.index or 0}"
@@ -71,9 +78,7 @@ class KvPool:
         if device.type == "cuda":
             available = torch.cuda.mem_get_info(device)[0]
         else:
-            import psutil  # a pool on a GPU does without it
-
-            available = psutil.virtual_memory().available - HEADROOM_BYTES
+            available = _host_bytes() - HEADROOM_BYTES
         if self.num_blocks < 1:
             raise Invalid(
                 f"the KV pool has no room for one block of {self.block_bytes:,} bytes: raise "
@@ -87,3 +92,12 @@ class KvPool:
                 "lower pool_bytes or num_blocks",
                 param="pool_bytes",
             )
+
+
+def _host_bytes() -> int:
+    """That processes can have without anybody's being swapped out."""
+    for line in MEMORY.read_text(encoding="ascii").splitlines():
+        name, _, size = line.partition(":")
+        if name == "MemAvailable":
+            return int(size.removesuffix("kB")) * 1024
+    raise AssertionError(f"{MEMORY} tells of no available memory")

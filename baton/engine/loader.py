@@ -80,7 +80,7 @@ class Stored(WeightsOf[Stack]):
         shape = (config.vocab_size,), config.hidden_size
         embedding = shards.stack(["model.embed_tokens.weight"], *shape)
         if embedding.in_fp8:
-            raise Invalid(f"{path}: model.embed_tokens.weight is in FP8, which only matrices may be")
+            raise Invalid(f"{path}: model.embed_tokens.weight is in FP8; only matrices may be")
         tied = config.tie_word_embeddings
         super().__init__(
             embedding=embedding,

@@ -11,8 +11,8 @@ A weight becomes a small number, its code, times a scale that it shares:
   which makes the least squared error.
 
 Products accumulate codes in FP32 before they are scaled, and what they are multiplied with stays as
-it is. The head is kept in int8, and with it an embedding that is tied to it; beside ``fp8`` it stays
-as it is, as in checkpoints that come so. Norms, biases and the routers of experts stay as they are.
+it is. The head is kept in int8, and with it an embedding that is tied to it; beside ``fp8`` both
+stay as they are, as in checkpoints that come so. So do norms, biases and the routers of experts.
 The kernels (native/kernels/encode.h) make the same codes and scales, bit by bit; of ``fp8`` they
 know nothing.
 """
@@ -148,9 +148,10 @@ def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-def format_of(setting: str, config: ModelConfig) -> str:
-    """What weights are kept in: what the setting says, unless the checkpoint comes in fewer bits.
-    Raises Invalid where both say something else."""
+def format_of(setting: str, config: ModelConfig, device: torch.device) -> str:
+    """What weights are kept in: what the setting says, unless the checkpoint comes in FP8. Raises
+    Invalid where both say something else, or the device does not know it."""
+    check_format(setting, device)
     if config.fp8 is None:
         return setting
     if setting not in ("none", "fp8"):
@@ -159,6 +160,7 @@ def format_of(setting: str, config: ModelConfig) -> str:
             "checkpoint that is not quantized",
             param="quantization",
         )
+    check_fp8(device, "quantization")
     return "fp8"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from baton.engine.quantization import Codes, HalvedCodes, encode
+from baton.engine.quantization import E4M3, Codes, HalvedCodes, encode
 from baton.engine.shards import Stack
 
 
@@ -36,6 +36,11 @@ class QuantizedMatrix(torch.Tensor):
         )
         made.codes = codes
         return made
+
+    @property
+    def fp8(self) -> Codes:
+        assert isinstance(self.codes, Codes) and self.codes.values.dtype is E4M3
+        return self.codes
 
     @classmethod
     def __torch_function__(

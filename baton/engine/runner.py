@@ -10,8 +10,9 @@ from baton.core.ids import TokenId
 from baton.engine.attention.base import Attention, Batch, make_batch
 from baton.engine.attention.cpu import CpuAttention
 from baton.engine.attention.tables import BlockTables
-from baton.engine.determinism import arithmetic, check_possible, digest_of
+from baton.engine.determinism import arithmetic, digest_of, promising
 from baton.engine.kv_pool import KvPool, block_bytes
+from baton.engine.kv_scale import scaled_digest
 from baton.engine.loader import Stored, Weights
 from baton.engine.model import Decoder, Model, Replays
 from baton.engine.native.choice import TORCH, Choice, choose
@@ -20,8 +21,7 @@ from baton.engine.native.matrix import Team
 from baton.engine.ops import Ops, TorchOps
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.prompt_scores import score_targets
-from baton.engine.quantization import check_format, quantized_digest
-from baton.engine.quantized_matrix import quantize
+from baton.engine.quantization import E4M3, check_fp8, format_of, quantized_digest
 from baton.engine.rope import RotaryTable
 from baton.engine.sampler import sample
 from baton.engine.shards import Progress
@@ -32,6 +32,7 @@ DTYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+KV_DTYPES = ("auto", "fp8")
 HOST = torch.device("cpu")
 Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 DEFAULT_POOL_BYTES = 512 * 1024 * 1024
@@ -51,12 +52,14 @@ class ModelRunner:
         choice: Choice = TORCH,
         arithmetic: str = "",
         graphs: Replays | None = None,
+        quantization: str = "none",
     ) -> None:
         self.model_config = config
         self.model_digest = digest
         self.pool = pool
         self.choice = choice
         self.arithmetic = arithmetic
+        self.quantization = quantization
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
@@ -75,36 +78,43 @@ class ModelRunner:
         block_tokens: int = 16,
         cpu_kernels: str = "auto",
         quantization: str = "none",
+        kv_dtype: str = "auto",
         deterministic: bool = False,
+        cuda_graphs: bool = True,
         progress: Progress | None = None,
     ) -> "ModelRunner":
         """Loads a directory. Raises Invalid that names what is wrong with it, or says that
         memory is short. ``num_blocks`` wins over ``pool_bytes``; ``cpu_kernels`` is a name in
         ``baton.engine.native.choice.MODES``, ``quantization`` one in
-        ``baton.engine.quantization.FORMATS``."""
+        ``baton.engine.quantization.FORMATS``, ``kv_dtype`` one in ``KV_DTYPES``."""
         config = load_model_config(path)
         place = pick_device(device)
         kind = pick_dtype(dtype, place, config)
-        check_format(quantization, place)
-        choice = choose(cpu_kernels, config, place, kind, quantization)
+        kept = format_of(quantization, config, place)
+        kv_kind = pick_kv_dtype(kv_dtype, place, kind)
+        choice = choose(cpu_kernels, config, place, kind, kept, kv_kind)
         if deterministic:
-            check_possible(choice)
+            choice = promising(choice, place)
         stored = Stored(path, config, progress)
-        weights = stored if choice.native else stored.on(place, kind)
-        size = block_bytes(config, kind, block_tokens)
+        weights = stored if choice.native else stored.on(place, kind, kept)
+        size = block_bytes(config, kv_kind, block_tokens)
         pool = KvPool(
             config,
             num_blocks=num_blocks or (pool_bytes or _default_pool_bytes(place)) // size,
             block_tokens=block_tokens,
-            dtype=kind,
+            dtype=kv_kind,
             device=place,
+            scales=stored.kv_scales if kv_kind is E4M3 else None,
         )
-        model = make_model(config, weights, pool, quantization)
-        digest = quantized_digest(model_digest(path), quantization)
+        model = make_model(config, weights, pool, kept, deterministic=deterministic)
+        digest = quantized_digest(model_digest(path), kept)
+        digest = scaled_digest(digest, pool.scales)
         if not deterministic:
-            return cls(config, digest, model, pool, choice, graphs=make_graphs(config, model, pool))
+            graphs = make_graphs(config, model, pool) if cuda_graphs else None
+            return cls(config, digest, model, pool, choice, graphs=graphs, quantization=kept)
         bits = arithmetic(model, pool, config.vocab_size)
-        return cls(config, digest_of(digest, bits), model, pool, choice, bits)
+        digest = digest_of(digest, bits)
+        return cls(config, digest, model, pool, choice, bits, quantization=kept)
 
     @property
     def num_blocks(self) -> int:
@@ -165,30 +175,37 @@ class ModelRunner:
 
 
 def make_model(
-    config: ModelConfig, weights: Weights | Stored, pool: KvPool, quantization: str = "none"
+    config: ModelConfig,
+    weights: Weights | Stored,
+    pool: KvPool,
+    quantization: str = "none",
+    *,
+    deterministic: bool = False,
 ) -> Decoder:
-    """On the kernels, which take weights from where they are stored, or on torch's tensors."""
+    """On the kernels, which take weights from where they are stored and keep them in
+    ``quantization``, or on torch's tensors as they are."""
     if isinstance(weights, Stored):
         return NativeModel(config, weights, pool, Team(torch.get_num_threads()), quantization)
-    if quantization != "none":
-        quantize(weights, config, quantization)
-    return Model(config, weights, make_ops(config, pool))
+    ops = make_ops(config, pool, weights.norm.dtype, deterministic=deterministic)
+    return Model(config, weights, ops)
 
 
-def make_ops(config: ModelConfig, pool: KvPool) -> Ops:
-    """Of one model over ``pool``, in its dtype, where it lies."""
+def make_ops(
+    config: ModelConfig, pool: KvPool, dtype: torch.dtype, *, deterministic: bool = False
+) -> Ops:
+    """Of one model that computes in ``dtype`` over ``pool``, where that lies."""
     rotary = RotaryTable(
         config.rope,
         config.head_dim,
         config.max_position_embeddings,
         pool.tensor.device,
-        pool.tensor.dtype,
+        dtype,
     )
     if pool.tensor.device.type == "cpu":
         return TorchOps(config, CpuAttention(pool), rotary)
-    from baton.engine.cuda.ops import TritonOps
+    from baton.engine.cuda.ops import FixedOps, TritonOps
 
-    return TritonOps(config, pool, rotary)
+    return (FixedOps if deterministic else TritonOps)(config, pool, rotary)
 
 
 def make_graphs(config: ModelConfig, model: Decoder, pool: KvPool) -> Replays | None:
@@ -234,6 +251,17 @@ def pick_dtype(name: str, device: torch.device, config: ModelConfig) -> torch.dt
     if name not in DTYPES:
         raise Invalid(f"dtype is {name!r}; supported are {', '.join(DTYPES)}", param="dtype")
     return DTYPES[name]
+
+
+def pick_kv_dtype(name: str, device: torch.device, dtype: torch.dtype) -> torch.dtype:
+    """By default the model's own."""
+    if name not in KV_DTYPES:
+        known = ", ".join(KV_DTYPES)
+        raise Invalid(f"kv_dtype is {name!r}, and must be one of {known}", param="kv_dtype")
+    if name == "auto":
+        return dtype
+    check_fp8(device, "kv_dtype")
+    return E4M3
 
 
 def _default_pool_bytes(device: torch.device) -> int:

@@ -103,8 +103,7 @@ class Stack:
     def codes(self, device: torch.device) -> Codes:
         """Of one that is in FP8, all matrices below one another."""
         parts = [
-            Codes(part.to(device), scales.table.to(device, torch.float32), scales.group, scales.tall)
-            for part, scales in zip(self.parts, self.scales, strict=True)
+            scales.of(part, device) for part, scales in zip(self.parts, self.scales, strict=True)
         ]
         codes = Codes.join(parts)
         self.used()
@@ -121,6 +120,10 @@ class StoredScales:
     table: torch.Tensor
     tall: int
     group: int
+
+    def of(self, part: torch.Tensor, device: torch.device) -> Codes:
+        table = self.table.to(device, torch.float32)
+        return Codes(part.to(device), table, self.group, self.tall)
 
 
 class Shards:

@@ -168,12 +168,14 @@ class WorkerProgram:
             block_tokens=settings.block_tokens,
             cpu_kernels=settings.cpu_kernels,
             quantization=settings.quantization,
+            kv_dtype=settings.kv_dtype,
             deterministic=settings.deterministic,
+            cuda_graphs=settings.cuda_graphs,
             progress=partial(report_progress, "weights"),
         )
         runner.warm(settings.max_running)
         tell = log.warning if runner.choice.is_fallback else log.info
-        tell("model_loaded", computed_by=runner.choice.told, quantization=settings.quantization)
+        tell("model_loaded", computed_by=runner.choice.told, quantization=runner.quantization)
         return runner
 
     def _load_grammars(self) -> Grammars | None:
@@ -280,7 +282,7 @@ class WorkerProgram:
             "model": self._settings.model_name,
             "device": str(runner.pool.device),
             "kv_dtype": runner.kv_dtype,
-            "quantization": self._settings.quantization,
+            "quantization": runner.quantization,
             "transports": ",".join(self._transports),
         }
 

@@ -440,7 +440,8 @@ class Worker:
             )
         if opening.kv_layout != self._layout.name:
             raise Invalid(
-                f"source has layout {self._layout.name}, reader {opening.kv_layout}",
+                f"source has layout {self._layout.name}, reader {opening.kv_layout}: all workers "
+                "of a cluster must have the same model, dtype, kv_dtype and block_tokens",
                 param="kv_layout",
             )
         name = choose(tuple(self._transports), opening.transports, self._host == opening.host)

@@ -18,14 +18,13 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import Attention, make_batch
 from baton.engine.attention.reference import ReferenceAttention
+from baton.engine.kv_scale import KvScale
 from baton.engine.plan import Row
+from baton.engine.quantization import E4M3
 
 LAYERS = 2
+SCALES = (KvScale(0.37, 1.7), KvScale(1.2, 0.06))
 SAMPLING = SamplingParams(max_tokens=1)
-UNINTERPRETED = (torch.bfloat16,)
-"""Triton's interpreter (3.7 to 3.9) multiplies the bit patterns of this format. FP16 takes
-the same path through the kernels."""
-
 TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 """Absolute, for values of about 1: sums in another order, and in the 16-bit formats products
 whose operands (the softmax weights) were rounded once more than the reference's."""
@@ -33,7 +32,8 @@ whose operands (the softmax weights) were rounded once more than the reference's
 
 @dataclass(frozen=True)
 class Case:
-    """``rows``: tokens in the cache before the step, and tokens of the step; decodes first."""
+    """``rows``: tokens in the cache before the step, and tokens of the step; decodes first. ``kv``:
+    what the pool is in, if not ``dtype``; ``scales``: of its layers."""
 
     name: str
     rows: Sequence[tuple[int, int]]
@@ -42,6 +42,12 @@ class Case:
     dim: int
     block_tokens: int
     dtype: torch.dtype = torch.float32
+    kv: torch.dtype | None = None
+    scales: Sequence[KvScale] = (KvScale(),) * LAYERS
+
+    @property
+    def pool_dtype(self) -> torch.dtype:
+        return self.kv or self.dtype
 
 
 CASES = [
@@ -58,6 +64,9 @@ CASES = [
     Case("hundreds of tokens", [(300, 1), (257, 40)], 8, 2, 64, 64),
     Case("bfloat16", [(90, 1), (0, 35), (48, 20)], 4, 2, 64, 16, torch.bfloat16),
     Case("float16", [(90, 1), (0, 35), (48, 20)], 4, 2, 32, 16, torch.float16),
+    Case("FP8 KV", [(90, 1), (300, 1), (0, 35), (48, 20)], 4, 2, 20, 16, kv=E4M3),
+    Case("FP8 KV, scaled", [(40, 1), (7, 1), (0, 20)], 4, 2, 16, 16, torch.float16, E4M3, SCALES),
+    Case("FP8 KV, BF16", [(90, 1), (0, 35)], 4, 2, 64, 16, torch.bfloat16, E4M3, SCALES),
 ]
 
 
@@ -106,7 +115,8 @@ def same_bytes(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def bound(backend: type[Any], pool: torch.Tensor, case: Case) -> Attention:
-    attention: Attention = backend(SimpleNamespace(tensor=pool, block_tokens=case.block_tokens))
+    held = SimpleNamespace(tensor=pool, block_tokens=case.block_tokens, scales=case.scales)
+    attention: Attention = backend(held)
     return attention
 
 
@@ -116,7 +126,7 @@ def num_blocks_of(case: Case) -> list[int]:
 
 def random_pool(case: Case, chance: torch.Generator) -> torch.Tensor:
     shape = (sum(num_blocks_of(case)) + 3, LAYERS, 2, case.block_tokens, case.kv_heads, case.dim)
-    return torch.randn(shape, generator=chance).to(case.dtype)
+    return torch.randn(shape, generator=chance).to(case.pool_dtype)
 
 
 def rows_of(case: Case, seed: int) -> list[Row]:
@@ -150,10 +160,10 @@ def shared_out(backend: type[Any], programs: int) -> type[Any]:
 
 def main() -> int:
     from baton.engine.attention.triton_cuda import TritonAttention
+    from tests.unit.interpreter import compute_as_gpus_do
 
+    compute_as_gpus_do()
     for seed, case in enumerate(CASES):
-        if case.dtype in UNINTERPRETED:
-            continue
         for programs in (1, 3):
             worst = check(case, shared_out(TritonAttention, programs), seed, poisoned=True)
             print(f"{case.name}, {programs} programs, seed {seed}: within {worst:.1e}")

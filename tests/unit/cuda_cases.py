@@ -11,17 +11,22 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn import functional
 
 from baton.checkpoint import ModelConfig, Rope
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import make_batch
 from baton.engine.attention.cpu import CpuAttention
+from baton.engine.determinism import arithmetic
 from baton.engine.kv_pool import KvPool
+from baton.engine.kv_scale import KvScale
 from baton.engine.loader import LayerWeights, Weights
 from baton.engine.model import Model
 from baton.engine.ops import TorchOps
 from baton.engine.plan import Row
+from baton.engine.quantization import E4M3, LARGEST_E4M3, Codes, encode, to_e4m3
+from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.rope import RotaryTable
 
 if TYPE_CHECKING:
@@ -33,6 +38,9 @@ BLOCK_TOKENS = 16
 NUM_BLOCKS = 40
 SHAPES = [(4, 2, 16, True), (6, 2, 20, False), (9, 9, 8, True)]
 """Heads, KV heads, head size, and whether queries and keys are normed."""
+
+KV_SCALES = (KvScale(0.37, 1.7), KvScale(1.2, 0.06))
+"""Of the two layers."""
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}
 """Of the largest value: sums in another order; in 16 bits that may turn one rounding."""
@@ -74,9 +82,38 @@ def rotary_of(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> 
     return RotaryTable(config.rope, config.head_dim, config.max_position_embeddings, device, dtype)
 
 
-def pool_of(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> KvPool:
+def in_fp8(weights: Weights, block: int | None) -> Weights:
+    """With its layers' matrices in FP8; ``block``: of outputs, and inputs, that share a scale."""
+    for layer in weights.layers:
+        for name in ("qkv", "output", "gate_up", "down"):
+            weight = getattr(layer, name)
+            codes = encode(weight, "fp8") if block is None else in_blocks(weight, block)
+            setattr(layer, name, QuantizedMatrix.holding(codes, weight.shape, weight.dtype))
+    return weights
+
+
+def in_blocks(weight: torch.Tensor, block: int) -> Codes:
+    outs, ins = weight.shape
+    padded = functional.pad(weight.float(), (0, -ins % block, 0, -outs % block))
+    grid = padded.view(padded.shape[0] // block, block, padded.shape[1] // block, block)
+    scales = grid.abs().amax(dim=(1, 3)) / LARGEST_E4M3
+    values = to_e4m3(grid / scales[:, None, :, None]).flatten(2).flatten(0, 1)
+    return Codes(values[:outs, :ins].contiguous(), scales, block, block)
+
+
+def pool_of(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    scales: Sequence[KvScale] | None = None,
+) -> KvPool:
     pool = KvPool(
-        config, num_blocks=NUM_BLOCKS, block_tokens=BLOCK_TOKENS, dtype=dtype, device=device
+        config,
+        num_blocks=NUM_BLOCKS,
+        block_tokens=BLOCK_TOKENS,
+        dtype=dtype,
+        device=device,
+        scales=scales,
     )
     chance = torch.Generator().manual_seed(SEED)
     pool.tensor.copy_(torch.randn(pool.tensor.shape, generator=chance))
@@ -119,9 +156,7 @@ class Place:
     dtypes: Sequence[torch.dtype]
 
 
-INTERPRETER = Place(CPU, (torch.float32, torch.float16))
-"""Which multiplies the bit patterns of BF16, and cuts off where others round to it."""
-
+INTERPRETER = Place(CPU, (torch.float32, torch.bfloat16))
 GPU = Place(torch.device("cuda:0"), tuple(TOLERANCE))
 
 
@@ -171,47 +206,97 @@ def turned_and_written(place: Place) -> Iterator[str]:
     """What is written, and that nothing else is; attention has cases of its own."""
     for dtype in place.dtypes:
         for shape in SHAPES if dtype is torch.float32 else SHAPES[:1]:
-            config = config_of(*shape)
-            weights = weights_of(config, dtype, CPU).layers[1]
-            batch = make_batch(rows_of(SPANS), BLOCK_TOKENS, CPU)
-            width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-            chance = torch.Generator().manual_seed(SEED)
-            qkv = torch.randn(batch.offsets[-1], width, generator=chance).to(dtype)
-            wanted_pool, pool = (pool_of(config, dtype, at) for at in (CPU, place.device))
-            spy = _Spy(wanted_pool)
-            torchs = TorchOps(config, spy, rotary_of(config, dtype, CPU))
-            torchs.prepare(batch)
-            torchs.attend(1, qkv, weights)
-            mine = ours(config, pool, dtype)
-            mine.prepare(batch)
-            worst = near(mine.turn_and_write(1, *_at(place, qkv, weights)), spy.q)
-            worst = max(worst, near(pool.tensor, wanted_pool.tensor))
-            untouched = pool_of(config, dtype, CPU).tensor
-            got = pool.tensor.cpu()
-            assert torch.equal(got[:, 0], untouched[:, 0]), "another layer was written"
-            assert torch.equal(_without(got, batch.slots), _without(untouched, batch.slots))
-            before = pool.tensor.clone()
-            mine.prepare(replace(batch, slots=torch.full_like(batch.slots, -1)))
-            mine.turn_and_write(1, *_at(place, qkv, weights))
-            assert torch.equal(pool.tensor, before), "a slot below 0 was written"
-            yield f"turn and write, {dtype}, {shape}: within {worst:.1e}"
+            yield _turned_and_written(place, dtype, shape, dtype)
+        yield _turned_and_written(place, dtype, SHAPES[0], E4M3)
+
+
+def _turned_and_written(
+    place: Place, dtype: torch.dtype, shape: tuple[int, int, int, bool], kept: torch.dtype
+) -> str:
+    """``kept``: what the pool is in."""
+    config = config_of(*shape)
+    weights = weights_of(config, dtype, CPU).layers[1]
+    batch = make_batch(rows_of(SPANS), BLOCK_TOKENS, CPU)
+    width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    chance = torch.Generator().manual_seed(SEED)
+    qkv = torch.randn(batch.offsets[-1], width, generator=chance).to(dtype)
+    scales = KV_SCALES if kept is E4M3 else None
+    wanted_pool, pool, untouched = (
+        pool_of(config, kept, at, scales) for at in (CPU, place.device, CPU)
+    )
+    spy = _Spy(wanted_pool)
+    torchs = TorchOps(config, spy, rotary_of(config, dtype, CPU))
+    torchs.prepare(batch)
+    torchs.attend(1, qkv, weights)
+    mine = ours(config, pool, dtype)
+    mine.prepare(batch)
+    worst = near(mine.turn_and_write(1, *_at(place, qkv, weights)), spy.q)
+    got = pool.tensor.cpu()
+    if kept is E4M3:
+        neighbours(got, wanted_pool.tensor)
+    else:
+        worst = max(worst, near(got, wanted_pool.tensor))
+    before = _bytes(untouched.tensor)
+    assert torch.equal(_bytes(got)[:, 0], before[:, 0]), "another layer was written"
+    assert torch.equal(_without(_bytes(got), batch.slots), _without(before, batch.slots))
+    mine.prepare(replace(batch, slots=torch.full_like(batch.slots, -1)))
+    mine.turn_and_write(1, *_at(place, qkv, weights))
+    assert torch.equal(_bytes(pool.tensor.cpu()), _bytes(got)), "a slot below 0 was written"
+    return f"turn and write, {dtype}, {shape}, kept in {kept}: within {worst:.1e}"
+
+
+def _bytes(pool: torch.Tensor) -> torch.Tensor:
+    return pool.view(torch.uint8)
+
+
+def neighbours(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    """Of codes, one in a hundred may be the next one: what they are of was summed otherwise."""
+    got, wanted = got.float(), wanted.float()
+    off = (got - wanted).abs()
+    assert (off <= wanted.abs() / 8 + 2.0**-9).all() and (off > 0).double().mean() <= 0.01
 
 
 def models_agree(place: Place) -> Iterator[str]:
     """All of a model, in a step of decodes and chunks."""
     for dtype in place.dtypes:
         config = config_of(*SHAPES[0])
-        rows = rows_of(SPANS)
-        batch = make_batch(rows, BLOCK_TOKENS, CPU)
-        tokens = torch.tensor([token for row in rows for token in row.token_ids])
-        wanted = torch.tensor(batch.offsets[1:]) - 1
-        pools = [pool_of(config, dtype, at) for at in (place.device, CPU)]
-        mine = Model(config, weights_of(config, dtype, place.device), ours(config, pools[0], dtype))
-        torchs = Model(config, weights_of(config, dtype, CPU), theirs(config, pools[1], dtype))
-        got = mine.forward(tokens.to(place.device), batch, wanted.to(place.device))
-        worst = near(got, torchs.forward(tokens, batch, wanted), times=4, dtype=dtype)
+        mine, torchs = (weights_of(config, dtype, at) for at in (place.device, CPU))
+        yield f"model, {dtype}: within {_models_agree(place, dtype, mine, torchs, dtype):.1e}"
+
+
+def models_in_fp8_agree(place: Place) -> Iterator[str]:
+    """Weights with scales for outputs and for blocks, and KV."""
+    config = config_of(*SHAPES[0])
+    for dtype in place.dtypes:
+        for block in (None, 32):
+            mine, torchs = (
+                in_fp8(weights_of(config, dtype, at), block) for at in (place.device, CPU)
+            )
+            worst = _models_agree(place, dtype, mine, torchs, E4M3)
+            yield f"model in FP8, {dtype}, blocks of {block}: within {worst:.1e}"
+
+
+def _models_agree(
+    place: Place, dtype: torch.dtype, mine: Weights, torchs: Weights, kept: torch.dtype
+) -> float:
+    config = config_of(*SHAPES[0])
+    rows = rows_of(SPANS)
+    batch = make_batch(rows, BLOCK_TOKENS, CPU)
+    tokens = torch.tensor([token for row in rows for token in row.token_ids])
+    wanted = torch.tensor(batch.offsets[1:]) - 1
+    scales = KV_SCALES if kept is E4M3 else None
+    pools = [pool_of(config, kept, at, scales) for at in (place.device, CPU)]
+    models = (
+        Model(config, mine, ours(config, pools[0], dtype)),
+        Model(config, torchs, theirs(config, pools[1], dtype)),
+    )
+    got = models[0].forward(tokens.to(place.device), batch, wanted.to(place.device))
+    worst = near(got, models[1].forward(tokens, batch, wanted), times=4, dtype=dtype)
+    if kept is not E4M3:
         near(pools[0].tensor, pools[1].tensor, times=4)
-        yield f"model, {dtype}: within {worst:.1e}"
+    elif dtype is torch.float32:  # roundings to 16 bits may make it any other code
+        neighbours(pools[0].tensor.cpu(), pools[1].tensor)
+    return worst
 
 
 def _at(place: Place, qkv: torch.Tensor, weights: LayerWeights) -> tuple[torch.Tensor, Any]:
@@ -304,25 +389,93 @@ def products_keep_their_bits(place: Place) -> Iterator[str]:
         shapes = [(rows, depth), (outs, depth), (outs,)]
         operands = [torch.randn(shape, generator=chance).to(dtype) for shape in shapes]
         x, weight, bias = (each.to(place.device) for each in operands)
-        got = gemm.linear(x, weight, bias, 3)
+        tile = gemm.fixed_tiling(dtype)
+        got = gemm.linear(x, weight, bias, tile, 3)
         near(got, torch.nn.functional.linear(*operands))
         for some in (slice(0, 1), slice(rows // 2, rows)):
-            assert torch.equal(gemm.linear(x[some], weight, bias, 2), got[some])
+            assert torch.equal(gemm.linear(x[some], weight, bias, tile, 2), got[some])
         yield f"product of {rows} rows: the same bits in smaller batches"
+
+
+def products_in_fp8(place: Place) -> Iterator[str]:
+    """Of few rows, by codes as they are; of many, decoded; each against what codes stand for."""
+    from baton.engine.cuda import fp8
+
+    chance = torch.Generator().manual_seed(SEED)
+    weight, bias = torch.randn(70, 100, generator=chance), torch.randn(70, generator=chance)
+    for dtype in place.dtypes:
+        for codes in (encode(weight, "fp8"), in_blocks(weight, 16), in_blocks(weight, 64)):
+            there = Codes(codes.values.to(place.device), codes.scales.to(place.device),
+                          codes.group, codes.tall)  # fmt: skip
+            worst = 0.0
+            for rows in (1, 5, 40, fp8.FEW_ROWS + 3):
+                x = torch.randn(rows, 100, generator=chance).to(dtype)
+                got = fp8.linear(x.to(place.device), there, bias.to(place.device, dtype), 3)
+                exact = functional.linear(x.float(), codes.decode(), bias.to(dtype).float())
+                worst = max(worst, near(got, exact.to(dtype)))
+            shape = f"{[*codes.scales.shape]} scales"
+            yield f"product in FP8, {dtype}, {shape}: within {worst:.1e}"
+
+
+def rows_in_fp8(place: Place) -> Iterator[str]:
+    """Numbers of very different sizes, and none; and what FP8 by FP8 is made of them."""
+    from baton.engine.cuda import fp8
+
+    chance = torch.Generator().manual_seed(SEED)
+    x = torch.randn(6, 96, generator=chance) * torch.logspace(-4, 4, 6)[:, None]
+    x[2] = 0
+    for dtype in place.dtypes:
+        wide = x.to(dtype).float()
+        largest = wide.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
+        codes, scales = fp8.quantize_rows(x.to(place.device, dtype))
+        near(scales.cpu(), largest / LARGEST_E4M3)
+        neighbours(codes.cpu(), to_e4m3(wide * (LARGEST_E4M3 / largest)))
+        yield f"rows in FP8, {dtype}: the nearest codes"
+
+
+def fp8_by_fp8(place: Place) -> Iterator[str]:
+    """What torch is given of rows and weights; on a GPU, what comes out."""
+    from baton.engine.cuda import fp8
+
+    chance = torch.Generator().manual_seed(SEED)
+    weight = torch.randn(64, 96, generator=chance) * torch.logspace(-2, 2, 64)[:, None]
+    x, bias = torch.randn(150, 96, generator=chance), torch.randn(64, generator=chance)
+    dtype = torch.bfloat16
+    codes = encode(weight, "fp8")
+    there = Codes(codes.values.to(place.device), codes.scales.to(place.device), codes.group)
+    rounded = x.to(dtype).float()
+    largest = rounded.abs().amax(dim=1, keepdim=True)
+    kept = to_e4m3(rounded * (LARGEST_E4M3 / largest)).float() * (largest / LARGEST_E4M3)
+    wanted = functional.linear(kept, codes.decode(), bias.to(dtype).float())
+    assert fp8.can_scale(there)
+    got = fp8.scaled(x.to(place.device, dtype), there, bias.to(place.device, dtype))
+    # A code that is another one, since what it is of was divided otherwise, is off by an eighth.
+    worst = near(got.cpu().float(), wanted, dtype=torch.bfloat16)
+    exact = functional.linear(rounded, codes.decode(), bias.to(dtype).float())
+    lost = float((wanted - exact).norm() / exact.norm())
+    assert lost <= 0.04, "of the products, by rows in FP8"
+    yield f"FP8 by FP8: within {worst:.1e}; rows in FP8 lose {lost:.1%}"
 
 
 def fixed_operations_keep_their_bits(place: Place) -> Iterator[str]:
     """A prompt's last logits, in one piece, and in chunks beside another request, the last a
-    decode."""
+    decode; weights and KV as the model has them, and in FP8."""
+    config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
+    plain = weights_of(config, dtype, place.device)
+    yield _fixed_operations_keep_their_bits(place, plain, dtype)
+    kept = in_fp8(weights_of(config, dtype, place.device), None)
+    yield _fixed_operations_keep_their_bits(place, kept, E4M3)
+
+
+def _fixed_operations_keep_their_bits(place: Place, weights: Weights, kept: torch.dtype) -> str:
     from baton.engine.cuda.ops import FixedOps
 
     config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
-    weights = weights_of(config, dtype, place.device)
     tokens = [TokenId(7 * n % 100) for n in range(21)]
     blocks, others = ((first, first + 1) for first in (3, 9))
     seen = []
     for chunks in ((21,), (12, 8, 1)):
-        pool = pool_of(config, dtype, place.device)
+        pool = pool_of(config, kept, place.device)
         rotary = rotary_of(config, dtype, place.device)
         model = Model(config, weights, FixedOps(config, pool, rotary))
         start = 0
@@ -340,7 +493,21 @@ def fixed_operations_keep_their_bits(place: Place) -> Iterator[str]:
             start += count
         seen.append(logits)
     assert all(torch.equal(each, seen[0]) for each in seen)
-    yield f"fixed operations: the same bits in {len(seen)} chunkings"
+    return f"fixed operations, KV in {kept}: the same bits in {len(seen)} chunkings"
+
+
+def a_trial_passes(place: Place) -> Iterator[str]:
+    """What a worker that promises determinism does at its start."""
+    from baton.engine.cuda.ops import FixedOps
+
+    config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
+    weights, bits = weights_of(config, dtype, place.device), []
+    for _ in range(2):
+        pool = pool_of(config, dtype, place.device)
+        ops = FixedOps(config, pool, rotary_of(config, dtype, place.device))
+        bits.append(arithmetic(Model(config, weights, ops), pool, config.vocab_size))
+    assert bits[0] == bits[1]
+    yield f"trial of determinism: {bits[0]}, twice"
 
 
 def all_checks(
@@ -350,14 +517,22 @@ def all_checks(
         "operations": operations_agree(place),
         "turn and write": turned_and_written(place),
         "models": models_agree(place),
+        "models in FP8": models_in_fp8_agree(place),
         "graphs": graphs_equal_eager(place, graph_of),
         "decodes": decodes_keep_their_bits(place),
         "products": products_keep_their_bits(place),
+        "products in FP8": products_in_fp8(place),
+        "rows in FP8": rows_in_fp8(place),
+        "FP8 by FP8": fp8_by_fp8(place),
         "fixed operations": fixed_operations_keep_their_bits(place),
+        "trial": a_trial_passes(place),
     }
 
 
 def main() -> int:
+    from tests.unit.interpreter import compute_as_gpus_do
+
+    compute_as_gpus_do()
     torch.set_num_threads(1)
     with torch.inference_mode():
         for check in all_checks(INTERPRETER, Again).values():

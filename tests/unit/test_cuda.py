@@ -20,7 +20,7 @@ from baton.engine.runner import ModelRunner
 from tests.unit.cuda_cases import config_of, pool_of, rows_of, theirs, weights_of
 
 CPU = torch.device("cpu")
-NUM_CHECKS = 2 + 4 + 2 + 4 + 3 + 3 + 1
+NUM_CHECKS = 2 + 6 + 2 + 4 + 4 + 3 + 3 + 6 + 2 + 1 + 2 + 1
 
 
 @pytest.mark.timeout(300)

@@ -14,7 +14,7 @@ from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.engine import determinism
-from baton.engine.determinism import arithmetic, check_possible
+from baton.engine.determinism import arithmetic, promising
 from baton.engine.native.choice import TORCH, Choice
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
@@ -67,7 +67,7 @@ def test_equal_workers_have_equal_arithmetic_and_others_another(tmp_path: Path) 
 )
 def test_torch_promises_nothing(choice: Choice) -> None:
     with pytest.raises(Invalid, match="would be computed by torch") as caught:
-        check_possible(choice)
+        promising(choice, torch.device("cpu"))
     assert choice.told in str(caught.value) and "`baton doctor`" in str(caught.value)
 
 

@@ -247,11 +247,11 @@ def test_blocks_of_works() -> None:
 
 def test_what_does_not_fit_is_left_out(config: ModelConfig) -> None:
     small, huge = Work("decode", 1, 16), Work("decode", 10**9, 16)
-    fitting, told = split([small, huge], config, CPU, torch.bfloat16)
+    fitting, told = split([small, huge], config, CPU, torch.bfloat16, torch.bfloat16)
     assert fitting == [small]
     assert len(told) == 1 and told[0].startswith("decode of 1000000000 × 16: its KV takes ")
     with pytest.raises(Invalid, match="GiB are free beside the weights"):
-        split([huge], config, CPU, torch.bfloat16)
+        split([huge], config, CPU, torch.bfloat16, torch.bfloat16)
 
 
 def test_what_a_processor_is_called(tmp_path: Path) -> None:

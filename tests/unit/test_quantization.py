@@ -31,6 +31,8 @@ ROWS = [1, 5, 6, 7, 47, 48, 193]
 """Around what is computed at once, what is unpacked for, and a block of rows."""
 
 QUANTIZED = ["int8", "int4"]
+ALL = [*QUANTIZED, "fp8"]
+"""That the kernels know, and that torch does."""
 
 
 def weights(outs: int, ins: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -76,7 +78,7 @@ def test_int4_errs_least_of_the_scales_that_it_tries(monkeypatch: pytest.MonkeyP
         assert (all_tried <= errors() * (1 + 1e-5)).all(), end
 
 
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", ALL)
 def test_a_weight_that_is_not_finite_is_refused(name: str) -> None:
     for wrong in (float("inf"), float("-inf"), float("nan")):
         weight = torch.ones(70, 64)
@@ -175,7 +177,7 @@ def test_bytes_of_a_matrix(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FORMATS, torch.float16], ids=str)
-@pytest.mark.parametrize("name", QUANTIZED)
+@pytest.mark.parametrize("name", ALL)
 def test_torch_multiplies_by_the_same_weights(name: str, dtype: torch.dtype) -> None:
     chance = torch.Generator().manual_seed(SEED)
     weight = torch.randn(96, 60, generator=chance).to(dtype)
@@ -217,18 +219,18 @@ def test_nothing_else_is_done_with_it() -> None:
 
 
 def test_a_digest_tells_formats_apart() -> None:
-    digests = {name: quantized_digest(b"m" * 16, name) for name in ("none", *QUANTIZED)}
+    digests = {name: quantized_digest(b"m" * 16, name) for name in ("none", *ALL)}
     assert digests["none"] == b"m" * 16
-    assert len(set(digests.values())) == 3 and {len(d) for d in digests.values()} == {16}
+    assert len(set(digests.values())) == 4 and {len(d) for d in digests.values()} == {16}
     assert quantized_digest(b"n" * 16, "int8") != digests["int8"]
 
 
 def test_the_head_is_never_in_int4() -> None:
-    assert [of_head(name) for name in ("none", *QUANTIZED)] == ["none", "int8", "int8"]
+    assert [of_head(name) for name in ("none", *ALL)] == ["none", "int8", "int8", "none"]
 
 
 def test_formats_that_there_are_not() -> None:
-    with pytest.raises(Invalid, match="'int3', and must be one of none, int8, int4"):
+    with pytest.raises(Invalid, match="'int3', and must be one of none, int8, int4, fp8"):
         check_format("int3", torch.device("cpu"))
     told = "quantization is int4, which only CPUs compute with, and the device is cuda:0"
     with pytest.raises(Invalid, match=re.escape(told)):
@@ -239,5 +241,5 @@ def test_formats_that_there_are_not() -> None:
 def test_the_setting() -> None:
     assert load_settings().quantization == "none"
     assert load_settings(quantization="int4").quantization == "int4"
-    with pytest.raises(Invalid, match="quantization is 'fp8'"):
-        load_settings(quantization="fp8")
+    with pytest.raises(Invalid, match="quantization is 'fp4'"):
+        load_settings(quantization="fp4")

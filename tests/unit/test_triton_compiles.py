@@ -13,16 +13,20 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_AT_ONCE  # noqa: E402
-from baton.engine.cuda import gemm_kernels, layer_kernels  # noqa: E402
-from baton.engine.cuda.gemm import BAND, tiling  # noqa: E402
+from baton.engine.cuda import fp8, fp8_kernels, gemm_kernels, layer_kernels  # noqa: E402
+from baton.engine.cuda.gemm import BAND, Tiling, depth_step, fixed_tiling  # noqa: E402
 from baton.engine.cuda.layer import COLUMNS, HEADS  # noqa: E402
 
 H100 = GPUTarget("cuda", 90, 32)
 MAX_SHARED_BYTES = 227 * 1024
 """That one program may have there."""
 
+FACTORS = {"key_factor": "fp32", "value_factor": "fp32"}
 STRIDES = {"block_stride": "i32", "part_stride": "i32"}
-SHAPES = [("bf16", 4, 128), ("fp32", 3, 80)]
+SHAPES = [("bf16", 4, 128, "own"), ("bf16", 4, 128, "fp8"), ("fp32", 3, 80, "own")]
+"""Of attention; the last is the pool's format: the model's own, or FP8."""
+
+FP8 = "*fp8e4nv"
 
 
 def compiled(
@@ -48,25 +52,28 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-@pytest.mark.parametrize(("dtype", "group", "dim"), SHAPES)
-def test_prefill(dtype: str, group: int, dim: int) -> None:
+@pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
+def test_prefill(dtype: str, group: int, dim: int, kv: str) -> None:
     data, ints = f"*{dtype}", "*i32"
     types = {
-        "q_ptr": data, "out_ptr": data, "layer_ptr": data, "tables_ptr": ints, "tiles_ptr": ints,
+        "q_ptr": data, "out_ptr": data, "layer_ptr": FP8 if kv == "fp8" else data,
+        "tables_ptr": ints, "tiles_ptr": ints,
         "offsets_ptr": ints, "starts_ptr": ints, "table_stride": "i32", **STRIDES, "scale": "fp32",
+        "value_scale": "fp32",
     }  # fmt: skip
     m, n = (32, 32) if dtype == "fp32" else (128, 64)
     constants = shape_of(dtype, group, dim) | {"M": m, "N": n}
     assert compiled(kernels.prefill, types, constants, 8) <= MAX_SHARED_BYTES
 
 
-@pytest.mark.parametrize(("dtype", "group", "dim"), SHAPES)
-def test_decode(dtype: str, group: int, dim: int) -> None:
+@pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
+def test_decode(dtype: str, group: int, dim: int, kv: str) -> None:
     data, ints, floats = f"*{dtype}", "*i32", "*fp32"
     types = {
-        "q_ptr": data, "parts_ptr": floats, "sums_ptr": floats, "layer_ptr": data,
+        "q_ptr": data, "parts_ptr": floats, "sums_ptr": floats,
+        "layer_ptr": FP8 if kv == "fp8" else data,
         "tables_ptr": ints, "contexts_ptr": ints, "max_splits": "i32", "table_stride": "i32",
-        **STRIDES, "scale": "fp32",
+        **STRIDES, "scale": "fp32", "value_scale": "fp32",
     }  # fmt: skip
     tiling = {"M": 16, "N": 32 if dtype == "fp32" else 64, "SPLIT": SPLIT_TOKENS}
     constants = shape_of(dtype, group, dim) | tiling
@@ -82,7 +89,11 @@ def test_combine_and_write() -> None:
     assert compiled(kernels.combine, types, constants, 4) <= MAX_SHARED_BYTES
     types = {"k_ptr": "*bf16", "v_ptr": "*bf16", "layer_ptr": "*bf16", "slots_ptr": "*i64"}
     constants = {"WIDTH": 640, "BLOCK_TOKENS": 16, "PADDED": 1024}
-    assert compiled(kernels.write_kv, types | STRIDES, constants, 4) <= MAX_SHARED_BYTES
+    types |= STRIDES | FACTORS
+    for fp8_kv in (False, True):
+        pool = {"layer_ptr": FP8 if fp8_kv else "*bf16"}
+        constants["FP8"] = fp8_kv
+        assert compiled(kernels.write_kv, types | pool, constants, 4) <= MAX_SHARED_BYTES
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -94,15 +105,18 @@ def test_norm(dtype: str, *, add: bool) -> None:
     assert compiled(layer_kernels.norm, types, constants, 16) <= MAX_SHARED_BYTES
 
 
-@pytest.mark.parametrize(("dtype", "group", "dim"), SHAPES)
-def test_turn_and_write(dtype: str, group: int, dim: int) -> None:
+@pytest.mark.parametrize(("dtype", "group", "dim", "kv"), SHAPES)
+def test_turn_and_write(dtype: str, group: int, dim: int, kv: str) -> None:
     names = ("qkv_ptr", "q_ptr", "layer_ptr", "q_weight_ptr", "k_weight_ptr", "cos_ptr", "sin_ptr")
     types = dict.fromkeys(names, f"*{dtype}") | {
-        "positions_ptr": "*i32", "slots_ptr": "*i32", **STRIDES, "eps": "fp32",
+        "positions_ptr": "*i32", "slots_ptr": "*i32", **STRIDES, **FACTORS, "eps": "fp32",
     }  # fmt: skip
+    if kv == "fp8":
+        types["layer_ptr"] = FP8
     constants = {
         "NUM_HEADS": 8 * group, "NUM_KV_HEADS": 8, "DIM": dim, "DIM_PADDED": 128,
         "BLOCK_TOKENS": 16, "HEADS": HEADS, "NORMED": True,
+        "FP8": kv == "fp8",
     }  # fmt: skip
     assert compiled(layer_kernels.turn_and_write, types, constants, 4) <= MAX_SHARED_BYTES
 
@@ -113,15 +127,41 @@ def test_gated() -> None:
     assert compiled(layer_kernels.gated, types, constants, 4) <= MAX_SHARED_BYTES
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_product(dtype: torch.dtype) -> None:
+def product_bytes(dtype: torch.dtype, tile: Tiling, tall: int, group: int, *, scaled: bool) -> int:
+    """Of shared memory. ``group`` 0: a scale for each output."""
     name = "*bf16" if dtype is torch.bfloat16 else "*fp32"
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), name)
-    types |= dict.fromkeys(("rows", "outs", "depth"), "i32")
-    tile = tiling(dtype)
+    types |= dict.fromkeys(("rows", "outs", "depth"), "i32") | {"scales_ptr": "*fp32"}
+    if scaled:
+        types["weight_ptr"] = FP8
     constants = {
-        "M": tile.m, "N": tile.n, "K": tile.k, "BAND": BAND, "BIAS": True,
+        "M": tile.m, "N": tile.n, "K": depth_step(tile.k, group), "BAND": BAND, "BIAS": True,
         "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
+        "SCALED": scaled, "TALL": tall, "GROUP": group,
     }  # fmt: skip
-    shared = compiled(gemm_kernels.product, types, constants, tile.warps, tile.stages)
-    assert shared <= MAX_SHARED_BYTES
+    return compiled(gemm_kernels.product, types, constants, tile.warps, tile.stages)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_fixed_product(dtype: torch.dtype) -> None:
+    tile = fixed_tiling(dtype)
+    for scaled in (False, True):
+        assert product_bytes(dtype, tile, 1, 0, scaled=scaled) <= MAX_SHARED_BYTES
+
+
+@pytest.mark.parametrize(("tall", "group"), [(1, 0), (128, 128)])
+@pytest.mark.parametrize("rows", [16, 64, 128])
+def test_product_of_few_rows(rows: int, tall: int, group: int) -> None:
+    """With weights in FP8; of so many outputs that tiles are as large as may be."""
+    tile = fp8.tiling(torch.bfloat16, rows, 100_000, 132)
+    used = product_bytes(torch.bfloat16, tile, tall, group, scaled=True)
+    assert used <= MAX_SHARED_BYTES
+
+
+def test_to_fp8_and_back() -> None:
+    types = {"x_ptr": "*bf16", "codes_ptr": FP8, "scales_ptr": "*fp32"}
+    constants = {"DEPTH": 12_288, "PADDED": 16_384}
+    assert compiled(fp8_kernels.quantize_rows, types, constants, 16) <= MAX_SHARED_BYTES
+    types = {"codes_ptr": FP8, "scales_ptr": "*fp32", "out_ptr": "*bf16"}
+    constants = {"DEPTH": 4096, "GROUPS": 32, "TALL": 128, "GROUP": 128, "N": fp8.DECODED_COLUMNS}
+    assert compiled(fp8_kernels.decode, types, constants, 4) <= MAX_SHARED_BYTES

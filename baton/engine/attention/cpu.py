@@ -9,12 +9,15 @@ import torch
 from torch.nn import functional
 
 from baton.engine.attention.base import Batch
+from baton.engine.attention.kept import from_pool, to_pool
 from baton.engine.kv_pool import KvPool
+from baton.engine.kv_scale import KvScale
 
 
 class CpuAttention:
     def __init__(self, pool: KvPool) -> None:
         self._pool = pool.tensor
+        self._scales = pool.scales
         self._block_tokens = pool.block_tokens
 
     def prepare(self, batch: Batch) -> None:
@@ -41,23 +44,24 @@ class CpuAttention:
         ]
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        pool, batch = self._pool[:, layer], self._batch
-        pool[self._blocks, 0, self._offsets] = k
-        pool[self._blocks, 1, self._offsets] = v
+        pool, batch, scale = self._pool[:, layer], self._batch, self._scales[layer]
+        pool[self._blocks, 0, self._offsets] = to_pool(k, scale.key, pool)
+        pool[self._blocks, 1, self._offsets] = to_pool(v, scale.value, pool)
         output = torch.empty_like(q)
         decodes = batch.num_decodes
         if decodes:
-            output[:decodes] = self._decode(pool, q[:decodes])
+            output[:decodes] = self._decode(pool, scale, q[:decodes])
         for index, row in enumerate(range(decodes, batch.num_rows)):
             tokens = slice(batch.offsets[row], batch.offsets[row + 1])
-            output[tokens] = self._prefill(pool, row, q[tokens], self._masks[index])
+            output[tokens] = self._prefill(pool, scale, row, q[tokens], self._masks[index])
         return output
 
-    def _decode(self, pool: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    def _decode(self, pool: torch.Tensor, scale: KvScale, q: torch.Tensor) -> torch.Tensor:
         """``q`` [rows, heads, dim]. Heads of a group become queries of their KV head, so that
         no key is repeated."""
         rows, heads, dim = q.shape
-        context = pool[self._decode_tables]  # [rows, blocks, 2, tokens, kv_heads, dim]
+        # [rows, blocks, 2, tokens, kv_heads, dim]
+        context = from_pool(pool[self._decode_tables], scale, q.dtype)
         context.flatten(0, 1).index_fill_(0, self._unused_blocks, 0)
         tail_rows, tail_blocks, tail_offsets = self._tails
         context[tail_rows, tail_blocks, :, tail_offsets] = 0
@@ -69,12 +73,17 @@ class CpuAttention:
         return attended.reshape(rows, heads, dim)
 
     def _prefill(
-        self, pool: torch.Tensor, row: int, q: torch.Tensor, mask: torch.Tensor | None
+        self,
+        pool: torch.Tensor,
+        scale: KvScale,
+        row: int,
+        q: torch.Tensor,
+        mask: torch.Tensor | None,
     ) -> torch.Tensor:
         """``q`` [tokens, heads, dim]."""
         length = self._batch.contexts[row]
         table = self._batch.block_tables[row, : -(-length // self._block_tokens)]
-        context = pool[table]  # [blocks, 2, tokens, kv_heads, dim]
+        context = from_pool(pool[table], scale, q.dtype)  # [blocks, 2, tokens, kv_heads, dim]
         keys, values = (
             context[:, part].flatten(0, 1)[:length].transpose(0, 1).unsqueeze(0) for part in (0, 1)
         )

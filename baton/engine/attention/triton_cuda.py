@@ -8,6 +8,7 @@ import triton
 from baton.engine.attention import triton_kernels as kernels
 from baton.engine.attention.base import Batch
 from baton.engine.kv_pool import KvPool
+from baton.engine.quantization import E4M3
 
 LOG2_E = 1.4426950408889634
 SPLIT_TOKENS = 256
@@ -73,7 +74,7 @@ class TritonAttention:
         self._pool = pool.tensor
         self._block_tokens, self._kv_heads, self._dim = self._pool.shape[3:]
         self._width = self._kv_heads * self._dim
-        self._precision = "ieee" if self._pool.dtype is torch.float32 else "tf32"
+        self._kv_scales = pool.scales
         device = self._pool.device
         self.num_processors = (
             int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -128,7 +129,7 @@ class TritonAttention:
         return torch.tensor(values, dtype=torch.int32, device=self._pool.device)
 
     def _write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
-        pool = self._pool
+        pool, scale = self._pool, self._kv_scales[layer]
         kernels.write_kv[(k.shape[0],)](
             k,
             v,
@@ -136,9 +137,12 @@ class TritonAttention:
             self.batch.slots,
             pool.stride(0),
             pool.stride(2),
+            1 / scale.key,
+            1 / scale.value,
             WIDTH=self._width,
             BLOCK_TOKENS=self._block_tokens,
             PADDED=triton.next_power_of_2(self._width),
+            FP8=pool.dtype is E4M3,
         )
 
     def _prefill(self, layer: int, q: torch.Tensor, output: torch.Tensor, chunks: Chunks) -> None:
@@ -155,9 +159,9 @@ class TritonAttention:
             chunks.offsets,
             chunks.starts,
             *self._strides,
-            self._scale,
+            *self._scales_of(layer),
             GROUP=group,
-            **self._shape,
+            **self._shape(q.dtype),
             M=tiling.m,
             N=tiling.n,
             num_warps=tiling.warps,
@@ -180,9 +184,9 @@ class TritonAttention:
             batch.contexts,
             splits,
             *self._strides,
-            self._scale,
+            *self._scales_of(layer),
             GROUP=group,
-            **self._shape,
+            **self._shape(q.dtype),
             M=tiling.m,
             N=tiling.n,
             SPLIT=SPLIT_TOKENS,
@@ -222,22 +226,22 @@ class TritonAttention:
     def _padded_dim(self) -> int:
         return max(DOT_MINIMUM, int(triton.next_power_of_2(self._dim)))
 
-    @property
-    def _scale(self) -> float:
-        return float(LOG2_E / self._dim**0.5)
+    def _scales_of(self, layer: int) -> tuple[float, float]:
+        """Of scores, and of values."""
+        scale = self._kv_scales[layer]
+        return float(LOG2_E / self._dim**0.5) * scale.key, scale.value
 
     @property
     def _strides(self) -> tuple[int, int, int]:
         return self.batch.tables.stride(0), self._pool.stride(0), self._pool.stride(2)
 
-    @property
-    def _shape(self) -> dict[str, int | str]:
+    def _shape(self, dtype: torch.dtype) -> dict[str, int | str]:
         return {
             "DIM": self._dim,
             "DIM_PADDED": self._padded_dim,
             "WIDTH": self._width,
             "BLOCK_TOKENS": self._block_tokens,
-            "PRECISION": self._precision,
+            "PRECISION": "ieee" if dtype is torch.float32 else "tf32",
         }
 
 

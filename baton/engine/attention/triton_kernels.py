@@ -5,11 +5,26 @@ All take the pool as a flat pointer to one layer's part, and find token ``p`` of
 computed together, so that each key and value is read once (a group of G heads makes G queries per
 token). Softmax runs online in FP32 (Milakov and Gimelshein 2018; Dao et al. 2022, algorithm 1);
 decodes split long contexts over programs and combine the parts afterwards (Dao et al. 2023,
-"Flash-Decoding"). Exponentials are of base 2, which the hardware has.
+"Flash-Decoding"). Exponentials are of base 2, which the hardware has. A pool in FP8 (E4M3) is
+converted in registers: products are those of the queries' dtype.
 """
 
 import triton
 import triton.language as tl
+
+
+@triton.jit
+def stored(x, factor, FP8: tl.constexpr):
+    """As the pool keeps it: ``x``, or with FP8 its product with ``factor`` in E4M3."""
+    if FP8:
+        x = to_e4m3(x.to(tl.float32) * factor)
+    return x
+
+
+@triton.jit
+def to_e4m3(x):
+    """Of FP32, the nearest, ties to even ones. What is too large becomes the largest."""
+    return tl.clamp(x, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
 
 @triton.jit
@@ -20,9 +35,12 @@ def write_kv(
     slots_ptr,  # [num_tokens]: block * BLOCK_TOKENS + offset
     block_stride,
     part_stride,
+    key_factor,  # see stored()
+    value_factor,
     WIDTH: tl.constexpr,  # kv_heads * dim
     BLOCK_TOKENS: tl.constexpr,
     PADDED: tl.constexpr,  # a power of two >= WIDTH
+    FP8: tl.constexpr,
 ):
     """One program per token: its keys and values of all heads go to its slot."""
     token = tl.program_id(0).to(tl.int64)
@@ -31,8 +49,10 @@ def write_kv(
     inside = columns < WIDTH
     target = slot // BLOCK_TOKENS * block_stride + slot % BLOCK_TOKENS * WIDTH + columns
     source = token * WIDTH + columns
-    tl.store(layer_ptr + target, tl.load(k_ptr + source, mask=inside), mask=inside)
-    tl.store(layer_ptr + part_stride + target, tl.load(v_ptr + source, mask=inside), mask=inside)
+    k = stored(tl.load(k_ptr + source, mask=inside), key_factor, FP8)
+    v = stored(tl.load(v_ptr + source, mask=inside), value_factor, FP8)
+    tl.store(layer_ptr + target, k, mask=inside)
+    tl.store(layer_ptr + part_stride + target, v, mask=inside)
 
 
 @triton.jit
@@ -42,7 +62,7 @@ def _attend_range(
     best,  # [M]: largest score so far
     total,  # [M]: sum of weights so far
     acc,  # [M, DIM_PADDED]: weighted values so far
-    scale,  # log2(e) / sqrt(dim)
+    scale,  # log2(e) / sqrt(dim), times the keys'
     begin,
     end,
     head_ptr,  # of the layer's keys of this KV head
@@ -67,7 +87,7 @@ def _attend_range(
         place = block * block_stride + keys % BLOCK_TOKENS * WIDTH
         address = head_ptr + place[:, None] + columns[None, :]
         readable = exists[:, None] & (columns < DIM)[None, :]
-        k = tl.load(address, mask=readable, other=0.0)
+        k = tl.load(address, mask=readable, other=0.0).to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale
         if MASKED:
             visible = exists[None, :] & (keys[None, :] <= positions[:, None])
@@ -77,7 +97,7 @@ def _attend_range(
         finite = tl.where(new_best == float("-inf"), 0.0, new_best)
         weights = tl.exp2(scores - finite[:, None])
         shrink = tl.exp2(best - finite)
-        v = tl.load(address + part_stride, mask=readable, other=0.0)
+        v = tl.load(address + part_stride, mask=readable, other=0.0).to(q.dtype)
         total = total * shrink + tl.sum(weights, axis=1)
         acc = acc * shrink[:, None] + tl.dot(weights.to(v.dtype), v, input_precision=PRECISION)
         best = new_best
@@ -96,7 +116,8 @@ def prefill(
     table_stride,
     block_stride,
     part_stride,
-    scale,
+    scale,  # of scores
+    value_scale,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -137,7 +158,7 @@ def prefill(
         q, positions, best, total, acc, scale, seen_by_all, end, head_ptr, table_ptr, block_stride,
         part_stride, DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
     )  # fmt: skip
-    tl.store(out_ptr + address, (acc / total[:, None]).to(q.dtype), mask=readable)
+    tl.store(out_ptr + address, (acc / total[:, None] * value_scale).to(q.dtype), mask=readable)
 
 
 @triton.jit
@@ -152,7 +173,8 @@ def decode(
     table_stride,
     block_stride,
     part_stride,
-    scale,
+    scale,  # of scores
+    value_scale,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
     DIM_PADDED: tl.constexpr,
@@ -185,7 +207,7 @@ def decode(
             DIM, DIM_PADDED, WIDTH, BLOCK_TOKENS, N, PRECISION, MASKED=True,
         )  # fmt: skip
         part = line * max_splits + split
-        mean = acc / total[:, None]
+        mean = acc / total[:, None] * value_scale
         tl.store(parts_ptr + part[:, None] * DIM + columns[None, :], mean, mask=inside)
         tl.store(sums_ptr + part, best + tl.log2(total), mask=members < GROUP)
 

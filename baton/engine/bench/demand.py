@@ -9,7 +9,7 @@ from baton.engine.bench.ceilings import Ceilings
 from baton.engine.bench.work import Work
 from baton.engine.quantization import GROUP, of_head
 
-QUANTIZED = {"int8": 1.0, "int4": 0.5 + 2 / GROUP}
+QUANTIZED = {"int8": 1.0, "int4": 0.5 + 2 / GROUP, "fp8": 1.0}
 """Bytes of a weight, scales that are shared by few among them."""
 
 
@@ -22,10 +22,14 @@ class Widths:
     kv: float
 
     @classmethod
-    def of(cls, dtype: torch.dtype, quantization: str = "none") -> "Widths":
-        """``quantization``: a name in ``baton.engine.quantization.FORMATS``."""
+    def of(
+        cls, dtype: torch.dtype, quantization: str = "none", kv_dtype: torch.dtype | None = None
+    ) -> "Widths":
+        """``quantization``: a name in ``baton.engine.quantization.FORMATS``; ``kv_dtype``: if not
+        ``dtype``."""
         kept = {"none": float(dtype.itemsize), **QUANTIZED}
-        return cls(kept[quantization], kept[of_head(quantization)], dtype.itemsize)
+        kv = (kv_dtype or dtype).itemsize
+        return cls(kept[quantization], kept[of_head(quantization)], kv)
 
 
 @dataclass(frozen=True, slots=True)

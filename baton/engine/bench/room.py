@@ -17,16 +17,20 @@ SHARE = 0.9
 
 
 def split(
-    all_works: Sequence[Work], config: ModelConfig, device: torch.device, dtype: torch.dtype
+    all_works: Sequence[Work],
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
 ) -> tuple[list[Work], list[str]]:
     """Those whose KV fits beside the weights, and what to say of the others. Raises Invalid when
     none does."""
     free = _free_bytes(device) - num_weights(config) * dtype.itemsize
     room = max(0, int(SHARE * free))
-    fitting = [work for work in all_works if kv_bytes(work, config, dtype) <= room]
+    fitting = [work for work in all_works if kv_bytes(work, config, kv_dtype) <= room]
     others = [work for work in all_works if work not in fitting]
     told = [
-        f"{work}: its KV takes {kv_bytes(work, config, dtype) / GIB:.1f} GiB, and "
+        f"{work}: its KV takes {kv_bytes(work, config, kv_dtype) / GIB:.1f} GiB, and "
         f"{room / GIB:.1f} GiB are free beside the weights"
         for work in others
     ]

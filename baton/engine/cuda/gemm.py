@@ -1,7 +1,7 @@
-"""Matrix products for ``deterministic``: the same bits for a row in whatever batch.
+"""Matrix products of our own: for ``deterministic``, and of weights in FP8.
 
 A library picks its tiles, and whether it splits the depth, by the number of rows; so a row's sums
-would have another order beside others. Here one tiling does for all.
+would have another order beside others. With :func:`fixed_tiling` one tiling does for all.
 """
 
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ import torch
 import triton
 
 from baton.engine.cuda import gemm_kernels as kernels
+from baton.engine.quantization import Codes
 
 BAND = 8
 
@@ -23,7 +24,7 @@ class Tiling:
     stages: int
 
 
-def tiling(dtype: torch.dtype) -> Tiling:
+def fixed_tiling(dtype: torch.dtype) -> Tiling:
     """64 rows are what Hopper's matrix units take at least: fewer rows would take other
     instructions, which may sum in another order."""
     if dtype is torch.float32:
@@ -32,30 +33,49 @@ def tiling(dtype: torch.dtype) -> Tiling:
 
 
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, processors: int
+    x: torch.Tensor,
+    weight: torch.Tensor | Codes,
+    bias: torch.Tensor | None,
+    tile: Tiling,
+    programs: int,
 ) -> torch.Tensor:
-    """``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, in FP32 until it is stored."""
+    """``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, in FP32 until it is stored.
+    ``programs``: that run at once at most, and share out the tiles."""
+    codes = weight if isinstance(weight, Codes) else None
+    values = codes.values if codes else weight
+    assert isinstance(values, torch.Tensor)
     x = x.contiguous()
-    assert weight.is_contiguous() and x.shape[1] == weight.shape[1] and x.dtype is weight.dtype
-    (rows, depth), outs = x.shape, weight.shape[0]
+    assert values.is_contiguous() and x.shape[1] == values.shape[1]
+    assert codes is not None or x.dtype is values.dtype
+    (rows, depth), outs = x.shape, values.shape[0]
     out = x.new_empty((rows, outs))
-    tile = tiling(x.dtype)
     tiles = triton.cdiv(rows, tile.m) * triton.cdiv(outs, tile.n)
-    kernels.product[(min(tiles, processors),)](
+    group = codes.group if codes and codes.scales.shape[1] > 1 else 0
+    kernels.product[(min(tiles, programs),)](
         x,
-        weight,
-        weight if bias is None else bias,
+        values,
+        codes.scales if codes else values,
+        values if bias is None else bias,
         out,
         rows,
         outs,
         depth,
         M=tile.m,
         N=tile.n,
-        K=tile.k,
+        K=depth_step(tile.k, group),
         BAND=BAND,
         PRECISION="ieee" if x.dtype is torch.float32 else "tf32",
         BIAS=bias is not None,
+        SCALED=codes is not None,
+        TALL=codes.tall if codes else 1,
+        GROUP=group,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
     return out
+
+
+def depth_step(most: int, group: int) -> int:
+    """Inputs that are summed at once: a power of two that divides ``group``, if there is one, so
+    that all have the same scale."""
+    return min(most, group & -group) if group else most

@@ -1,4 +1,5 @@
-"""A matrix product whose sums have the same order whatever the number of rows."""
+"""A matrix product whose sums have the same order whatever the number of rows; also with weights in
+FP8 (E4M3), which are converted in registers."""
 
 import triton
 import triton.language as tl
@@ -8,6 +9,7 @@ import triton.language as tl
 def product(
     x_ptr,  # [rows, depth], contiguous
     weight_ptr,  # [outs, depth], contiguous
+    scales_ptr,  # [outs / TALL, depth / GROUP, both rounded up] in FP32; read with SCALED only
     bias_ptr,  # [outs]; read with BIAS only
     out_ptr,  # [rows, outs]
     rows,
@@ -19,6 +21,9 @@ def product(
     BAND: tl.constexpr,  # tiles of rows that follow one another, so that they share weights
     PRECISION: tl.constexpr,
     BIAS: tl.constexpr,
+    SCALED: tl.constexpr,  # weights are in FP8
+    TALL: tl.constexpr,  # outputs that share a scale
+    GROUP: tl.constexpr,  # inputs that do, a multiple of K; 0: all of them
 ):
     """Programs take tiles in turn, as many as there are processors: x @ weight.T. A tile is always
     M by N, however few of its rows are there, and its depth is never split."""
@@ -33,6 +38,7 @@ def product(
         row_exists, out_exists = row < rows, out < outs
         x_line = x_ptr + row.to(tl.int64)[:, None] * depth
         weight_line = weight_ptr + out.to(tl.int64)[:, None] * depth
+        scale_line = scales_ptr + out // TALL * (tl.cdiv(depth, GROUP) if GROUP else 1)
         acc = tl.zeros([M, N], tl.float32)
         for begin in range(0, depth, K):
             columns = begin + tl.arange(0, K)
@@ -41,7 +47,14 @@ def product(
             weight = tl.load(
                 weight_line + columns[None, :], mask=out_exists[:, None] & inside, other=0.0
             )
-            acc = tl.dot(x, tl.trans(weight), acc, input_precision=PRECISION)
+            if SCALED and GROUP:
+                part = tl.dot(x, tl.trans(weight.to(x.dtype)), input_precision=PRECISION)
+                scale = tl.load(scale_line + begin // GROUP, mask=out_exists, other=0.0)
+                acc += part * scale[None, :]
+            else:
+                acc = tl.dot(x, tl.trans(weight.to(x.dtype)), acc, input_precision=PRECISION)
+        if SCALED and not GROUP:
+            acc *= tl.load(scale_line, mask=out_exists, other=0.0)[None, :]
         if BIAS:
             acc += tl.load(bias_ptr + out, mask=out_exists, other=0.0).to(tl.float32)[None, :]
         place = row.to(tl.int64)[:, None] * outs + out[None, :]

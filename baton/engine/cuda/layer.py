@@ -4,6 +4,8 @@ import torch
 import triton
 
 from baton.engine.cuda import layer_kernels as kernels
+from baton.engine.kv_scale import KvScale
+from baton.engine.quantization import E4M3
 
 HEADS = 8
 """Of one program of ``turn_and_write``: 16 bytes a thread, with heads of 128 and four warps."""
@@ -55,11 +57,13 @@ def turn_and_write(
     positions: torch.Tensor,
     slots: torch.Tensor,
     eps: float,
+    scale: KvScale,
 ) -> torch.Tensor:
     """Queries [num_tokens, heads, dim], normed and turned; keys and values go to the pool.
 
     ``qkv`` [num_tokens, heads + 2 * kv_heads, dim]; ``norms``: weights of queries' and keys',
-    [dim]; ``rotary``: cosines and sines [positions, dim]. A token of slot -1 is written nowhere.
+    [dim]; ``rotary``: cosines and sines [positions, dim]; ``scale``: of a pool in FP8. A token of
+    slot -1 is written nowhere.
     """
     assert qkv.is_contiguous()
     block_tokens, kv_heads, dim = pool.shape[3:]
@@ -76,6 +80,8 @@ def turn_and_write(
         slots,
         pool.stride(0),
         pool.stride(2),
+        1 / scale.key,
+        1 / scale.value,
         eps,
         NUM_HEADS=heads,
         NUM_KV_HEADS=kv_heads,
@@ -84,5 +90,6 @@ def turn_and_write(
         BLOCK_TOKENS=block_tokens,
         HEADS=HEADS,
         NORMED=norms is not None,
+        FP8=pool.dtype is E4M3,
     )
     return q

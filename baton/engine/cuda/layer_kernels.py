@@ -7,6 +7,8 @@ of torch's separate kernels. Rows are tokens; none depends on what else is in th
 import triton
 import triton.language as tl
 
+from baton.engine.attention.triton_kernels import stored
+
 
 @triton.jit
 def norm(
@@ -92,6 +94,8 @@ def turn_and_write(
     slots_ptr,  # [num_tokens]: block * BLOCK_TOKENS + offset; below 0: written nowhere
     block_stride,
     part_stride,
+    key_factor,  # see attention.triton_kernels.stored
+    value_factor,
     eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
@@ -100,6 +104,7 @@ def turn_and_write(
     BLOCK_TOKENS: tl.constexpr,
     HEADS: tl.constexpr,  # of a program
     NORMED: tl.constexpr,
+    FP8: tl.constexpr,  # whether the pool is
 ):
     """Queries are normed and turned; keys too, into the pool, and values with them. One program
     per token and HEADS heads: those of queries first, then of keys and values."""
@@ -131,6 +136,7 @@ def turn_and_write(
         across = heads[:, None] * DIM + columns[None, :]
         v = tl.load(line_ptr + NUM_KV_HEADS * DIM + across, mask=inside, other=0.0)
         line = slot // BLOCK_TOKENS * block_stride + slot % BLOCK_TOKENS * (NUM_KV_HEADS * DIM)
+        k, v = stored(k, key_factor, FP8), stored(v, value_factor, FP8)
         tl.store(layer_ptr + line + across, k, mask=inside)
         tl.store(layer_ptr + line + part_stride + across, v, mask=inside)
 

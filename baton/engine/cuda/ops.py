@@ -8,9 +8,10 @@ from torch.nn import functional
 from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import Batch
 from baton.engine.attention.triton_cuda import DeviceBatch, TritonAttention
-from baton.engine.cuda import gemm, layer
+from baton.engine.cuda import fp8, gemm, layer
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import LayerWeights
+from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.rope import RotaryTable
 
 
@@ -23,7 +24,7 @@ class TritonOps:
 
     def __init__(self, config: ModelConfig, pool: KvPool, rotary: RotaryTable) -> None:
         self._config = config
-        self._pool = pool.tensor
+        self._pool, self._kv_scales = pool.tensor, pool.scales
         self._rotary = (rotary.cos, rotary.sin)
         self.attention = TritonAttention(pool)
 
@@ -37,6 +38,8 @@ class TritonOps:
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
+        if isinstance(weight, QuantizedMatrix):
+            return fp8.linear(x, weight.fp8, bias, self.attention.num_processors)
         return functional.linear(x, weight, bias)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -65,6 +68,7 @@ class TritonOps:
             batch.positions,
             batch.slots,
             self._config.rms_norm_eps,
+            self._kv_scales[index],
         )
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
@@ -72,11 +76,11 @@ class TritonOps:
 
 
 class FixedOps(TritonOps):
-    """A row's results have the same bits whatever its batch and chunking: each product has one
-    tiling, and a decode is attended as a chunk of one token, so that its keys are summed in the
-    order in which a longer chunk has them.
+    """For ``deterministic``: a row's results have the same bits whatever its batch and chunking.
+    Each product has one tiling, and a decode is attended as a chunk of one token, so that its keys
+    are summed in the order in which a longer chunk has them.
 
-    Shown in Triton's interpreter, and not yet on a GPU, so that ``deterministic`` does not use it.
+    Shown in Triton's interpreter, and not yet on a GPU: who uses it says so.
     """
 
     def prepare(self, batch: Batch) -> None:
@@ -85,4 +89,5 @@ class FixedOps(TritonOps):
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        return gemm.linear(x, weight, bias, self.attention.num_processors)
+        kept = weight.fp8 if isinstance(weight, QuantizedMatrix) else weight
+        return gemm.linear(x, kept, bias, gemm.fixed_tiling(x.dtype), self.attention.num_processors)

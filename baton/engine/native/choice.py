@@ -32,16 +32,20 @@ def choose(
     device: torch.device,
     dtype: torch.dtype,
     quantization: str = "none",
+    kv_dtype: torch.dtype | None = None,
 ) -> Choice:
-    """What a model is to run on. Raises Invalid where kernels were demanded (``on``) and can't be
-    had, or ``mode`` is none of ``MODES``."""
+    """What a model is to run on; ``kv_dtype``: of its KV, if not ``dtype``. Raises Invalid where
+    kernels were demanded (``on``) and can't be had, or ``mode`` is none of ``MODES``."""
     if mode not in MODES:
         raise Invalid(
             f"cpu_kernels is {mode!r}, and must be one of {', '.join(MODES)}", param="cpu_kernels"
         )
-    if mode == "off" or (mode == "auto" and device.type != "cpu"):
+    if mode == "auto" and device.type != "cpu":
+        kept = "" if quantization == "none" else f"; weights in {quantization}"
+        return replace(TORCH, told=f"torch and Triton, in {_name(dtype)}{kept}")
+    if mode == "off":
         return replace(TORCH, told=TORCH.told + _decoded(quantization))
-    reason = why_not(config, device, dtype, quantization)
+    reason = why_not(config, device, dtype, quantization, kv_dtype)
     if reason is None:
         kept = "" if quantization == "none" else f", weights in {quantization}"
         return Choice(True, f"our own kernels, in {_name(dtype)}{kept}")
@@ -51,13 +55,21 @@ def choose(
 
 
 def why_not(
-    config: ModelConfig, device: torch.device, dtype: torch.dtype, quantization: str = "none"
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str = "none",
+    kv_dtype: torch.dtype | None = None,
 ) -> str | None:
     """What keeps a model from the kernels; None: nothing."""
     if device.type != "cpu":
         return f"the device is {device}"
     if dtype not in library.KINDS:
         return f"they don't compute in {_name(dtype)}"
+    if quantization not in library.CODINGS:
+        return f"they don't keep weights in {quantization}"
+    if kv_dtype not in (None, dtype):
+        return "they don't keep KV in fp8"
     if config.head_dim % 2 or not all(fits(dtype, size, quantization) for size in _depths(config)):
         wanted = _name(dtype) if quantization == "none" else quantization
         return f"the model has odd sizes, and {wanted} is multiplied in pairs"

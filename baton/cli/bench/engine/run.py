@@ -23,7 +23,7 @@ from baton.engine.bench.stage import Stage, most_blocks
 from baton.engine.bench.stopwatch import median, repeated
 from baton.engine.bench.work import Work, works
 from baton.engine.native.processor import model_name
-from baton.engine.runner import ModelRunner, pick_device, pick_dtype
+from baton.engine.runner import ModelRunner, pick_device, pick_dtype, pick_kv_dtype
 from baton.errors import Invalid
 
 FORMAT = "baton-bench-engine-1"
@@ -87,16 +87,17 @@ def _measure(question: Question, tell: Tell) -> Told:
     config = load_model_config(path)
     device = pick_device(settings.device)
     dtype = pick_dtype(settings.dtype, device, config)
-    fitting, left_out = split(_works(question, config), config, device, dtype)
+    kv_dtype = pick_kv_dtype(settings.kv_dtype, device, dtype)
+    fitting, left_out = split(_works(question, config), config, device, dtype, kv_dtype)
     tell(f"loading {path.name}")
     runner = _load(question, path, fitting)
     chunk = min(settings.chunk_tokens or settings.max_step_tokens, settings.max_step_tokens)
     stage = Stage(runner, chunk, question.seed)
-    figures = _figures(question, stage, fitting, runner, tell)
+    figures = _figures(question, stage, fitting, runner, dtype, tell)
     return Told(
         model=path.name,
         dtype=str(dtype).removeprefix("torch."),
-        quantization=settings.quantization,
+        quantization=runner.quantization,
         device=str(device),
         machine=torch.cuda.get_device_name(device) if device.type == "cuda" else model_name(),
         threads=torch.get_num_threads(),
@@ -108,17 +109,22 @@ def _measure(question: Question, tell: Tell) -> Told:
 
 
 def _figures(
-    question: Question, stage: Stage, fitting: Sequence[Work], runner: ModelRunner, tell: Tell
+    question: Question,
+    stage: Stage,
+    fitting: Sequence[Work],
+    runner: ModelRunner,
+    dtype: torch.dtype,
+    tell: Tell,
 ) -> tuple[Figure, ...]:
     """Ceilings are measured after each work, as whatever else the machine does comes and goes; the
     best of them count for all."""
     tensor, config = runner.pool.tensor, runner.model_config
-    widths = Widths.of(tensor.dtype, question.settings.quantization)
+    widths = Widths.of(dtype, runner.quantization, tensor.dtype)
     times, found = [], []
     for number, work in enumerate(fitting, start=1):
         tell(f"{work} ({number} of {len(fitting)})")
         times.append(median(repeated(stage.step(work), question.rounds, question.seconds)))
-        found.append(measure(tensor.device, tensor.dtype, torch.get_num_threads()))
+        found.append(measure(tensor.device, dtype, torch.get_num_threads()))
     ceilings = best_of(found)
     return tuple(
         Figure(work, spent, demand_of(work, config, widths), ceilings)
@@ -145,7 +151,9 @@ def _load(question: Question, path: Path, fitting: Sequence[Work]) -> ModelRunne
         block_tokens=settings.block_tokens,
         cpu_kernels=settings.cpu_kernels,
         quantization=settings.quantization,
+        kv_dtype=settings.kv_dtype,
         deterministic=settings.deterministic,
+        cuda_graphs=settings.cuda_graphs,
     )
 
 

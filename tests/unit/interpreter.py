@@ -1,0 +1,69 @@
+"""Triton's interpreter (3.7 to 3.9) with the numbers that GPUs have.
+
+By itself it multiplies the bit patterns of BF16, cuts off where others round to it, loses carries
+when it rounds to FP8, and leaves products to a library whose sums depend on where a row lies. Here
+rounding is to the nearest, ties to even ones, and to the largest what is too large for FP8; and a
+product's sums are those of FP64, so that they have the same bits anywhere. A product of FP8 by FP8,
+which torch has on GPUs, is one of what they stand for.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+
+from baton.engine.quantization import E4M3, to_e4m3
+
+KINDS = {
+    tl.float8e4nv: E4M3,
+    tl.bfloat16: torch.bfloat16,
+    tl.float16: torch.float16,
+    tl.float32: torch.float32,
+}
+PATTERNS = {tl.float8e4nv: torch.uint8, tl.bfloat16: torch.uint16}
+"""How the interpreter holds what numpy does not know."""
+
+
+def numbers(values: Any, kind: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(values)).view(KINDS[kind])
+
+
+def convert(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+    found = numbers(values, source)
+    made = to_e4m3(found.float()) if target == tl.float8e4nv else found.to(KINDS[target])
+    return made.view(PATTERNS.get(target, made.dtype)).numpy()
+
+
+def dot(self: Any, one: Any, other: Any, acc: Any, precision: Any, imprecise: Any) -> Any:
+    products = [numbers(part.data, part.dtype.scalar).double() for part in (one, other)]
+    found = torch.matmul(*products).to(KINDS[acc.dtype.scalar]).numpy()
+    return interpreter.TensorHandle(found + acc.data, acc.dtype.scalar)
+
+
+def scaled_mm(
+    one: torch.Tensor,
+    other: torch.Tensor,
+    *,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    bias: torch.Tensor | None,
+    out_dtype: torch.dtype,
+    use_fast_accum: bool,
+) -> torch.Tensor:
+    """``one`` [rows, depth], ``other`` [depth, outs]: with what torch asks of them on a GPU."""
+    (rows, depth), outs = one.shape, other.shape[1]
+    assert one.dtype is E4M3 and other.dtype is E4M3
+    assert one.is_contiguous() and other.t().is_contiguous() and not use_fast_accum
+    assert depth % 16 == outs % 16 == 0 and out_dtype is torch.bfloat16
+    assert scale_a.shape == (rows, 1) and scale_b.shape == (1, outs)
+    assert all(s.is_contiguous() and s.dtype is torch.float32 for s in (scale_a, scale_b))
+    product = (one.float() @ other.float()) * scale_a * scale_b
+    return (product if bias is None else product + bias.float()).to(out_dtype)
+
+
+def compute_as_gpus_do() -> None:
+    interpreter._convert_float = convert
+    interpreter.InterpreterBuilder.create_dot = dot
+    torch._scaled_mm = scaled_mm  # type: ignore[assignment]

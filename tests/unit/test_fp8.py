@@ -1,0 +1,364 @@
+"""FP8: weights that become so, checkpoints that come so, and KV that is kept so."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from baton.config import load_settings
+from baton.engine.bench.demand import Widths
+from baton.engine.cuda import fp8
+from baton.engine.cuda.gemm import depth_step
+from baton.engine.determinism import UNSEEN, promising
+from baton.engine.kv_scale import KvScale, scaled_digest
+from baton.engine.native.choice import Choice, choose
+from baton.engine.quantization import E4M3, Codes, check_fp8, encode
+from baton.engine.runner import ModelRunner
+from baton.errors import Invalid
+from tests.model_zoo import make_model
+from tests.unit.cuda_cases import in_blocks
+from tests.unit.native_house import all_logits, row_of
+
+SEED = 20261121
+NEAR = 2e-5
+"""In FP32, of the largest logit: sums in another order, in every layer."""
+
+PROMPT = np.random.default_rng(SEED).integers(500, size=60).tolist()
+
+
+def load(path: Path, **given: Any) -> ModelRunner:
+    given = {"dtype": "float32", "num_blocks": 16, **given}
+    return ModelRunner.load(path, device="cpu", cpu_kernels="off", **given)
+
+
+def logits_of(runner: ModelRunner) -> torch.Tensor:
+    return all_logits(runner, [row_of(PROMPT, 0, range(runner.num_blocks))])[0]
+
+
+def near(got: torch.Tensor, wanted: torch.Tensor) -> None:
+    assert (got - wanted).abs().max() <= NEAR * wanted.abs().max()
+
+
+# -- codes -------------------------------------------------------------------------------------
+
+
+def test_the_nearest_code() -> None:
+    codes = encode(torch.tensor([[896.0, 1.0, -3.0, 34.0], [0.0, 0.0, 0.0, 0.0]]), "fp8")
+    assert codes.scales.tolist() == [[2.0], [0.0]]
+    assert codes.values.float().tolist() == [[448.0, 0.5, -1.5, 16.0], [0.0] * 4]  # 17 is a tie
+    assert codes.decode().tolist() == [[896.0, 1.0, -3.0, 32.0], [0.0] * 4]
+
+
+def test_a_weight_is_off_by_a_sixteenth_of_itself_at_most() -> None:
+    """Three bits of mantissa; below 2 ** -6 of a scale's unit, half of the smallest step."""
+    chance = torch.Generator().manual_seed(SEED)
+    weight = torch.randn(65, 300, generator=chance) * torch.logspace(-6, 3, 65)[:, None]
+    codes = encode(weight, "fp8")
+    off = (codes.decode() - weight).abs()
+    assert (off <= (weight.abs() / 16).maximum(codes.scales * 2.0**-10) * (1 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("sizes", [(64, 32, 40), (40, 33)], ids=str)
+def test_joined_matrices_decode_to_what_each_does(sizes: tuple[int, ...]) -> None:
+    """Blocks go on where they end with a part; else each row gets its scales."""
+    chance = torch.Generator().manual_seed(SEED)
+    parts = [in_blocks(torch.randn(rows, 80, generator=chance), 32) for rows in sizes]
+    whole = Codes.join(parts)
+    assert whole.tall == (32 if sizes == (64, 32, 40) else 1)
+    assert torch.equal(whole.decode(), torch.cat([part.decode() for part in parts]))
+    last = whole.take(slice(sizes[0], sum(sizes)))
+    assert torch.equal(last.decode(), whole.decode()[sizes[0] :])
+
+
+# -- checkpoints -------------------------------------------------------------------------------
+
+BLOCKS = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [32, 32]}
+WHOLE = {"quant_method": "fp8", "activation_scheme": "static"}
+ROWS = {
+    "quant_method": "compressed-tensors",
+    "format": "float-quantized",
+    "ignore": ["lm_head"],
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel"},
+        }
+    },
+}
+
+
+def whole(weight: torch.Tensor) -> Codes:
+    """One scale for all."""
+    codes = encode(weight.view(1, -1), "fp8")
+    scales = codes.scales.expand(len(weight), 1)
+    return Codes(codes.values.view(weight.shape), scales, weight.shape[1])
+
+
+def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Makes a checkpoint one that comes in FP8. Returns what its weights stand for."""
+    file = path / "model.safetensors"
+    stands_for = load_file(file)
+    stored = dict(stands_for)
+    for name, weight in stands_for.items():
+        if "proj" not in name or weight.dim() != 2:
+            continue
+        if told is BLOCKS:
+            codes = in_blocks(weight, 32)
+            stored[name + "_scale_inv"] = codes.scales.bfloat16()
+            codes = Codes(codes.values, codes.scales.bfloat16().float(), 32, 32)
+        else:
+            codes = whole(weight) if told is WHOLE else encode(weight, "fp8")
+            stored[name + "_scale"] = codes.scales[0, 0] if told is WHOLE else codes.scales
+        stored[name], stands_for[name] = codes.values, codes.decode()
+    save_file(stored, file, metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+    return stands_for
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ("qwen3", BLOCKS),
+        ("qwen3-odd", BLOCKS),
+        ("qwen3-moe", BLOCKS),
+        ("llama", ROWS),
+        ("qwen2", WHOLE),
+        ("qwen3-moe", ROWS),
+    ],
+    ids=["blocks", "odd blocks", "experts in blocks", "rows", "whole", "experts in rows"],
+)
+def test_a_checkpoint_in_fp8_is_taken_as_it_is(
+    model: str, told: dict[str, Any], tmp_path: Path
+) -> None:
+    """It says what one says that has what its codes stand for."""
+    make_model(tmp_path, model, seed=SEED)
+    plain = (tmp_path / "config.json").read_text()
+    stands_for = into_fp8(tmp_path, told)
+    progress: list[tuple[int, int]] = []
+    runner = load(tmp_path, progress=lambda *seen: progress.append(seen))
+    got = logits_of(runner)
+    assert runner.quantization == "fp8" and runner.choice.told.startswith("torch; fp8 is decoded")
+    assert progress[-1][0] == progress[-1][1] > 0
+    assert runner.model_digest == load(tmp_path, quantization="fp8").model_digest
+    with pytest.raises(Invalid, match="quantization is int8, and the checkpoint comes in FP8"):
+        load(tmp_path, quantization="int8")
+    (tmp_path / "config.json").write_text(plain)
+    save_file(stands_for, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    near(got, logits_of(load(tmp_path)))
+
+
+def change(
+    name: str, make: Callable[[torch.Tensor], torch.Tensor | None]
+) -> Callable[[Path], None]:
+    """Of the file's tensors; None: it is gone."""
+
+    def spoil(path: Path) -> None:
+        file = path / "model.safetensors"
+        tensors = load_file(file)
+        made = make(tensors.pop(name))
+        save_file(tensors | ({} if made is None else {name: made}), file, metadata={"format": "pt"})
+
+    return spoil
+
+
+def quantized_as(told: Any) -> Callable[[Path], None]:
+    def spoil(path: Path) -> None:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps(config | {"quantization_config": told}))
+
+    return spoil
+
+
+PROJECTION = "model.layers.1.self_attn.o_proj.weight"
+GROUP = ROWS["config_groups"]["group_0"]["weights"]  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (quantized_as(None), "is in FP8, and config.json has no quantization_config"),
+        (quantized_as({"quant_method": "gptq", "bits": 4}), "only FP8 .* is supported"),
+        (quantized_as(BLOCKS | {"fmt": "e5m2"}), "only FP8"),
+        (quantized_as(BLOCKS | {"weight_block_size": [100, 100]}), "blocks of multiples of 16"),
+        (quantized_as(BLOCKS | {"weight_block_size": 128}), "only FP8"),
+        (quantized_as(ROWS | {"format": "pack-quantized"}), "only FP8"),
+        (quantized_as(ROWS | {"config_groups": {}}), "only FP8"),
+        (
+            quantized_as(ROWS | {"config_groups": {"g": {"weights": GROUP | {"type": "int"}}}}),
+            "only FP8",
+        ),
+        (quantized_as("fp8"), "only FP8"),
+        (quantized_as(BLOCKS | {"weight_block_size": [64, 64]}), r"shape \[4, 2\], which is not"),
+        (change(PROJECTION + "_scale_inv", lambda scales: None), "no file has tensor .*_scale_inv"),
+        (change(PROJECTION + "_scale_inv", lambda scales: scales[:1]), "block of 32 x 32"),
+        (
+            change("model.embed_tokens.weight", lambda weight: weight.to(E4M3)),
+            "no file has tensor model.embed_tokens.weight_scale_inv",
+        ),
+        (
+            change("model.norm.weight", lambda weight: weight.to(E4M3)),
+            "no file has tensor model.norm.weight_scale_inv",
+        ),
+    ],
+)
+def test_bad_checkpoints(spoil: Callable[[Path], None], told: str, tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3", seed=SEED)
+    into_fp8(tmp_path, BLOCKS)
+    spoil(tmp_path)
+    with pytest.raises(Invalid, match=told):
+        load(tmp_path)
+
+
+# -- weights that become FP8 -------------------------------------------------------------------
+
+
+def test_the_layers_matrices_are_kept_so_and_the_head_is_not(tmp_path: Path) -> None:
+    make_model(tmp_path, "qwen3", seed=SEED)
+    got = logits_of(load(tmp_path, quantization="fp8"))
+    file = tmp_path / "model.safetensors"
+    weights = load_file(file)
+    for name, weight in weights.items():
+        if "proj" in name and weight.dim() == 2:
+            weights[name] = encode(weight, "fp8").decode()
+    save_file(weights, file, metadata={"format": "pt"})
+    near(got, logits_of(load(tmp_path)))
+
+
+def test_a_cpu_decodes_it_with_torch(tmp_path: Path) -> None:
+    config = load(make_model(tmp_path, "qwen3")).model_config
+    here = torch.device("cpu")
+    choice = choose("auto", config, here, torch.float32, "fp8")
+    told = "torch: they don't keep weights in fp8; fp8 is decoded for each product"
+    assert choice == Choice(False, told, is_fallback=True)
+    choice = choose("auto", config, here, torch.float32, "none", E4M3)
+    assert choice == Choice(False, "torch: they don't keep KV in fp8", is_fallback=True)
+    with pytest.raises(Invalid, match="cpu_kernels is on, but they don't keep weights in fp8"):
+        choose("on", config, here, torch.float32, "fp8")
+    there = choose("auto", config, torch.device("cuda:0"), torch.bfloat16, "fp8")
+    assert there == Choice(False, "torch and Triton, in bfloat16; weights in fp8")
+
+
+def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    capability = (8, 6)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
+    with pytest.raises(Invalid, match=r"kv_dtype is fp8, .* 8\.9 .*cuda:0 has 8\.6"):
+        check_fp8(torch.device("cuda:0"), "kv_dtype")
+    capability = (9, 0)
+    check_fp8(torch.device("cuda:0"), "kv_dtype")
+
+
+@pytest.mark.parametrize("rows", [1, 8, 9, 16, 17, 64, 65, 128])
+def test_a_tile_has_all_rows_and_each_processor_a_tile(rows: int) -> None:
+    for outs in (1024, 4096, 24_576, 150_000):
+        tile = fp8.tiling(torch.bfloat16, rows, outs, 132)
+        assert tile.m >= max(rows, 16) and 16 <= tile.n <= 128
+        assert tile.n <= 32 or outs // tile.n >= 2 * 132 - 1
+
+
+def test_steps_of_a_sum_lie_in_one_block() -> None:
+    assert [depth_step(128, group) for group in (0, 128, 64, 48, 16, 256)] == [
+        128, 128, 64, 16, 16, 128,
+    ]  # fmt: skip
+
+
+def test_bytes_of_a_roof() -> None:
+    assert Widths.of(torch.bfloat16, "fp8", E4M3) == Widths(1.0, 2.0, 1)
+    assert Widths.of(torch.bfloat16, "fp8") == Widths(1.0, 2.0, 2)
+
+
+# -- KV ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"), "qwen3", seed=SEED)
+
+
+def test_a_block_takes_half_of_the_bytes_and_no_other_worker_can_read_it(model: Path) -> None:
+    plain, kept = (load(model, dtype="bfloat16", kv_dtype=name) for name in ("auto", "fp8"))
+    assert kept.pool.block_bytes * 2 == plain.pool.block_bytes == 2 * 16 * 2 * 2 * 2 * 32
+    assert kept.pool.size_bytes == kept.num_blocks * kept.pool.block_bytes
+    assert (kept.kv_dtype, kept.kv_layout) == ("float8_e4m3fn", "float8_e4m3fn[2x2x16x2x32]")
+    assert (plain.kv_dtype, plain.kv_layout) == ("bfloat16", "bfloat16[2x2x16x2x32]")
+    assert load(model, kv_dtype="fp8", num_blocks=None, pool_bytes=2**20).num_blocks == 256
+
+
+def test_what_is_read_is_what_was_kept(model: Path) -> None:
+    """Of every key and value, the nearest code: three bits of mantissa say nearly the same."""
+    plain, kept = load(model), load(model, kv_dtype="fp8")
+    told, wanted = logits_of(kept), logits_of(plain)
+    assert (kept.pool.tensor[0, 0].float() - plain.pool.tensor[0, 0]).abs().max() > 0
+    codes = plain.pool.tensor[:3, 0].to(E4M3).float()
+    assert torch.equal(kept.pool.tensor[:3, 0].float(), codes)  # of the first layer
+    assert (told - wanted).norm() <= 0.15 * wanted.norm()
+
+
+def test_blocks_mean_the_same_bytes_to_another_worker(model: Path) -> None:
+    """A prompt read by one, its blocks copied as they are, and the answer's next token by another,
+    at other places."""
+    one, other = (load(model, kv_dtype="fp8") for _ in range(2))
+    mine, its = [3, 9, 4, 11], [7, 2, 15, 0]
+    all_logits(one, [row_of(PROMPT, 0, mine)])
+    other.pool.tensor.view(torch.uint8)[its] = one.pool.tensor.view(torch.uint8)[mine]
+    answers = [
+        all_logits(runner, [row_of([17], len(PROMPT), blocks)])[0]
+        for runner, blocks in ((one, mine), (other, its))
+    ]
+    assert torch.equal(*answers)
+
+
+def test_a_checkpoint_may_bring_scales(model: Path, tmp_path: Path) -> None:
+    """Keys and values are kept as their quotients."""
+    for file in model.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    exact = load(tmp_path)
+    wanted = logits_of(exact)
+    file = tmp_path / "model.safetensors"
+    scales = {f"model.layers.0.self_attn.{part}_scale": torch.tensor(0.25) for part in "kv"}
+    save_file(load_file(file) | scales, file, metadata={"format": "pt"})
+    runner = load(tmp_path, kv_dtype="fp8")
+    assert runner.pool.scales == (KvScale(0.25, 0.25), KvScale())
+    told = logits_of(runner)
+    quotients = (exact.pool.tensor[:3, 0] / 0.25).to(E4M3)
+    assert torch.equal(runner.pool.tensor[:3, 0].float(), quotients.float())
+    assert (told - wanted).norm() <= 0.15 * wanted.norm()
+    plain = load(tmp_path)
+    assert plain.pool.scales == (KvScale(), KvScale())
+    assert plain.model_digest != runner.model_digest
+    change("model.layers.0.self_attn.k_scale", lambda scale: -scale)(tmp_path)
+    with pytest.raises(Invalid, match=r"k_scale is -0\.25, and must be a positive number"):
+        load(tmp_path)
+
+
+def test_scales_are_part_of_the_digest() -> None:
+    digest = b"m" * 16
+    assert scaled_digest(digest, [KvScale(), KvScale()]) == digest
+    found = {
+        scaled_digest(digest, [KvScale(key, value)]) for key in (0.5, 2.0) for value in (1.0, 3.0)
+    }
+    assert len(found) == 4 and {len(each) for each in found} == {16}
+
+
+# -- settings ----------------------------------------------------------------------------------
+
+
+def test_settings(model: Path) -> None:
+    settings = load_settings()
+    assert (settings.kv_dtype, settings.cuda_graphs) == ("auto", True)
+    assert load_settings(quantization="fp8", kv_dtype="fp8").kv_dtype == "fp8"
+    assert load_settings(cuda_graphs="false").cuda_graphs is False
+    with pytest.raises(Invalid, match="kv_dtype is 'int8'"):
+        load_settings(kv_dtype="int8")
+    with pytest.raises(Invalid, match="kv_dtype is 'int8', and must be one of auto, fp8"):
+        load(model, kv_dtype="int8")
+
+
+def test_a_gpu_says_that_its_determinism_was_not_seen() -> None:
+    choice = promising(Choice(False, "torch and Triton, in bfloat16"), torch.device("cuda:0"))
+    assert choice.told == f"torch and Triton, in bfloat16; {UNSEEN}" and choice.is_fallback
