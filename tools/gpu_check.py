@@ -8,12 +8,14 @@ Exits with 1 when a result is wrong or a part failed, 2 when there is no GPU.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,6 +24,7 @@ from baton.core.request import SamplingParams
 from baton.engine.attention.base import Attention, make_batch
 from baton.engine.attention.reference import ReferenceAttention
 from baton.engine.kv_pool import KvPool
+from baton.engine.kv_scale import KvScale
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner, make_attention
 from baton.engine.sampler import sample
@@ -34,7 +37,7 @@ from tests.unit.attention_cases import (
     rows_of,
     same_bytes,
 )
-from tools import gpu_speed
+from tools import gpu_fp8, gpu_speed
 from tools.gpu_handoff import handoff
 from tools.gpu_lines import Line, device, guarded
 from tools.gpu_speed import GREEDY, DevicePool
@@ -54,8 +57,9 @@ def attention_is_right() -> Iterator[Line]:
         shapes = [(case.heads, case.dim), *[(case.kv_heads, case.dim)] * 2]
         total = sum(row.num_tokens for row in rows)
         qkv = [torch.randn(total, *s, generator=chance).to(case.dtype) for s in shapes]
-        wanted, wanted_pool = answer(ReferenceAttention, torch.device("cpu"), pool, rows, qkv)
-        got, got_pool = answer(make_attention, device(), pool, rows, qkv)
+        here = torch.device("cpu")
+        wanted, wanted_pool = answer(ReferenceAttention, here, pool, rows, qkv, case.scales)
+        got, got_pool = answer(make_attention, device(), pool, rows, qkv, case.scales)
         worst = float((got - wanted).abs().max())
         written = "" if same_bytes(got_pool, wanted_pool) else ", KV written wrongly"
         ok = worst <= TOLERANCE[case.dtype] and not written  # false for NaN
@@ -69,9 +73,10 @@ def answer(
     pool: torch.Tensor,
     rows: Sequence[Row],
     qkv: Sequence[torch.Tensor],
+    scales: Sequence[KvScale],
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Of one layer, and the pool after it, both on the CPU."""
-    held = DevicePool(pool.clone().to(place))
+    held = DevicePool(pool.clone().to(place), scales)
     attention = backend(held)  # type: ignore[arg-type]
     attention.prepare(make_batch(rows, held.block_tokens, torch.device("cpu")))
     attended = attention.attend(1, *(part.to(place) for part in qkv))
@@ -134,14 +139,36 @@ def demo_tokens_are_equal() -> Iterator[Line]:
         torch.tensor([ids]), max_new_tokens=GREEDY.max_tokens, do_sample=False, eos_token_id=None
     )[0, len(ids) :].tolist()
     for told in ("graphs", "no graphs"):
-        runner = ModelRunner.load(DEMO, device="cuda", dtype="float32", num_blocks=64)
-        assert runner._graphs is not None
-        if told == "no graphs":
-            runner._graphs = None
+        runner = demo_runner("cuda", cuda_graphs=told == "graphs")
+        assert (runner._graphs is not None) == (told == "graphs")
         got = generated(runner, ids)
         equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
         result = f"{equal} of {len(wanted)} tokens are transformers' own"
         yield Line(f"demo model in FP32, greedy, {told}", result, ok=got == wanted)
+
+
+def tokens_in_fp8_are_equal() -> Iterator[Line]:
+    """Weights and KV in FP8, in a model that computes in FP32, against torch's on the CPU, which
+    decodes both. A key that lies between two codes may get either, and a token with it."""
+    from transformers import AutoTokenizer
+
+    ids = AutoTokenizer.from_pretrained(DEMO)(PROMPT)["input_ids"]
+    for told, given in (("weights", {"quantization": "fp8"}), ("KV", {"kv_dtype": "fp8"})):
+        ours, theirs = (generated(demo_runner(at, **given), ids) for at in ("cuda", "cpu"))
+        pairs = zip(ours, theirs, strict=True)
+        equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        result = f"the first {equal} of {len(ours)} tokens are the CPU's"
+        yield Line(f"demo model, FP8 {told}, greedy", result, ok=equal >= len(ours) // 4)
+
+
+def determinism_is_kept() -> Iterator[Line]:
+    """The trial of a worker that promises it; what it would raise is a row."""
+    runner = demo_runner("cuda", deterministic=True)
+    yield Line("demo model, trial of determinism", f"the same bits, {runner.arithmetic}")
+
+
+def demo_runner(place: str, **given: Any) -> ModelRunner:
+    return ModelRunner.load(DEMO, device=place, dtype="float32", num_blocks=64, **given)
 
 
 def generated(runner: ModelRunner, ids: Sequence[int]) -> list[int]:
@@ -160,15 +187,15 @@ def generated(runner: ModelRunner, ids: Sequence[int]) -> list[int]:
 
 def not_there_yet() -> Iterator[Line]:
     for what in (
-        "FP8 weights",
-        "FP8 KV",
         "overlapped scheduling",
         "a mixture of experts in graphs",
     ):
         yield Line(what, "not implemented")
 
 
-QUICK = ("attention", "layers", "sampling", "demo model")
+QUICK = (
+    "attention", "layers", "sampling", "demo model", "demo model in FP8", "determinism",
+)  # fmt: skip
 """Whether all is right, and nothing of its speed."""
 
 
@@ -179,6 +206,8 @@ def parts_of(rounds: int) -> Parts:
         "layers": layers_are_right,
         "sampling": sampling_is_right,
         "demo model": demo_tokens_are_equal,
+        "demo model in FP8": tokens_in_fp8_are_equal,
+        "determinism": determinism_is_kept,
         "hand-off": handoff,
         "ceilings": gpu_speed.ceilings,
         "speed of layer kernels": lambda: gpu_speed.layer_kernels(rounds),
@@ -187,6 +216,8 @@ def parts_of(rounds: int) -> Parts:
         "speed of decode attention": lambda: gpu_speed.decode_attention(rounds),
         "speed of sampling": lambda: gpu_speed.sampling(rounds),
         "speed of Qwen3-8B": lambda: gpu_speed.models(rounds),
+        "speed of FP8 weights": lambda: gpu_fp8.weights(rounds),
+        "speed of FP8 KV": lambda: gpu_fp8.kv(rounds),
         "not there yet": not_there_yet,
     }
 

@@ -5,6 +5,7 @@ Only what it brings itself and torch, triton and numpy: no cluster, no checkpoin
 
 import gc
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, cast
 
@@ -16,9 +17,11 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import make_batch
 from baton.engine.kv_pool import KvPool, block_bytes
+from baton.engine.kv_scale import KvScale
 from baton.engine.loader import LayerWeights, Weights
 from baton.engine.model import Model
 from baton.engine.plan import Plan, Row
+from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
 from tests.unit.attention_cases import Case, rows_of
 from tools.gpu_lines import Line, device, matrix_rate, seconds_of
@@ -47,9 +50,19 @@ QWEN3_8B = ModelConfig(
 class DevicePool:
     """A pool's tensor on the GPU, as the attention backends see it."""
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, scales: Sequence[KvScale] | None = None) -> None:
         self.tensor = tensor
         self.block_tokens = tensor.shape[3]
+        self.scales = scales or [KvScale()] * tensor.shape[1]
+
+
+@dataclass
+class Loaded:
+    """A runner of random weights; ``num_weights`` and ``weight_bytes`` but for the embedding."""
+
+    runner: ModelRunner
+    num_weights: int
+    weight_bytes: int
 
 
 @cache
@@ -89,7 +102,9 @@ def layer_kernels(rounds: int) -> Iterator[Line]:
         pool = _noise(tokens // BLOCK_TOKENS, 1, 2, BLOCK_TOKENS, 8, 128)
         tables = (_noise(config.max_position_embeddings, 128),) * 2
         numbers = torch.arange(tokens, device=device())
-        turn = partial(layer.turn_and_write, qkv, pool, 0, norms, tables, numbers, numbers, 1e-6)
+        turn = partial(
+            layer.turn_and_write, qkv, pool, 0, norms, tables, numbers, numbers, 1e-6, KvScale()
+        )
         size = 2 * tokens * width * BF16_BYTES
         yield moved(f"norm, turn and KV write, {tokens} tokens", size, seconds_of(turn, rounds))
 
@@ -101,7 +116,8 @@ def products(rounds: int) -> Iterator[Line]:
     processors = torch.cuda.get_device_properties(device()).multi_processor_count
     for rows in (1, 64, 256, PREFILL_TOKENS):
         x, weight = _noise(rows, 4096), _noise(24_576, 4096)
-        ours = seconds_of(partial(gemm.linear, x, weight, None, processors), rounds)
+        tile = gemm.fixed_tiling(x.dtype)
+        ours = seconds_of(partial(gemm.linear, x, weight, None, tile, processors), rounds)
         library = seconds_of(partial(functional.linear, x, weight), rounds)
         rate = 2 * rows * weight.numel() / ours / 1e12
         what = f"product of fixed tiling, {rows} x 4096 x 24576"
@@ -123,25 +139,28 @@ def prefill_attention(rounds: int) -> Iterator[Line]:
         yield Line(what, share, ours, peer / ours, "torch SDPA's speed")
 
 
-def decode_attention(rounds: int) -> Iterator[Line]:
-    """One layer; counts keys and values once."""
+def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[Line]:
+    """One layer; counts keys and values once. ``kept``: what the pool is in."""
     for batch in BATCHES:
         for context in CONTEXTS:
-            size = batch * context * 2 * 8 * 128 * BF16_BYTES
+            size = batch * context * 2 * 8 * 128 * kept.itemsize
             if size > 40e9:
                 continue
-            attention, (q, *_) = attention_case([(context - 1, 1)] * batch)
+            attention, (q, *_) = attention_case([(context - 1, 1)] * batch, kept)
             seconds = seconds_of(partial(attention.read, 0, q), rounds)
-            yield moved(f"decode attention, batch {batch}, context {context}", size, seconds)
+            told = "" if kept is torch.bfloat16 else ", FP8 KV"
+            yield moved(f"decode attention, batch {batch}, context {context}{told}", size, seconds)
             del attention, q
             free()
 
 
-def attention_case(rows: list[tuple[int, int]]) -> tuple["TritonAttention", Sequence[torch.Tensor]]:
+def attention_case(
+    rows: list[tuple[int, int]], kept: torch.dtype = torch.bfloat16
+) -> tuple["TritonAttention", Sequence[torch.Tensor]]:
     """A bound backend and its q, k and v in the shape of Qwen3-8B, one layer."""
     case = Case("speed", rows, 32, 8, 128, BLOCK_TOKENS, torch.bfloat16)
     count = sum(-(-(start + new) // BLOCK_TOKENS) for start, new in rows) + 3
-    held = cast("KvPool", DevicePool(_noise(count, 1, 2, BLOCK_TOKENS, 8, 128)))
+    held = cast("KvPool", DevicePool(_noise(count, 1, 2, BLOCK_TOKENS, 8, 128).to(kept)))
     attention = cast("TritonAttention", make_attention(held))
     attention.prepare(make_batch(rows_of(case, 1), BLOCK_TOKENS, torch.device("cpu")))
     packed = _noise(sum(new for _, new in rows), 48, 128)
@@ -168,19 +187,23 @@ def sampling(rounds: int) -> Iterator[Line]:
             )
 
 
-def random_weights(config: ModelConfig) -> Weights:
+def random_weights(config: ModelConfig, quantization: str = "none") -> Weights:
     def make(*shape: int) -> torch.Tensor:
         return _noise(*shape) * 0.02
+
+    def matrix(*shape: int) -> torch.Tensor:
+        made = make(*shape)
+        return made if quantization == "none" else QuantizedMatrix.of(made, quantization)
 
     hidden, heads = config.hidden_size, config.num_heads * config.head_dim
     kv, size = config.num_kv_heads * config.head_dim, config.intermediate_size
     layers = [
         LayerWeights(
-            input_norm=make(hidden), post_norm=make(hidden), qkv=make(heads + 2 * kv, hidden),
-            qkv_bias=None, output=make(hidden, heads),
+            input_norm=make(hidden), post_norm=make(hidden), qkv=matrix(heads + 2 * kv, hidden),
+            qkv_bias=None, output=matrix(hidden, heads),
             q_norm=make(config.head_dim) if config.qk_norm else None,
             k_norm=make(config.head_dim) if config.qk_norm else None,
-            gate_up=make(2 * size, hidden), down=make(hidden, size),
+            gate_up=matrix(2 * size, hidden), down=matrix(hidden, size),
         )
         for _ in range(config.num_layers)
     ]  # fmt: skip
@@ -200,59 +223,62 @@ def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def models(rounds: int, config: ModelConfig = QWEN3_8B) -> Iterator[Line]:
+def models(rounds: int) -> Iterator[Line]:
     """Whole steps of Qwen3-8B's shape, from the plan to the tokens on the host."""
-    runner, size = random_runner(config)
-    yield prefill_step(runner, size, rounds)
-    for batch in BATCHES:
-        for context in CONTEXTS:
-            rows = rows_for([(context - 1, 1)] * batch)
-            if sum(len(row.block_ids) for row in rows) > runner.num_blocks:
-                yield Line(decode_name(batch, context), "its KV does not fit into the device")
-                continue
-            yield from decode_steps(runner, rows, size, rounds)
-    del runner
+    loaded = random_runner(QWEN3_8B)
+    yield prefill_step(loaded, rounds)
+    yield from decode_grid(loaded, CONTEXTS, rounds)
+    del loaded
     free()
 
 
-def prefill_step(runner: ModelRunner, weight_bytes: int, rounds: int) -> Line:
-    config, tokens = runner.model_config, PREFILL_TOKENS
+def prefill_step(loaded: Loaded, rounds: int, told: str = "") -> Line:
+    config, tokens = loaded.runner.model_config, PREFILL_TOKENS
     pairs = tokens * tokens / 2
-    flops = weight_bytes / BF16_BYTES * 2 * tokens
+    flops = 2.0 * loaded.num_weights * tokens
     flops -= 2 * (tokens - 1) * config.vocab_size * config.hidden_size  # one row has logits
     flops += 2 * 2 * pairs * config.num_heads * config.head_dim * config.num_layers
-    seconds = seconds_of(partial(runner.run, Plan(0, rows_for([(0, tokens)]))), rounds)
+    rows = rows_for([(0, tokens)])
+    seconds = seconds_of(partial(loaded.runner.run, Plan(0, rows)), rounds)
     result = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:.0f} TFLOP/s"
     ratio = flops / seconds / matrix_rate()
-    return Line(f"prefill step, {tokens} tokens", result, seconds, ratio, "products' rate")
+    return Line(f"prefill step, {tokens} tokens{told}", result, seconds, ratio, "products' rate")
 
 
-def decode_name(batch: int, context: int) -> str:
-    return f"decode step, batch {batch}, context {context}"
-
-
-def decode_steps(
-    runner: ModelRunner, rows: tuple[Row, ...], weight_bytes: int, rounds: int
+def decode_grid(
+    loaded: Loaded, contexts: Sequence[int], rounds: int, told: str = ""
 ) -> Iterator[Line]:
+    """Steps of all batches that have room."""
+    for batch in BATCHES:
+        for context in contexts:
+            name = f"decode step, batch {batch}, context {context}{told}"
+            rows = rows_for([(context - 1, 1)] * batch)
+            if sum(len(row.block_ids) for row in rows) > loaded.runner.num_blocks:
+                yield Line(name, "its KV does not fit into the device")
+                continue
+            yield from decode_steps(loaded, rows, rounds, name)
+
+
+def decode_steps(loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str) -> Iterator[Line]:
     """Replayed from a graph, and launched one by one; counts weights and KV once."""
-    batch, context = len(rows), rows[0].context_tokens
-    config = runner.model_config
-    size = weight_bytes + batch * context * config.kv_elements_per_token * BF16_BYTES
+    runner, batch = loaded.runner, len(rows)
+    token_bytes = runner.pool.block_bytes // runner.block_tokens
+    size = loaded.weight_bytes + batch * rows[0].context_tokens * token_bytes
     graphs = runner._graphs
     for told, held in (("graph", graphs), ("no graph", None)):
         runner._graphs = held
         seconds = seconds_of(partial(runner.run, Plan(0, rows)), rounds)
         result = f"{batch / seconds:,.0f} tokens/s, {size / seconds / 1e9:.0f} GB/s"
         ratio = size / seconds / copy_rate()
-        name = f"{decode_name(batch, context)}, {told}"
-        yield Line(name, result, seconds, ratio, "a copy's bytes")
+        yield Line(f"{name}, {told}", result, seconds, ratio, "a copy's bytes")
     runner._graphs = graphs
 
 
-def random_runner(config: ModelConfig) -> tuple[ModelRunner, int]:
-    """With all memory that is left as its pool, full of noise; and the bytes of its weights but for
-    the embedding: in BF16, twice their number."""
-    weights = random_weights(config)
+def random_runner(
+    config: ModelConfig, quantization: str = "none", kept: torch.dtype = torch.bfloat16
+) -> Loaded:
+    """With all memory that is left as its pool, in ``kept``, full of noise."""
+    weights = random_weights(config, quantization)
     matrices = [weights.head]
     for layer in weights.layers:
         assert layer.gate_up is not None and layer.down is not None
@@ -260,16 +286,23 @@ def random_runner(config: ModelConfig) -> tuple[ModelRunner, int]:
     left = torch.cuda.mem_get_info(device())[0] - SPARE_BYTES
     pool = KvPool(
         config,
-        num_blocks=left // block_bytes(config, torch.bfloat16, BLOCK_TOKENS),
+        num_blocks=left // block_bytes(config, kept, BLOCK_TOKENS),
         block_tokens=BLOCK_TOKENS,
-        dtype=torch.bfloat16,
+        dtype=kept,
         device=device(),
     )
     for part in torch.split(pool.tensor, 1024):
-        part.normal_()  # zeros would be faster than what a model computes
-    model = Model(config, weights, make_ops(config, pool))
+        part.copy_(_noise(*part.shape))  # zeros would be faster than what a model computes
+    model = Model(config, weights, make_ops(config, pool, torch.bfloat16))
     runner = ModelRunner(config, b"", model, pool, graphs=make_graphs(config, model, pool))
-    return runner, BF16_BYTES * sum(matrix.numel() for matrix in matrices)
+    num_weights = sum(matrix.numel() for matrix in matrices)
+    return Loaded(runner, num_weights, sum(map(_bytes_of, matrices)))
+
+
+def _bytes_of(matrix: torch.Tensor) -> int:
+    if isinstance(matrix, QuantizedMatrix):
+        return matrix.fp8.values.nbytes + matrix.fp8.scales.nbytes
+    return matrix.nbytes
 
 
 def free() -> None:

@@ -1,0 +1,81 @@
+"""What FP8 costs and gains on a GPU, in weights and in KV; ``gpu_check`` runs and prints these."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from baton.engine.quantization import E4M3, LARGEST_E4M3, Codes, encode, to_e4m3
+from tools import gpu_speed
+from tools.gpu_lines import Line, device, matrix_rate, seconds_of
+from tools.gpu_speed import QWEN3_8B, copy_rate, free
+
+BLOCK = 128
+"""Outputs, and inputs, that share a scale in checkpoints that come in FP8."""
+
+ROWS = (1, 16, 64, 128, 256, 8192)
+SHAPES = ((4096, 24_576), (12_288, 4096))
+"""Inputs and outputs: most of a layer of Qwen3-8B."""
+
+LONG_CONTEXTS = (8192, 32_768)
+MOST_LOST = 0.06
+"""Of a product: about 0.027 by weights, and as much again by rows, as E4M3 rounds."""
+
+
+def weights(rounds: int) -> Iterator[Line]:
+    """Products by rows, and whole steps."""
+    for depth, outs in SHAPES:
+        weight = torch.randn(outs, depth, device=device(), dtype=torch.bfloat16)
+        kinds = {"": encode(weight, "fp8"), ", blocks": _in_blocks(weight)}
+        for rows in ROWS:
+            x = torch.randn(rows, depth, device=device(), dtype=torch.bfloat16)
+            for told, codes in kinds.items():
+                yield _product(x, weight, codes, told, rounds)
+        del weight, kinds, x
+        free()
+    loaded = gpu_speed.random_runner(QWEN3_8B, "fp8")
+    yield gpu_speed.prefill_step(loaded, rounds, ", FP8 weights")
+    yield from gpu_speed.decode_grid(loaded, (1024,), rounds, ", FP8 weights")
+    del loaded
+    free()
+
+
+def kv(rounds: int) -> Iterator[Line]:
+    """Attention alone, and whole steps whose KV is much."""
+    yield from gpu_speed.decode_attention(rounds, E4M3)
+    loaded = gpu_speed.random_runner(QWEN3_8B, kept=E4M3)
+    yield from gpu_speed.decode_grid(loaded, LONG_CONTEXTS, rounds, ", FP8 KV")
+    del loaded
+    free()
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, codes: Codes, told: str, rounds: int) -> Line:
+    """What it loses, of the product with weights as they were; its speed beside its ceiling."""
+    from baton.engine.cuda import fp8
+
+    processors = torch.cuda.get_device_properties(device()).multi_processor_count
+    product = partial(fp8.linear, x, codes, None, processors)
+    exact = functional.linear(x[:BLOCK].float(), weight.float())
+    lost = float((product()[:BLOCK].float() - exact).norm() / exact.norm())
+    ours = seconds_of(product, rounds)
+    peer = seconds_of(partial(functional.linear, x, weight), rounds)
+    rows, (outs, depth) = x.shape[0], weight.shape
+    what = f"product in FP8, {rows} x {depth} x {outs}{told}"
+    if rows <= fp8.FEW_ROWS:
+        rate = codes.values.nbytes / ours
+        result, ratio, against = f"{rate / 1e9:.0f} GB/s", rate / copy_rate(), "a copy's bytes"
+    else:
+        rate = 2 * rows * outs * depth / ours
+        ratio, against = rate / matrix_rate(), "products' rate"
+        result = f"{rate / 1e12:.0f} TFLOP/s"
+    result += f", {peer / ours:.2f} x BF16, loses {lost:.1%}"
+    return Line(what, result, ours, ratio, against, ok=lost <= MOST_LOST)
+
+
+def _in_blocks(weight: torch.Tensor) -> Codes:
+    outs, ins = weight.shape
+    grid = weight.float().view(outs // BLOCK, BLOCK, ins // BLOCK, BLOCK)
+    scales = grid.abs().amax(dim=(1, 3)) / LARGEST_E4M3
+    values = to_e4m3(grid / scales[:, None, :, None]).view(weight.shape)
+    return Codes(values, scales, BLOCK, BLOCK)
