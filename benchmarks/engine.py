@@ -3,7 +3,7 @@
     python -m benchmarks.engine [--shape 50m|0.6b] [--layers N] [--dtype bfloat16|float32]
                                 [--threads N] [--rounds N] [--contexts …] [--batches …]
                                 [--llama PYTHON] [--without torch transformers] [--most-gib G]
-                                [--quantized int8 int4]
+                                [--quantized int8 int4] [--instructions avx512|avx2]
 
 All have the same random weights, which is seen from their logits, and take turns, one after the
 other, in each round; the figures are medians. Two times are told: the wall clock's, which is what a
@@ -15,7 +15,8 @@ registers, and reads of memory that lies in order, by as many threads at once.
 ``--llama`` is the interpreter of another environment that has llama-cpp-python and gguf
 (benchmarks/peers/llama.py). All KV and weights together take ``--most-gib`` at most: who comes
 later in the list is left out of a work that is too large, and of one that is too large for anybody,
-everybody. Prints a table, and JSON as the last line.
+everybody. ``--instructions`` has our kernels compute as on a processor with no more than these.
+Prints a table, and JSON as the last line.
 """
 
 import argparse
@@ -37,6 +38,7 @@ from baton.engine.bench.room import GIB, kv_bytes
 from baton.engine.bench.stage import most_blocks
 from baton.engine.bench.stopwatch import Spent, median
 from baton.engine.bench.work import Work, works
+from baton.engine.native.processor import INSTRUCTIONS, limited_to
 from benchmarks.contenders import BLOCK_TOKENS, Contender, contenders
 from benchmarks.machine import describe
 
@@ -225,6 +227,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--llama", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--without", nargs="+", choices=["torch", "transformers"], default=[])
     parser.add_argument("--quantized", nargs="+", choices=QUANTIZED, default=[])
+    parser.add_argument("--instructions", choices=INSTRUCTIONS, default=next(iter(INSTRUCTIONS)))
     parser.add_argument("--most-gib", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)
@@ -236,7 +239,7 @@ def main(arguments: list[str]) -> int:
     told = {**describe(), **vars(options), "llama": str(options.llama or "")}
     print(told, "by the wall clock, and in CPU seconds in brackets", sep="\n", flush=True)
     lines = []
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, limited_to(options.instructions):
         write_model(Path(folder), options)
         for line in run(Path(folder), options):
             lines.append(line)

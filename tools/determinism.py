@@ -4,11 +4,12 @@
                                 [--kernels on|off] [--cost]
 
 Each placement has two workers with pools full of what others left, blocks of a random size, and a
-random number of threads each. Some of the requests run in them, put into steps at random: beside
-others, in chunks of any size, token by token; some begin with what another has computed, at a
-block's border or within it, some are handed over, and some move on in the middle, as after a
-failover. Every token's logits must have the bits that they have when its prompt is computed
-alone, in one chunk, on one thread. ``--kernels off`` shows how torch does, which promises nothing.
+random number of threads and set of instructions each. Some of the requests run in them, put into
+steps at random: beside others, in chunks of any size, token by token; some begin with what another
+has computed, at a block's border or within it, some are handed over, and some move on in the
+middle, as after a failover. Every token's logits must have the bits that they have when its prompt
+is computed alone, in one chunk, on one thread, with all that the processor can do. ``--kernels
+off`` shows how torch does, which promises nothing.
 
 ``--cost`` then measures what it takes: our products, which are the same in any batch, beside
 torch's (oneDNN), which are not, in CPU seconds on the same weights. Prints tables, and JSON as the
@@ -32,6 +33,7 @@ from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
 from baton.engine.attention.base import make_batch
 from baton.engine.native.matrix import PackedMatrix, Team
+from baton.engine.native.processor import INSTRUCTIONS, limited_to
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
 from benchmarks.machine import describe
@@ -100,8 +102,10 @@ class Placement:
     def _worker(self, path: Path, dtype: torch.dtype, kernels: str) -> Worker:
         threads = int(self.chance.integers(1, 4))
         torch.set_num_threads(threads)
+        processor = str(self.chance.choice(list(INSTRUCTIONS)))
         size = {"num_blocks": POOL_TOKENS // self.block_tokens, "block_tokens": self.block_tokens}
-        return Worker(load(path, dtype, kernels, **size), threads, self.chance)
+        with limited_to(processor):
+            return Worker(load(path, dtype, kernels, **size), threads, self.chance)
 
     def add(self, tokens: list[int], wanted: torch.Tensor) -> Stream:
         worker = self.workers[int(self.chance.integers(len(self.workers)))]

@@ -49,14 +49,12 @@ def _torch() -> str:
 def _kernels() -> str:
     from baton.engine.native.choice import unavailable
     from baton.engine.native.library import CODINGS
+    from baton.engine.native.processor import instructions
 
-    reasons = {dtype: unavailable(dtype) for dtype in ("float32", "bfloat16")}
-    works = [dtype for dtype, reason in reasons.items() if reason is None]
-    missing = "; ".join(f"{dtype} with torch: {r}" for dtype, r in reasons.items() if r)
-    if not works:
-        raise Unavailable(f"{reasons['float32']}; torch computes instead")
+    if reason := unavailable():
+        raise Unavailable(f"{reason}; torch computes instead")
     formats = ", ".join(name for name in CODINGS if name != "none")
-    return f"{', '.join(works)}; weights in {formats}" + (f"; {missing}" if missing else "")
+    return f"{instructions()}: float32, bfloat16; weights in {formats}"
 
 
 def _version(package: str) -> str:

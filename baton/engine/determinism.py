@@ -48,7 +48,7 @@ def promising(choice: Choice, device: torch.device) -> Choice:
     if not choice.native:
         raise Invalid(
             f"deterministic is on, and would be computed by {choice.told}; its sums depend on what "
-            "else is in a batch. It needs our own kernels: a CPU with AVX-512 and a C++ compiler, "
+            "else is in a batch. It needs our own kernels: a CPU with AVX2 and a C++ compiler, "
             "device=cpu, dtype float32 or bfloat16, and cpu_kernels=auto (`baton doctor` says what "
             "this machine lacks)",
             param="deterministic",

@@ -1,13 +1,25 @@
 """What tests of the kernels share."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from baton.engine.native.choice import unavailable
+from baton.engine.native.processor import limited_to, possible
 from tools.determinism import all_logits, load, row_of
 
-__all__ = ["FORMATS", "all_logits", "load", "needs_kernels", "row_of"]
+__all__ = ["FORMATS", "HERE", "all_logits", "each_processor", "load", "needs_kernels", "row_of"]
 
-MISSING = unavailable("float32") or unavailable("bfloat16")
+MISSING = unavailable()
 needs_kernels = pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
 FORMATS = [torch.float32, torch.bfloat16]
+HERE = possible()
+"""Instructions that this machine has, the best first."""
+
+
+@pytest.fixture(params=HERE)
+def each_processor(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What is built within the test computes as on a processor with these instructions."""
+    with limited_to(request.param):
+        yield request.param

@@ -36,14 +36,14 @@ def config(model: Path) -> ModelConfig:
 @pytest.fixture
 def forgetful() -> Iterator[None]:
     """What a test finds out about a machine that is not there is forgotten after it."""
-    unavailable.cache_clear()
+    choice._not_loaded.cache_clear()
     yield
-    unavailable.cache_clear()
+    choice._not_loaded.cache_clear()
 
 
 @pytest.fixture
-def old_processor(monkeypatch: pytest.MonkeyPatch, forgetful: None) -> None:
-    monkeypatch.setattr(processor, "features", lambda: frozenset({"avx2", "fma"}))
+def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "features", lambda: frozenset({"avx2", "sse4_2"}))
 
 
 @needs_kernels
@@ -66,14 +66,41 @@ def test_an_old_processor_computes_with_torch(model: Path, old_processor: None) 
     """The engine runs, and says what it lacks; only who demanded kernels is refused."""
     runner = ModelRunner.load(model, device="cpu", num_blocks=8)
     assert isinstance(runner._model, Model)
-    told = "the processor lacks avx512f, avx512bw, avx512dq, avx512vl"
+    told = "the processor lacks fma, f16c"
     assert runner.choice.told == f"torch: {told}" and runner.choice.is_fallback
     with pytest.raises(Invalid, match=f"cpu_kernels is on, but {told}"):
         ModelRunner.load(model, device="cpu", num_blocks=8, cpu_kernels="on")
 
 
-def test_bf16_needs_more_than_fp32() -> None:
-    assert set(processor.NEEDED["bfloat16"]) - set(processor.NEEDED["float32"]) == {"avx512_bf16"}
+@pytest.mark.parametrize(
+    ("added", "best"),
+    [
+        ((), None),
+        (("avx2", "fma"), None),
+        (("f16c",), "avx2"),
+        (("avx512f", "avx512bw", "avx512dq"), "avx2"),
+        (("avx512vl",), "avx512"),
+        (("avx512_bf16",), "avx512_bf16"),
+    ],
+    ids=str,
+)
+def test_the_best_that_a_processor_has(
+    added: tuple[str, ...], best: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of these processors can do what is added, and all before it."""
+    sets = ["avx2 fma", "f16c", "avx512f avx512bw avx512dq", "avx512vl", "avx512_bf16"]
+    upto = sets[: sets.index(" ".join(added)) + 1] if added else []
+    monkeypatch.setattr(processor, "features", lambda: frozenset(" ".join(upto).split()))
+    assert processor.instructions() == best
+
+
+def test_a_processor_that_is_to_do_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    can = frozenset(processor.INSTRUCTIONS["avx512_bf16"])
+    monkeypatch.setattr(processor, "features", lambda: can)
+    for most in processor.INSTRUCTIONS:
+        with processor.limited_to(most):
+            assert processor.instructions() == most
+    assert processor.instructions() == "avx512_bf16"
 
 
 def test_features_are_read_from_linux(tmp_path: Path) -> None:
@@ -108,16 +135,16 @@ def test_no_compiler_is_said(
 ) -> None:
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
     monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
-    monkeypatch.setattr(choice.library, "load", build.library)
-    monkeypatch.setattr(processor, "features", lambda: frozenset(processor.NEEDED["bfloat16"]))
-    assert unavailable("float32") == "no C++ compiler: none of no-such-compiler is installed"
+    monkeypatch.setattr(choice.library, "load_for", build.library)
+    monkeypatch.setattr(processor, "features", lambda: frozenset(processor.INSTRUCTIONS["avx2"]))
+    assert unavailable() == "no C++ compiler: none of no-such-compiler is installed"
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
     monkeypatch.setattr(build, "compiler", lambda: str(_script(tmp_path, "error: it is Monday", 1)))
     with pytest.raises(Unavailable, match=r"could not be compiled by .*: error: it is Monday"):
-        build.library()
+        build.library("avx2")
     assert not list((tmp_path / "built").glob("*.so"))
 
 
@@ -128,14 +155,14 @@ def test_compiled_once_by_however_many(tmp_path: Path) -> None:
         "import sys; from pathlib import Path; from baton.engine.native import build;"
         f"build.compiler = lambda: {str(compiler)!r};"
         f"build.folders = lambda: [Path({str(tmp_path / 'built')!r})];"
-        "print(build.library())"
+        "print(build.library('avx2'))"
     )
     asking = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
     told = {process.communicate(timeout=60)[0].strip() for process in asking}
-    assert told == {str(tmp_path / "built" / f"kernels-{build.digest()}.so")}
+    assert told == {str(tmp_path / "built" / f"kernels-avx2-{build.digest('avx2')}.so")}
     assert (tmp_path / "runs").read_text() == "once\n"
     assert {path.suffix for path in (tmp_path / "built").iterdir()} == {".so", ".lock"}
 
@@ -146,10 +173,10 @@ def test_a_folder_that_others_write_to_is_not_trusted(
     """Whoever could put a library there could make us run it."""
     (tmp_path / "built").mkdir()
     (tmp_path / "built").chmod(0o777)
-    (tmp_path / "built" / f"kernels-{build.digest()}.so").write_text("theirs")
+    (tmp_path / "built" / f"kernels-avx2-{build.digest('avx2')}.so").write_text("theirs")
     monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
     with pytest.raises(Unavailable, match="can be written to by us alone"):
-        build.library()
+        build.library("avx2")
 
 
 def test_a_library_that_we_may_not_read_is_none(
@@ -162,19 +189,37 @@ def test_a_library_that_we_may_not_read_is_none(
     monkeypatch.setattr(
         build.os, "access", lambda path, mode: "closed" not in str(path) and access(path, mode)
     )
-    assert build.library().parent == tmp_path / "open"
+    assert build.library("avx2").parent == tmp_path / "open"
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o755
 
 
 def test_what_changes_makes_another_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = build.digest()
+    before = [build.digest(name) for name in processor.INSTRUCTIONS]
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
-    flagged = build.digest()
+    flagged = build.digest("avx2")
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     (tmp_path / "library.cpp").write_text("int x;")
-    assert len({before, flagged, build.digest()}) == 3
+    assert len({*before, flagged, build.digest("avx2")}) == 5
+
+
+@pytest.mark.parametrize("given", [[], ["--all"]], ids=str)
+def test_built_ahead_of_time(
+    given: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """For this processor, or for all of them; where it can do nothing, that is said elsewhere."""
+    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
+    monkeypatch.setattr(build, "compiler", lambda: str(_script(tmp_path, "", 0)))
+    monkeypatch.setattr(processor, "features", lambda: frozenset(processor.INSTRUCTIONS["avx512"]))
+    assert build.main(given) == 0
+    names = list(processor.INSTRUCTIONS) if given else ["avx512"]
+    built = {path.name.split("-")[1] for path in (tmp_path / "built").glob("*.so")}
+    assert built == set(names)
+    assert capsys.readouterr().out.count("cpu kernels: /") == len(names)
 
 
 def test_the_setting() -> None:

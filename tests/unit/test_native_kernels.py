@@ -13,9 +13,11 @@ from baton.engine.native.decoder import Core, NativeAttention, _attention_shape
 from baton.engine.native.library import call, load
 from baton.engine.native.matrix import PackedMatrix, Team
 from baton.engine.shards import Stack
-from tests.unit.native_house import FORMATS, needs_kernels
+from tests.unit.native_house import FORMATS, each_processor, needs_kernels
 
-pytestmark = needs_kernels
+__all__ = ["each_processor"]
+
+pytestmark = [needs_kernels, pytest.mark.usefixtures("each_processor")]
 
 SEED = 20261121
 SHAPES = [(1, 2), (63, 30), (64, 16), (65, 18), (129, 256), (200, 700)]

@@ -8,9 +8,22 @@ import pytest
 import torch
 
 from baton.engine.native.decoder import NativeModel
+from baton.engine.native.processor import limited_to
+from baton.engine.quantization import FORMATS as QUANTIZATIONS
+from baton.engine.runner import ModelRunner
 from tests.model_zoo import ZOO, make_model
-from tests.unit.native_house import FORMATS, all_logits, load, needs_kernels, row_of
+from tests.unit.native_house import (
+    FORMATS,
+    HERE,
+    all_logits,
+    each_processor,
+    load,
+    needs_kernels,
+    row_of,
+)
 from tools.determinism import Placement, requests_alone
+
+__all__ = ["each_processor"]
 
 pytestmark = needs_kernels
 
@@ -25,6 +38,7 @@ by one, which takes longer."""
 
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", ZOO)
+@pytest.mark.usefixtures("each_processor")
 def test_near_torch(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Prompts, then chunks and decodes after them, so that what one step writes the next reads."""
     if name == "qwen3-moe" and dtype is torch.bfloat16:
@@ -45,11 +59,34 @@ def test_near_torch(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
         starts = [start + count for start, count in zip(starts, counts, strict=True)]
 
 
+@pytest.mark.skipif(len(HERE) < 2, reason="there is no other processor in this one")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3-odd"])
+def test_bits_do_not_depend_on_the_processor(
+    name: str, quantization: str, dtype: str, tmp_path: Path
+) -> None:
+    """Few rows and many, of heads and depths that fill no vector."""
+    make_model(tmp_path, name, seed=SEED)
+    prompt = np.random.default_rng(SEED).integers(500, size=150).tolist()
+    told = []
+    for processor in HERE:
+        with limited_to(processor):
+            runner = ModelRunner.load(
+                tmp_path, device="cpu", dtype=dtype, num_blocks=64, quantization=quantization
+            )
+            rows = [row_of(prompt, 0, range(20)), row_of(prompt[:1], 0, [20])]
+            read = all_logits(runner, rows)
+            told.append(torch.cat([*read, *all_logits(runner, [row_of([7], 150, range(20))])]))
+    assert all(torch.equal(told[0], each) for each in told[1:])
+
+
 @pytest.mark.parametrize("dtype", FORMATS, ids=str)
 @pytest.mark.parametrize("name", PLACEMENTS)
 def test_bits_do_not_depend_on_the_step(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Every token's logits equal those of its prompt alone, in one chunk, on one thread: in any
-    batch, chunking, block size, with a reused prefix, handed over, and on several threads."""
+    batch, chunking, block size, with a reused prefix, handed over, on several threads, and by
+    whatever instructions this machine has."""
     print(f"seed {SEED}")
     make_model(tmp_path, name, seed=SEED)
     chance = np.random.default_rng(SEED)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from baton.engine.native.choice import choose
+from baton.engine.native.processor import instructions
 from baton.engine.quantization import encode
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
@@ -150,7 +151,7 @@ def test_kernels_and_torch_share_what_they_compute(tmp_path: Path) -> None:
 def test_what_computes_is_said(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3")
     on, off = (load(tmp_path, "int8", kernels).choice.told for kernels in ("on", "off"))
-    assert on == "our own kernels, in float32, weights in int8"
+    assert on == f"our own kernels ({instructions()}), in float32, weights in int8"
     assert off == "torch; int8 is decoded for each product"
 
 

@@ -90,7 +90,7 @@ def _rate(probe: _Probe, rounds: int) -> Spent:
 def _probes(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[_Probe, _Probe, str]:
     if device.type == "cuda":
         return *_on_gpu(device, dtype), f"a product of {GPU_MATRIX} rows and columns; a copy"
-    if dtype in KINDS and unavailable(str(dtype).removeprefix("torch.")) is None:
+    if dtype in KINDS and unavailable() is None:
         told = "products in registers; reads of memory in order"
         return *_on_kernels(dtype, threads), told
     return *_on_torch(dtype), f"torch: a product of {CPU_MATRIX} rows and columns; a sum"

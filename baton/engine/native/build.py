@@ -1,13 +1,15 @@
-"""Compiles the kernels, once per version of their source.
+"""Compiles the kernels, once per version of their source and per set of instructions.
 
-    python -m baton.engine.native.build
+    python -m baton.engine.native.build [--all]
 
-does so ahead of time, as ``make setup`` and an image's build do; else whoever needs them first
-does. The library lies beside its source, or in the user's cache where that can't be written to.
-Its name is a digest of source and flags, so that what is found there is what is wanted, whatever
-compiler made it, and a machine without one can run what another has compiled.
+does so ahead of time, for this machine's processor, as ``make setup`` does, or for all that may
+come, as an image's build does; else whoever needs them first does. A library lies beside its
+source, or in the user's cache where that can't be written to. Its name is a digest of source and
+flags, so that what is found there is what is wanted, whatever compiler made it, and a machine
+without one can run what another has compiled.
 """
 
+import argparse
 import fcntl
 import hashlib
 import os
@@ -17,10 +19,11 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from baton.engine.native.processor import INSTRUCTIONS, instructions
 from baton.errors import Unavailable
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -39,26 +42,20 @@ FLAGS = (
     # GCC 12 takes the undefined halves of its own intrinsics for mistakes of ours.
     "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
-    "-mavx2",
-    "-mfma",
-    "-mavx512f",
-    "-mavx512bw",
-    "-mavx512dq",
-    "-mavx512vl",
-    "-mavx512bf16",
     "-mprefer-vector-width=512",
 )
 COMPILE_SECONDS = 300.0
 """It takes about 5 s; more means that the machine is swamped, not that it will never end."""
 
 
-def library() -> Path:
-    """The compiled library. Raises Unavailable that says why there is none, and what would help."""
-    name = f"kernels-{digest()}.so"
+def library(wanted: str) -> Path:
+    """The library compiled for a name in ``INSTRUCTIONS``. Raises Unavailable that says why there
+    is none, and what would help."""
+    name = f"kernels-{wanted}-{digest(wanted)}.so"
     for folder in folders():
         if os.access(folder / name, os.R_OK) and _is_ours(folder):
             return folder / name
-    return _compile(_writable(folders()) / name)
+    return _compile(wanted, _writable(folders()) / name)
 
 
 def folders() -> list[Path]:
@@ -66,9 +63,14 @@ def folders() -> list[Path]:
     return [SOURCES.parent / "built", Path.home() / ".cache" / "baton" / "native"]
 
 
-def digest() -> str:
+def flags(wanted: str) -> list[str]:
+    """A feature's is called as Linux calls it, but for what stands between its parts."""
+    return [*FLAGS, *[f"-m{feature.replace('_', '')}" for feature in INSTRUCTIONS[wanted]]]
+
+
+def digest(wanted: str) -> str:
     """Of all that the library is made of."""
-    told = hashlib.sha256(" ".join(FLAGS).encode())
+    told = hashlib.sha256(" ".join(flags(wanted)).encode())
     for source in sorted(SOURCES.iterdir()):
         told.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
     return told.hexdigest()[:16]
@@ -84,14 +86,14 @@ def compiler() -> str:
     raise Unavailable(f"no C++ compiler: none of {', '.join(COMPILERS)} is installed")
 
 
-def _compile(target: Path) -> Path:
+def _compile(wanted: str, target: Path) -> Path:
     """Of several processes that want the same library one compiles, and the others wait."""
     with _lock(target.with_suffix(".lock")):
         if target.is_file():
             return target
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            _run([compiler(), *FLAGS, str(SOURCES / "library.cpp"), "-o", str(made)])
+            _run([compiler(), *flags(wanted), str(SOURCES / "library.cpp"), "-o", str(made)])
             made.replace(target)
     return target
 
@@ -135,15 +137,20 @@ def _lock(path: Path) -> Iterator[None]:
         yield
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Says what was done. Without kernels everything works, so that nothing is a failure; and
     where they are built need not be where they run."""
+    parser = argparse.ArgumentParser(description="compiles the kernels ahead of time")
+    parser.add_argument("--all", action="store_true", help="for all processors, not for this one")
+    best = instructions()
+    wanted = list(INSTRUCTIONS) if parser.parse_args(arguments).all else [best] if best else []
     try:
-        print(f"cpu kernels: {library()}")
+        for name in wanted:
+            print(f"cpu kernels: {library(name)}")
     except Unavailable as error:
         print(f"cpu kernels: {error}; torch computes instead")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

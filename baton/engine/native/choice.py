@@ -8,7 +8,7 @@ import torch
 from baton.checkpoint import ModelConfig
 from baton.engine.native import library
 from baton.engine.native.matrix import fits
-from baton.engine.native.processor import NEEDED, lacking
+from baton.engine.native.processor import instructions, lacking
 from baton.errors import Invalid, Unavailable
 
 MODES = ("auto", "on", "off")
@@ -48,7 +48,7 @@ def choose(
     reason = why_not(config, device, dtype, quantization, kv_dtype)
     if reason is None:
         kept = "" if quantization == "none" else f", weights in {quantization}"
-        return Choice(True, f"our own kernels, in {_name(dtype)}{kept}")
+        return Choice(True, f"our own kernels ({instructions()}), in {_name(dtype)}{kept}")
     if mode == "on":
         raise Invalid(f"cpu_kernels is on, but {reason}", param="cpu_kernels")
     return Choice(False, f"torch: {reason}{_decoded(quantization)}", is_fallback=True)
@@ -73,17 +73,19 @@ def why_not(
     if config.head_dim % 2 or not all(fits(dtype, size, quantization) for size in _depths(config)):
         wanted = _name(dtype) if quantization == "none" else quantization
         return f"the model has odd sizes, and {wanted} is multiplied in pairs"
-    return unavailable(_name(dtype))
+    return unavailable()
+
+
+def unavailable() -> str | None:
+    """What this machine lacks for the kernels; None: nothing. Compiles if need be."""
+    best = instructions()
+    return f"the processor lacks {', '.join(lacking())}" if best is None else _not_loaded(best)
 
 
 @functools.cache
-def unavailable(dtype: str) -> str | None:
-    """What this machine lacks to compute in a format; None: nothing. Compiles if need be."""
-    assert dtype in NEEDED
-    if missing := lacking(dtype):
-        return f"the processor lacks {', '.join(missing)}"
+def _not_loaded(wanted: str) -> str | None:
     try:
-        library.load()
+        library.load_for(wanted)
     except (Unavailable, OSError) as error:
         return str(error)
     return None

@@ -18,7 +18,6 @@ from baton.engine.native.library import (
     Rows,
     Shape,
     call,
-    load,
 )
 from baton.engine.native.matrix import PackedMatrix, Team
 from baton.engine.quantization import of_head
@@ -130,7 +129,7 @@ class Core:
         self._shape, self._team, self._dtype = shape, team, pool.dtype
         self._quantization = quantization
         self._kept: list[object] = [pool, rotary]
-        self._library = library = load()
+        self._library = library = team.library
         addresses = [table.data_ptr() for table in rotary] if rotary else [None, None]
         self._handle = library.baton_decoder(
             team.handle, KINDS[pool.dtype], byref(shape), pool.data_ptr(), *addresses

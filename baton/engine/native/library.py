@@ -11,6 +11,7 @@ from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_in
 import torch
 
 from baton.engine.native import build
+from baton.engine.native.processor import instructions
 
 KINDS = {torch.float32: 0, torch.bfloat16: 1}
 """The formats that the kernels compute in, and their numbers there."""
@@ -99,10 +100,17 @@ _FUNCTIONS = {
 }
 
 
-@functools.cache
 def load() -> ctypes.CDLL:
+    """For this machine's processor."""
+    wanted = instructions()
+    assert wanted is not None, "whether there are kernels is asked before"
+    return load_for(wanted)
+
+
+@functools.cache
+def load_for(wanted: str) -> ctypes.CDLL:
     """Compiled first if need be. Raises Unavailable that says why it can't be."""
-    library = ctypes.CDLL(str(build.library()))
+    library = ctypes.CDLL(str(build.library(wanted)))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, f"baton_{name}")
         function.restype, function.argtypes = result, arguments

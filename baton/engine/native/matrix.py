@@ -16,15 +16,16 @@ HUGE_BYTES = 2 * 2**20
 
 
 class Team:
-    """``size`` threads, the caller's among them; one caller at a time, others wait."""
+    """``size`` threads, the caller's among them; one caller at a time, others wait. ``library`` is
+    what they run, and all that is computed with them."""
 
     def __init__(self, size: int) -> None:
         assert size >= 1, f"a team of {size}"
         self.size = size
-        library = load()
-        self.handle = library.baton_team(size)
+        self.library = load()
+        self.handle = self.library.baton_team(size)
         assert self.handle, "threads could not be started"
-        end = weakref.finalize(self, library.baton_team_free, self.handle)
+        end = weakref.finalize(self, self.library.baton_team_free, self.handle)
         end.atexit = False  # the engine's thread may be inside; the process takes them along
 
 
@@ -55,7 +56,8 @@ class PackedMatrix:
         self._dtype, self._kind, self._coding = dtype, KINDS[dtype], CODINGS[quantization]
         assert not (gated and rows % 2), f"{rows} rows are no pair"
         assert fits(dtype, self.ins, quantization), f"{self.ins} inputs"
-        size = load().baton_packed_bytes(self._kind, self._coding, self.outs, self.ins, gated)
+        sizes = (self.outs, self.ins, gated)
+        size = team.library.baton_packed_bytes(self._kind, self._coding, *sizes)
         self.tensor = _memory(size)
         self._pack(source)
 
@@ -63,7 +65,7 @@ class PackedMatrix:
         parts = [part.contiguous() for part in source.parts]
         addresses = (c_void_p * len(parts))(*[part.data_ptr() for part in parts])
         counts = (c_int64 * len(parts))(*[part.numel() // self.ins for part in parts])
-        wrong = load().baton_pack(
+        wrong = self._team.library.baton_pack(
             self._team.handle, self._kind, addresses, counts, SOURCE_KINDS[source.dtype],
             self._coding, self.outs, self.ins, self.gated, self.address,
         )  # fmt: skip
@@ -85,7 +87,8 @@ class PackedMatrix:
         x = x.contiguous()
         result = x.new_empty((x.shape[0], self.outs))
         call(
-            load().baton_multiply, self._team.handle, self._kind, x.data_ptr(), x.shape[0],
+            self._team.library.baton_multiply,
+            self._team.handle, self._kind, x.data_ptr(), x.shape[0],
             self.address, self._coding, self.outs, self.ins, self.gated, result.data_ptr(),
         )  # fmt: skip
         return result

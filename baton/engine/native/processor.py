@@ -2,15 +2,19 @@
 
 import functools
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-NEEDED = {
-    "float32": ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
-    "bfloat16": ("avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"),
-}
-"""By the format that is computed in."""
+_AVX2 = ("avx2", "fma", "f16c")
+_AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+INSTRUCTIONS = {"avx512_bf16": (*_AVX512, "avx512_bf16"), "avx512": _AVX512, "avx2": _AVX2}
+"""What the kernels are compiled for, the best first, and the features that each needs."""
 
 CPUINFO = Path("/proc/cpuinfo")
+
+_most = next(iter(INSTRUCTIONS))
 
 
 @functools.cache
@@ -34,6 +38,31 @@ def model_name(cpuinfo: Path = CPUINFO) -> str:
     return next(told, platform.machine())
 
 
-def lacking(dtype: str) -> list[str]:
-    """Features that the kernels need for a format in ``NEEDED``, and the processor has not."""
-    return [name for name in NEEDED[dtype] if name not in features()]
+def possible() -> list[str]:
+    """Those of ``INSTRUCTIONS`` that this processor has, the best first."""
+    names = list(INSTRUCTIONS)
+    allowed = names[names.index(_most) :]
+    return [name for name in allowed if features().issuperset(INSTRUCTIONS[name])]
+
+
+def instructions() -> str | None:
+    """The best that this processor has; None: it has too little for any."""
+    return next(iter(possible()), None)
+
+
+def lacking() -> list[str]:
+    """Features that the kernels need at least, and the processor has not."""
+    return [name for name in _AVX2 if name not in features()]
+
+
+@contextmanager
+def limited_to(most: str) -> Iterator[None]:
+    """What is built within the block computes as on a processor that has no more: to test, and to
+    compare. Not for several threads at once."""
+    global _most
+    assert most in INSTRUCTIONS, most
+    before, _most = _most, most
+    try:
+        yield
+    finally:
+        _most = before

@@ -82,30 +82,38 @@ class Attention {
         total_(rows()) {}
 
   // `qkv` [num_tokens][(heads + 2 kv_heads) * head_dim] has the queries; `to` [num_tokens][heads *
-  // head_dim].
-  void attend(const Batch& batch, const QueryTile& tile, const Pages<T>& pages, const T* qkv,
-              T* to) {
+  // head_dim]. `next`: the tile whose keys are to be fetched at this one's end, or null.
+  void attend(const Batch& batch, const QueryTile& tile, const QueryTile* next,
+              const Pages<T>& pages, const T* qkv, T* to) {
     const long first = batch.offsets[tile.row] + tile.first;
     const long start = batch.starts[tile.row] + tile.first;
     begin(tile, qkv + first * (heads_ + 2 * kv_heads_) * dim_);
     const int64_t* table = batch.table(tile.row);
     locate(table, 0, tile.end, tile.head, pages, places_);
     for (long key = 0; key < tile.end; key += kColumns) {
-      locate(table, key + kColumns, tile.end, tile.head, pages, coming_);
+      if (key + kColumns < tile.end || !next)
+        locate(table, key + kColumns, tile.end, tile.head, pages, ahead_);
+      else
+        locate(batch.table(next->row), 0, next->end, next->head, pages, ahead_);
       // Tokens before this one see none of these keys.
       const long from = std::max(0L, key - start);
       for (long head = 0; head < tile.num_heads; ++head) {
-        read(head * dim_, pages.block_tokens * kv_heads_ * dim_);
-        add_tile((head * tile.count + from) * group_, (tile.count - from) * group_,
-                 start + from + 1 - key);
+        line_up(head, tile.num_heads);
+        add((head * tile.count + from) * group_, (tile.count - from) * group_,
+            {head * dim_, pages.block_tokens * kv_heads_ * dim_}, start + from + 1 - key);
       }
-      std::copy_n(coming_, kColumns, places_);
+      if (key + kColumns < tile.end) std::copy_n(ahead_, kColumns, places_);
     }
     finish(tile, to + first * heads_ * dim_);
   }
 
  private:
   static constexpr long kPerUnit = Format<T>::kPerUnit;
+
+  // Where a head lies beside the first of its tile, and its values behind its keys.
+  struct Spot {
+    long along, part;
+  };
 
   // Of a tile's queries: [num_heads][count][group].
   long rows() const { return std::max(kQueryRows, group_); }
@@ -135,46 +143,32 @@ class Attention {
     }
   }
 
-  // Stands up the keys that lie `along` from those located, and lays down the values behind them;
-  // the next ones are fetched meanwhile.
-  void read(long along, long part) {
-    const T *keys[kColumns], *values[kColumns], *coming[kColumns];
+  // What is to be fetched while one of the heads is at work: as much as it has, but in the order of
+  // memory, with all heads of a key.
+  void line_up(long head, long num_heads) {
+    long key = head * kColumns / num_heads, other = head * kColumns % num_heads;
     for (long i = 0; i < kColumns; ++i) {
-      keys[i] = places_[i] ? places_[i] + along : nullptr;
-      values[i] = keys[i] ? keys[i] + part : nullptr;
-      coming[i] = coming_[i] ? coming_[i] + along : nullptr;
-    }
-    stand_up(reinterpret_cast<const Unit* const*>(keys), depth_, keys_,
-             reinterpret_cast<const Unit* const*>(coming));
-    for (long i = 0; i < kColumns; i += kPerUnit)
-      for (long at = 0; at < dim_; at += kLanes * kPerUnit) {
-        lay_down(values + i, at, values_ + i / kPerUnit * width_ + at);
-        for (long next = i; next < i + kPerUnit; ++next)
-          if (coming[next]) _mm_prefetch(coming[next] + part + at, _MM_HINT_T1);
+      coming_[i] = ahead_[key] ? ahead_[key] + other * dim_ : nullptr;
+      if (++other == num_heads) {
+        other = 0;
+        ++key;
       }
-  }
-
-  // A unit of values_ [64 / kPerUnit][width] has neighbouring tokens. In BF16 sixteen pairs lie as
-  // two vectors fall apart when they are unpacked; finish() puts the sums in order.
-  void lay_down(const T* const* rows, long at, Unit* to) {
-    if constexpr (kPerUnit == 1) {
-      const Lanes inside = lanes(dim_ - at);
-      _mm512_storeu_si512(to, rows[0] ? _mm512_maskz_loadu_epi32(inside, rows[0] + at)
-                                      : _mm512_setzero_si512());
-    } else {
-      const auto inside = static_cast<__mmask32>(lanes(dim_ - at) |
-                                                 uint32_t(lanes(dim_ - at - kLanes)) << kLanes);
-      const auto load = [&](const T* row) {
-        return row ? _mm512_maskz_loadu_epi16(inside, row + at) : _mm512_setzero_si512();
-      };
-      const __m512i first = load(rows[0]), second = load(rows[1]);
-      _mm512_storeu_si512(to, _mm512_unpacklo_epi16(first, second));
-      _mm512_storeu_si512(to + kLanes, _mm512_unpackhi_epi16(first, second));
     }
   }
 
   // `count` rows against the tile at hand; the first of their tokens sees `visible` of its keys.
-  void add_tile(long first, long count, long visible) {
+  void add(long first, long count, Spot spot, long visible) {
+    switch (count) {
+      case 1: return add_few<1>(first, spot, visible);
+      case 2: return add_few<2>(first, spot, visible);
+      case 3: return add_few<3>(first, spot, visible);
+      case 4: return add_few<4>(first, spot, visible);
+      default: return add_many(first, count, spot, visible);
+    }
+  }
+
+  void add_many(long first, long count, Spot spot, long visible) {
+    read(spot);
     multiply<T>(count, reinterpret_cast<const Unit*>(queries_ + first * dim_), depth_, keys_,
                 kColumns, depth_, scores_ + first * kColumns, kColumns, true);
     for (long row = 0; row < count; ++row) weigh(first + row, visible + row / group_);
@@ -184,36 +178,148 @@ class Attention {
                   sums_ + first * width_ + column, width_, false);
   }
 
+  // Stands up the keys at hand, and lays down their values; what is lined up is fetched meanwhile.
+  void read(Spot spot) {
+    const T *keys[kColumns], *values[kColumns];
+    for (long i = 0; i < kColumns; ++i) {
+      keys[i] = places_[i] ? places_[i] + spot.along : nullptr;
+      values[i] = keys[i] ? keys[i] + spot.part : nullptr;
+    }
+    stand_up(reinterpret_cast<const Unit* const*>(keys), depth_, keys_,
+             reinterpret_cast<const Unit* const*>(coming_));
+    for (long i = 0; i < kColumns; i += kPerUnit)
+      for (long at = 0; at < dim_; at += kLanes * kPerUnit) {
+        lay_down(values + i, at, values_ + i / kPerUnit * width_ + at);
+        for (long next = i; next < i + kPerUnit; ++next)
+          if (coming_[next]) _mm_prefetch(coming_[next] + spot.part + at, _MM_HINT_T1);
+      }
+  }
+
+  // A unit of values_ [64 / kPerUnit][width] has neighbouring tokens. In BF16 sixteen pairs lie as
+  // two vectors fall apart when they are unpacked; finish() puts the sums in order.
+  void lay_down(const T* const* rows, long at, Unit* to) {
+    if constexpr (kPerUnit == 1) {
+      const Lanes inside = lanes(dim_ - at);
+      store_words(to, rows[0] ? as_words(load(rows[0] + at, inside)) : no_words());
+    } else {
+      const auto halves = [&](const T* row) {
+        return row ? load_halves(&row[at].bits, dim_ - at) : no_words();
+      };
+      const Words first = halves(rows[0]), second = halves(rows[1]);
+      store_words(to, first_in_turns(first, second));
+      store_words(to + kLanes, others_in_turns(first, second));
+    }
+  }
+
+  // As add_many(), bit by bit, for R rows, whose sums stay in registers if there are enough: keys and
+  // values pass through registers, too, and are written down nowhere.
+  template <long R>
+  void add_few(long first, Spot spot, long visible) {
+    if (vectors_at_once(R) * kLanes < kColumns) return add_many(first, R, spot, visible);
+    for (long i = 0; i < kColumns; i += kLanes) score_few<R>(first, spot, i);
+    for (long row = 0; row < R; ++row) weigh(first + row, visible + row / group_);
+    for (long column = 0; column < width_; column += kColumns) sum_few<R>(first, spot, column);
+  }
+
+  // Of keys [key, key + 16).
+  template <long R>
+  void score_few(long first, Spot spot, long key) {
+    const Unit* queries = reinterpret_cast<const Unit*>(queries_ + first * dim_);
+    Vec sum[R];
+    for (Vec& one : sum) one = zeros();
+    for (long step = 0; step < depth_; step += kLanes) {
+      const Lanes inside = lanes(depth_ - step);
+      Words block[kLanes];
+#pragma GCC unroll 16
+      for (long k = 0; k < kLanes; ++k) {
+        const T *own = places_[key + k], *coming = coming_[key + k];
+        const long at = spot.along + step * kPerUnit;
+        block[k] = own ? load_words(reinterpret_cast<const Unit*>(own + at), inside) : no_words();
+        if (coming) _mm_prefetch(coming + step * kPerUnit, _MM_HINT_T1);
+      }
+      transpose(block);
+#pragma GCC unroll 16
+      for (long s = 0; s < kLanes; ++s) {
+        if (s >= depth_ - step) break;
+#pragma GCC unroll 4
+        for (long r = 0; r < R; ++r)
+          sum[r] = Format<T>::multiply_add(sum[r], every_word(queries[r * depth_ + step + s]),
+                                           block[s]);
+      }
+    }
+    for (long r = 0; r < R; ++r) store(scores_ + (first + r) * kColumns + key, sum[r]);
+  }
+
+  // Of elements [column, column + 64).
+  template <long R>
+  void sum_few(long first, Spot spot, long column) {
+    constexpr long kVectors = kColumns / kLanes;
+    float* sums = sums_ + first * width_ + column;
+    const Unit* weights = reinterpret_cast<const Unit*>(weights_ + first * kColumns);
+    Vec sum[R][kVectors];
+#pragma GCC unroll 4
+    for (long r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (long v = 0; v < kVectors; ++v) sum[r][v] = load(sums + r * width_ + v * kLanes);
+    for (long i = 0; i < kColumns; i += kPerUnit) {
+      const T* values[kPerUnit];
+      for (long k = 0; k < kPerUnit; ++k) {
+        const T *own = places_[i + k], *coming = coming_[i + k];
+        const long at = spot.part + column;
+        values[k] = own ? own + spot.part + spot.along : nullptr;
+        if (coming)
+          for (long next = 0; next < kColumns * static_cast<long>(sizeof(T)); next += 64)
+            _mm_prefetch(reinterpret_cast<const char*>(coming + at) + next, _MM_HINT_T1);
+      }
+      Unit laid[kColumns];
+#pragma GCC unroll 4
+      for (long v = 0; v < kVectors; v += kPerUnit)
+        lay_down(values, column + v * kLanes, laid + v * kLanes);
+#pragma GCC unroll 4
+      for (long v = 0; v < kVectors; ++v) {
+        const Words value = load_words(laid + v * kLanes);
+#pragma GCC unroll 4
+        for (long r = 0; r < R; ++r)
+          sum[r][v] = Format<T>::multiply_add(
+              sum[r][v], every_word(weights[r * (kColumns / kPerUnit) + i / kPerUnit]), value);
+      }
+    }
+#pragma GCC unroll 4
+    for (long r = 0; r < R; ++r)
+#pragma GCC unroll 4
+      for (long v = 0; v < kVectors; ++v) store(sums + r * width_ + v * kLanes, sum[r][v]);
+  }
+
   // A row's scores become weights; what it has summed shrinks where a score beats all before.
   void weigh(long row, long visible) {
-    const Vec scale = _mm512_set1_ps(scale_), none = _mm512_set1_ps(-INFINITY);
+    const Vec scale = every(scale_), none = every(-INFINITY);
     const float* scores = scores_ + row * kColumns;
     Vec scaled[kColumns / kLanes], highest = none;
     for (long v = 0; v < kColumns / kLanes; ++v) {
-      const Vec own = _mm512_loadu_ps(scores + v * kLanes);
-      scaled[v] = _mm512_mask_mul_ps(none, lanes(visible - v * kLanes), own, scale);
-      highest = _mm512_max_ps(highest, scaled[v]);
+      const Vec own = load(scores + v * kLanes) * scale;
+      scaled[v] = pick(lanes(visible - v * kLanes), own, none);
+      highest = greater(highest, scaled[v]);
     }
-    const float best = _mm512_reduce_max_ps(highest);
+    const float best = most_of(highest);
     if (best > best_[row]) shrink(row, best);
-    const Vec most = _mm512_set1_ps(best_[row]);
-    Vec total = _mm512_setzero_ps();
+    const Vec most = every(best_[row]);
+    Vec total = zeros();
     for (long v = 0; v < kColumns / kLanes; ++v) {
-      const Vec own = exponential(_mm512_sub_ps(scaled[v], most));
-      const Vec weight = _mm512_maskz_mov_ps(lanes(visible - v * kLanes), own);
-      Format<T>::store(weights_ + row * kColumns + v * kLanes, 0xffff, weight);
-      total = _mm512_add_ps(total, weight);
+      const Vec own = exponential(scaled[v] - most);
+      const Vec weight = pick(lanes(visible - v * kLanes), own, zeros());
+      Format<T>::store(weights_ + row * kColumns + v * kLanes, kAllLanes, weight);
+      total = total + weight;
     }
-    total_[row] += _mm512_reduce_add_ps(total);
+    total_[row] += sum_of(total);
   }
 
   void shrink(long row, float best) {
-    const Vec by = exponential(_mm512_set1_ps(best_[row] - best));
+    const Vec by = exponential(every(best_[row] - best));
     for (long i = 0; i < width_; i += kLanes) {
       float* place = sums_ + row * width_ + i;
-      _mm512_storeu_ps(place, _mm512_mul_ps(_mm512_loadu_ps(place), by));
+      store(place, load(place) * by);
     }
-    total_[row] *= _mm512_cvtss_f32(by);
+    total_[row] *= first_of(by);
     best_[row] = best;
   }
 
@@ -221,31 +327,25 @@ class Attention {
     for (long row = 0; row < tile.num_heads * tile.count * group_; ++row) {
       const long pair = row / group_, head = tile.head + pair / tile.count;
       T* place = to + (pair % tile.count * heads_ + head * group_ + row % group_) * dim_;
-      const Vec total = _mm512_set1_ps(total_[row]);
+      const Vec total = every(total_[row]);
       for (long i = 0; i < dim_; i += kLanes)
-        Format<T>::store(place + i, lanes(dim_ - i), _mm512_div_ps(sums_at(row, i), total));
+        Format<T>::store(place + i, lanes(dim_ - i), sums_at(row, i) / total);
     }
   }
 
   // Sixteen sums of a row in the order of a head's elements.
   Vec sums_at(long row, long i) const {
     const float* sums = sums_ + row * width_;
-    if constexpr (kPerUnit == 1) return _mm512_loadu_ps(sums + i);
+    if constexpr (kPerUnit == 1) return load(sums + i);
     const float* both = sums + i / (2 * kLanes) * (2 * kLanes);
-    const Vec low = _mm512_loadu_ps(both), high = _mm512_loadu_ps(both + kLanes);
-    return i % (2 * kLanes) == 0 ? interleave<0>(low, high) : interleave<2>(low, high);
-  }
-
-  // Lane groups q and q + 1 of both, in turns.
-  template <int q>
-  static Vec interleave(Vec low, Vec high) {
-    const Vec apart = _mm512_shuffle_f32x4(low, high, q | (q + 1) << 2 | q << 4 | (q + 1) << 6);
-    return _mm512_shuffle_f32x4(apart, apart, 0 | 2 << 2 | 1 << 4 | 3 << 6);
+    const Vec low = load(both), high = load(both + kLanes);
+    return i % (2 * kLanes) == 0 ? fours_in_turns<0>(low, high) : fours_in_turns<2>(low, high);
   }
 
   const long heads_, kv_heads_, dim_, width_, depth_, group_;
   const float scale_;
   const T* places_[kColumns];
+  const T* ahead_[kColumns];
   const T* coming_[kColumns];
   Aligned<T> queries_;
   Aligned<Unit> keys_, values_;

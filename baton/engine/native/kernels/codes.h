@@ -20,15 +20,6 @@ enum Coding : int64_t { kPlain = 0, kInt8 = 1, kInt4 = 2 };
 template <class T>
 constexpr long kUnitsOfLine = 2 / Format<T>::kPerUnit;
 
-// Units in BF16 of 16 outputs, from whole numbers that BF16 can hold.
-inline __m512i pair_up(Vec even, Vec odd) {
-  // Bytes 2 and 3 of the even ones go below those of the odd ones: the upper half of a number in
-  // FP32 is that number in BF16, where its lower half is zero.
-  const __m512i upper_half = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
-  return _mm512_mask_shuffle_epi8(_mm512_castps_si512(odd), 0x3333333333333333,
-                                  _mm512_castps_si512(even), upper_half);
-}
-
 // Codes from -127 to 127, and one scale per output: the row's largest weight by 127. Of each vector
 // of outputs a line has 16 bytes of the even ones, then of the odd ones.
 struct Int8 {
@@ -39,17 +30,16 @@ struct Int8 {
   static long group_of(long lines) { return std::max(lines, 1l); }
 
   static Vec scale(const uint8_t* scales, long v) {
-    return _mm512_loadu_ps(reinterpret_cast<const float*>(scales) + v * kLanes);
+    return load(reinterpret_cast<const float*>(scales) + v * kLanes);
   }
 
   static Vec numbers(const uint8_t* line, long v, long parity) {
-    const auto* bytes = reinterpret_cast<const __m128i*>(line) + 2 * v + parity;
-    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(bytes)));
+    return load_bytes(line + (2 * v + parity) * kLanes);
   }
 
   template <class T>
-  static __m512i column(const uint8_t* line, long v, long part) {
-    if (kUnitsOfLine<T> == 2) return _mm512_castps_si512(numbers(line, v, part));
+  static Words column(const uint8_t* line, long v, long part) {
+    if (kUnitsOfLine<T> == 2) return as_words(numbers(line, v, part));
     return pair_up(numbers(line, v, 0), numbers(line, v, 1));
   }
 
@@ -88,16 +78,12 @@ struct Int4 {
     return Format<Bf16>::load(reinterpret_cast<const Bf16*>(scales) + v * kLanes, lanes(kLanes));
   }
 
-  // Looked up by their bits; those above the lowest four (or five) are not looked at, and where
-  // there is a fifth, the table has everything twice.
   template <class T>
-  static __m512i column(const uint8_t* line, long v, long part) {
-    const __m512i words = _mm512_loadu_si512(line);
-    if (kUnitsOfLine<T> == 2) {
-      const __m512i index = _mm512_srli_epi32(words, static_cast<unsigned>(16 * part + 4 * v));
-      return _mm512_castps_si512(_mm512_permutexvar_ps(index, singles()));
-    }
-    return _mm512_permutexvar_epi16(_mm512_srli_epi16(words, static_cast<unsigned>(4 * v)), halves());
+  static Words column(const uint8_t* line, long v, long part) {
+    const Words words = load_words(line);
+    if (kUnitsOfLine<T> == 2)
+      return as_words(nibbles(words, static_cast<unsigned>(16 * part + 4 * v)));
+    return pairs_of_nibbles(words, static_cast<unsigned>(4 * v));
   }
 
   static int code(const uint8_t* line, long column, long parity) {
@@ -123,15 +109,6 @@ struct Int4 {
     return column % kLanes * 4 + parity * 2 + column / kLanes / 2;
   }
   static int shift(long column) { return static_cast<int>(column / kLanes % 2 * 4); }
-
-  static Vec singles() {
-    return _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-  }
-  static __m512i halves() {
-    const __m512i bits = _mm512_srli_epi32(_mm512_castps_si512(singles()), 16);
-    const __m512i once = _mm512_castsi256_si512(_mm512_cvtepi32_epi16(bits));
-    return _mm512_shuffle_i64x2(once, once, 0x44);
-  }
 };
 
 // Bytes of a panel whose depth has so many lines.
@@ -146,45 +123,47 @@ template <class T, class Code, long R>
 inline __attribute__((always_inline)) void multiply_coded_few(const Unit* rows, long row_stride,
                                                               const uint8_t* panel, long lines,
                                                               float* sums) {
-  constexpr long kVectors = kColumns / kLanes, kUnits = kUnitsOfLine<T>;
+  constexpr long kVectors = vectors_at_once(R), kUnits = kUnitsOfLine<T>;
   constexpr long kAhead = 4096;  // bytes, as a plain product of few rows has it
   const long group = Code::group_of(lines);
   for (long first = 0; first < lines; first += group) {
     const uint8_t* scales = panel;
-    panel += Code::kScaleBytes;
-    Vec sum[R][kVectors];
+    const uint8_t* codes = panel + Code::kScaleBytes;
+    const long count = std::min(group, lines - first);
+    for (long part = 0; part < kColumns / kLanes; part += kVectors) {
+      Vec sum[R][kVectors];
 #pragma GCC unroll 6
-    for (long r = 0; r < R; ++r)
+      for (long r = 0; r < R; ++r)
 #pragma GCC unroll 4
-      for (long v = 0; v < kVectors; ++v) sum[r][v] = _mm512_setzero_ps();
-    const long last = std::min(first + group, lines);
-    for (long line = first; line < last; ++line, panel += Code::kLineBytes) {
+        for (long v = 0; v < kVectors; ++v) sum[r][v] = zeros();
+      for (long line = 0; line < count; ++line) {
+        const uint8_t* own_codes = codes + line * Code::kLineBytes;
 #pragma GCC unroll 2
-      for (long at = 0; at < Code::kLineBytes; at += 64) _mm_prefetch(panel + kAhead + at, _MM_HINT_T0);
+        for (long at = 0; at < Code::kLineBytes; at += 64)
+          _mm_prefetch(own_codes + kAhead + at, _MM_HINT_T0);
 #pragma GCC unroll 2
-      for (long part = 0; part < kUnits; ++part)
+        for (long unit = 0; unit < kUnits; ++unit)
 #pragma GCC unroll 4
-        for (long v = 0; v < kVectors; ++v) {
-          const __m512i column = Code::template column<T>(panel, v, part);
+          for (long v = 0; v < kVectors; ++v) {
+            const Words column = Code::template column<T>(own_codes, part + v, unit);
 #pragma GCC unroll 6
-          for (long r = 0; r < R; ++r) {
-            const Unit own = rows[r * row_stride + line * kUnits + part];
-            sum[r][v] = Format<T>::multiply_add(
-                sum[r][v], _mm512_set1_epi32(static_cast<int>(own)), column);
+            for (long r = 0; r < R; ++r) {
+              const Unit own = rows[r * row_stride + (first + line) * kUnits + unit];
+              sum[r][v] = Format<T>::multiply_add(sum[r][v], every_word(own), column);
+            }
           }
-        }
-    }
+      }
 #pragma GCC unroll 4
-    for (long v = 0; v < kVectors; ++v) {
-      const Vec scale = Code::scale(scales, v);
+      for (long v = 0; v < kVectors; ++v) {
+        const Vec scale = Code::scale(scales, part + v);
 #pragma GCC unroll 6
-      for (long r = 0; r < R; ++r) {
-        float* to = sums + r * kColumns + v * kLanes;
-        const Vec scaled = first ? _mm512_fmadd_ps(scale, sum[r][v], _mm512_loadu_ps(to))
-                                 : _mm512_mul_ps(scale, sum[r][v]);
-        _mm512_storeu_ps(to, scaled);
+        for (long r = 0; r < R; ++r) {
+          float* to = sums + r * kColumns + (part + v) * kLanes;
+          store(to, first ? fma(scale, sum[r][v], load(to)) : scale * sum[r][v]);
+        }
       }
     }
+    panel = codes + count * Code::kLineBytes;
   }
 }
 
@@ -202,13 +181,13 @@ void multiply_int8_many(long num_rows, const Unit* rows, long row_stride, const 
     for (long line = 0; line < count; ++line, panel += Int8::kLineBytes)
       for (long part = 0; part < kUnits; ++part)
         for (long v = 0; v < kColumns / kLanes; ++v, to += kLanes)
-          _mm512_storeu_si512(to, Int8::column<T>(panel, v, part));
+          store_words(to, Int8::column<T>(panel, v, part));
     multiply<T>(num_rows, rows + first * kUnits, row_stride, columns, kColumns, count * kUnits, sums,
                 kColumns, first == 0);
   }
   for (long i = 0; i < num_rows * kColumns; i += kLanes) {
     const Vec scale = Int8::scale(scales, i % kColumns / kLanes);
-    _mm512_storeu_ps(sums + i, _mm512_mul_ps(scale, _mm512_loadu_ps(sums + i)));
+    store(sums + i, scale * load(sums + i));
   }
 }
 

@@ -230,8 +230,10 @@ class DecoderOf : public Decoder {
   }
 
   void look(const Step& step, const Pages<T>& pages, int thread, const T* qkv, T* to) {
-    step.team->each(static_cast<long>(step.tiles.size()), [&](long task) {
-      attention_[thread]->attend(*step.batch, step.tiles[task], pages, qkv, to);
+    const long count = static_cast<long>(step.tiles.size()), size = step.team->size();
+    step.team->each(count, [&](long task) {
+      const QueryTile* next = task + size < count ? &step.tiles[task + size] : nullptr;
+      attention_[thread]->attend(*step.batch, step.tiles[task], next, pages, qkv, to);
     });
   }
 

@@ -14,30 +14,23 @@ constexpr float kLeastNormal = 1.17549435e-38f;
 // The least and the largest of a row's part, and zero. False if one is infinite or no number.
 template <class T>
 inline bool span(const T* from, long count, float& least, float& most) {
-  constexpr int kNotFinite = 0x01 | 0x80 | 0x08 | 0x10;  // both kinds of NaN, both infinities
-  Vec low = _mm512_setzero_ps(), high = low;
-  Lanes strange = 0;
+  Vec low = zeros(), high = low;
+  bool finite = true;
   for (long i = 0; i < count; i += kLanes) {
     const Vec x = Format<T>::load(from + i, lanes(count - i));
-    low = _mm512_min_ps(x, low);
-    high = _mm512_max_ps(x, high);
-    strange |= _mm512_fpclass_ps_mask(x, kNotFinite);
+    low = lesser(x, low);
+    high = greater(x, high);
+    finite &= all_finite(x);
   }
-  least = _mm512_reduce_min_ps(low), most = _mm512_reduce_max_ps(high);
-  return !strange;
+  least = least_of(low), most = most_of(high);
+  return finite;
 }
 
 // The nearest whole numbers of x / scale in [least, most], ties to even; 0 where the scale is 0.
 inline Vec codes_of(Vec x, float scale, int least, int most) {
-  if (scale == 0) return _mm512_setzero_ps();
-  const Vec whole = _mm512_roundscale_ps(_mm512_div_ps(x, _mm512_set1_ps(scale)),
-                                         _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  return _mm512_min_ps(_mm512_set1_ps(static_cast<float>(most)),
-                       _mm512_max_ps(_mm512_set1_ps(static_cast<float>(least)), whole));
-}
-
-inline void store_codes(Vec codes, Lanes which, int8_t* to) {
-  _mm_mask_storeu_epi8(to, which, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(codes)));
+  if (scale == 0) return zeros();
+  const Vec whole = nearest_whole(x / every(scale));
+  return lesser(every(static_cast<float>(most)), greater(every(static_cast<float>(least)), whole));
 }
 
 // Ties to even; what is below all normal numbers is zero, as products take it.
@@ -58,7 +51,7 @@ inline bool encode(Int8, const T* from, long count, int8_t* codes, float& scale)
   for (long i = 0; i < count; i += kLanes) {
     const Lanes inside = lanes(count - i);
     const Vec x = Format<T>::load(from + i, inside);
-    store_codes(codes_of(x, scale, -Int8::kMost, Int8::kMost), inside, codes + i);
+    store_bytes(codes + i, inside, codes_of(x, scale, -Int8::kMost, Int8::kMost));
   }
   return true;
 }
@@ -77,13 +70,13 @@ inline bool encode(Int4, const T* from, long count, int8_t* codes, float& scale)
     for (int half = 0; half < 2; ++half) {
       const Vec x = Format<T>::load(from + half * kLanes, inside[half]);
       found[half] = codes_of(x, tried, -8, 7);
-      const Vec error = _mm512_sub_ps(x, _mm512_mul_ps(found[half], _mm512_set1_ps(tried)));
-      squares[half] = _mm512_mul_ps(error, error);
+      const Vec error = x - found[half] * every(tried);
+      squares[half] = error * error;
     }
-    const float error = _mm512_reduce_add_ps(_mm512_add_ps(squares[0], squares[1]));
+    const float error = sum_of(squares[0] + squares[1]);
     if (!(error < least_error)) continue;
     scale = tried, least_error = error;
-    for (int half = 0; half < 2; ++half) store_codes(found[half], inside[half], codes + half * kLanes);
+    for (int half = 0; half < 2; ++half) store_bytes(codes + half * kLanes, inside[half], found[half]);
   }
   return true;
 }
@@ -124,8 +117,8 @@ void decode_row(const uint8_t* panel, long column, long ins, T* to) {
     const long last = std::min(first + group, lines);
     for (long line = first; line < last; ++line, panel += Code::kLineBytes)
       for (long parity = 0; parity < 2; ++parity)
-        Format<T>::store(to + 2 * line + parity, 1,
-                         _mm512_set1_ps(Code::code(panel, column, parity) * scale));
+        Format<T>::store(to + 2 * line + parity, lanes(1),
+                         every(Code::code(panel, column, parity) * scale));
   }
 }
 

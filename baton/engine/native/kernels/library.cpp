@@ -100,7 +100,7 @@ const char* baton_multiply(Team* team, int64_t kind, const void* x, int64_t coun
 void baton_exponential(const float* from, int64_t count, float* to) {
   for (long i = 0; i < count; i += kLanes) {
     const Lanes inside = lanes(count - i);
-    _mm512_mask_storeu_ps(to + i, inside, exponential(_mm512_maskz_loadu_ps(inside, from + i)));
+    store(to + i, inside, exponential(load(from + i, inside)));
   }
 }
 
@@ -109,7 +109,7 @@ float baton_products_only(int64_t kind, int64_t steps) {
 }
 
 int64_t baton_reads_only(const void* from, int64_t bytes) {
-  return reads_only(static_cast<const __m512i*>(from), bytes / 64);
+  return reads_only(static_cast<const Unit*>(from), bytes / 64);
 }
 
 Decoder* baton_decoder(Team* team, int64_t kind, const Shape* shape, void* pool, const float* cos,

@@ -1,19 +1,11 @@
-// Numbers, sixteen at a time: FP32 to compute with, and the formats they are kept in.
+// The formats that numbers are kept in, and what FP32 computes of them.
 #pragma once
 
-#include <immintrin.h>
+#include <initializer_list>
 
-#include <cstdint>
+#include "vectors.h"
 
 namespace baton {
-
-using Vec = __m512;
-using Lanes = __mmask16;
-
-// What one lane of a product takes at a time: one FP32 number, or two neighbours in BF16.
-using Unit = uint32_t;
-
-constexpr long kLanes = 16;
 
 struct Bf16 {
   uint16_t bits;
@@ -24,14 +16,6 @@ enum Kind { kFloat32 = 0, kBfloat16 = 1, kFloat16 = 2 };
 
 inline long size_of(Kind kind) { return kind == kFloat32 ? 4 : 2; }
 
-// The first `count` lanes; none below one, all from sixteen on.
-inline Lanes lanes(long count) {
-  if (count >= kLanes) return 0xffff;
-  return count > 0 ? static_cast<Lanes>((1u << count) - 1) : 0;
-}
-
-inline long ceil_div(long value, long by) { return (value + by - 1) / by; }
-
 template <class T>
 struct Format;
 
@@ -40,11 +24,11 @@ struct Format<float> {
   static constexpr Kind kKind = kFloat32;
   static constexpr long kPerUnit = 1;
 
-  static Vec load(const float* from, Lanes which) { return _mm512_maskz_loadu_ps(which, from); }
-  static void store(float* to, Lanes which, Vec value) { _mm512_mask_storeu_ps(to, which, value); }
+  static Vec load(const float* from, Lanes which) { return baton::load(from, which); }
+  static void store(float* to, Lanes which, Vec value) { baton::store(to, which, value); }
   static Vec rounded(Vec value) { return value; }
-  static Vec multiply_add(Vec sum, __m512i a, __m512i b) {
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+  static Vec multiply_add(Vec sum, Words a, Words b) {
+    return fma(as_numbers(a), as_numbers(b), sum);
   }
 };
 
@@ -53,29 +37,18 @@ struct Format<Bf16> {
   static constexpr Kind kKind = kBfloat16;
   static constexpr long kPerUnit = 2;
 
-  static Vec widen(__m256i bits) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
-  }
-  static __m256i narrow(Vec value) { return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(value)); }
-  static Vec load(const Bf16* from, Lanes which) {
-    return widen(_mm256_maskz_loadu_epi16(which, from));
-  }
-  static void store(Bf16* to, Lanes which, Vec value) {
-    _mm256_mask_storeu_epi16(to, which, narrow(value));
-  }
+  static Vec load(const Bf16* from, Lanes which) { return load_bf16(from, which); }
+  static void store(Bf16* to, Lanes which, Vec value) { store_bf16(to, which, value); }
   // To the nearest number of the format, ties to even.
-  static Vec rounded(Vec value) { return widen(narrow(value)); }
-  static Vec multiply_add(Vec sum, __m512i a, __m512i b) {
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
-  }
+  static Vec rounded(Vec value) { return nearest_bf16(value); }
+  static Vec multiply_add(Vec sum, Words a, Words b) { return add_pairs(sum, a, b); }
 };
 
 // Sixteen numbers of any format.
 inline Vec load_any(const void* from, Kind kind, long at, Lanes which) {
-  if (kind == kFloat32) return Format<float>::load(static_cast<const float*>(from) + at, which);
-  if (kind == kBfloat16) return Format<Bf16>::load(static_cast<const Bf16*>(from) + at, which);
-  const uint16_t* halves = static_cast<const uint16_t*>(from) + at;
-  return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(which, halves));
+  if (kind == kFloat32) return load(static_cast<const float*>(from) + at, which);
+  if (kind == kBfloat16) return load_bf16(static_cast<const Bf16*>(from) + at, which);
+  return load_fp16(static_cast<const uint16_t*>(from) + at, which);
 }
 
 // `count` numbers in another format; what they become.
@@ -92,18 +65,16 @@ const T* convert(const void* from, Kind kind, long count, T* to) {
 // Splits x into n ln 2 + r with |r| <= ln 2 / 2, and sums the Taylor series of r up to the seventh
 // power, whose rest is below 2^-27. Infinity, zero, and NaN come out where they should.
 inline Vec exponential(Vec x) {
-  const Vec least = _mm512_set1_ps(-105.0f), most = _mm512_set1_ps(89.0f);
-  x = _mm512_min_ps(most, _mm512_max_ps(least, x));  // the second operand wins if it is NaN
-  const Vec n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896340736f)),
-                                     _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  x = lesser(every(89.0f), greater(every(-105.0f), x));
+  const Vec n = nearest_whole(x * every(1.44269504088896340736f));
   // ln 2 in two parts: the first has so few digits that its product with n is exact.
-  Vec r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145751953125f), x);
-  r = _mm512_fnmadd_ps(n, _mm512_set1_ps(1.42860682030941723e-6f), r);
-  Vec sum = _mm512_set1_ps(1.0f / 5040);
+  Vec r = fnma(n, every(0.693145751953125f), x);
+  r = fnma(n, every(1.42860682030941723e-6f), r);
+  Vec sum = every(1.0f / 5040);
   for (const float inverse_factorial :
        {1.0f / 720, 1.0f / 120, 1.0f / 24, 1.0f / 6, 1.0f / 2, 1.0f, 1.0f})
-    sum = _mm512_fmadd_ps(sum, r, _mm512_set1_ps(inverse_factorial));
-  return _mm512_scalef_ps(sum, n);
+    sum = fma(sum, r, every(inverse_factorial));
+  return times_power_of_two(sum, n);
 }
 
 }  // namespace baton

@@ -113,7 +113,7 @@ void multiply_panel(long num_rows, const Unit* rows, const Matrix<T>& matrix, co
     return multiply_coded<T, Int4>(num_rows, rows, panel, matrix.depth(), sums, columns);
   const Unit* units = reinterpret_cast<const Unit*>(panel);
   const long depth = matrix.depth();
-  if (num_rows <= kRowsAtOnce)
+  if (num_rows <= kRowsAtOnce && vectors_at_once(num_rows) * kLanes == kColumns)
     return multiply<T, kAheadOfFew>(num_rows, rows, depth, units, kColumns, depth, sums, kColumns,
                                     true);
   for (long step = 0; step < depth; step += kDepthBlock)
@@ -151,8 +151,8 @@ struct Keep {
       const long at = panel * kColumns + c;
       const Lanes inside = lanes(outs - at);
       if (!inside) return;
-      Vec value = _mm512_loadu_ps(sums + c);
-      if (bias) value = _mm512_add_ps(value, Format<T>::load(bias + at, inside));
+      Vec value = load(sums + c);
+      if (bias) value = value + Format<T>::load(bias + at, inside);
       Format<T>::store(to + row * outs + at, inside, value);
     }
   }
@@ -170,8 +170,8 @@ struct Add {
       const Lanes inside = lanes(outs - at);
       if (!inside) return;
       T* place = to + row * outs + at;
-      const Vec value = Format<T>::rounded(_mm512_loadu_ps(sums + c));
-      Format<T>::store(place, inside, _mm512_add_ps(Format<T>::load(place, inside), value));
+      const Vec value = Format<T>::rounded(load(sums + c));
+      Format<T>::store(place, inside, Format<T>::load(place, inside) + value);
     }
   }
 };
@@ -185,8 +185,8 @@ struct Widen {
   void operator()(long row, long panel, const float* sums) const {
     for (long c = 0; c < kColumns; c += kLanes) {
       const long at = panel * kColumns + c;
-      const Vec value = Format<T>::rounded(_mm512_loadu_ps(sums + c));
-      _mm512_mask_storeu_ps(to + row * outs + at, lanes(outs - at), value);
+      const Vec value = Format<T>::rounded(load(sums + c));
+      store(to + row * outs + at, lanes(outs - at), value);
     }
   }
 };
@@ -198,16 +198,16 @@ struct Gate {
   long outs;
 
   void operator()(long row, long panel, const float* sums) const {
-    const Vec one = _mm512_set1_ps(1.0f);
+    const Vec one = every(1.0f);
     for (long c = 0; c < kHalf; c += kLanes) {
       const long at = panel * kHalf + c;
       const Lanes inside = lanes(outs - at);
       if (!inside) return;
-      const Vec gate = Format<T>::rounded(_mm512_loadu_ps(sums + c));
-      const Vec up = Format<T>::rounded(_mm512_loadu_ps(sums + kHalf + c));
-      const Vec below = _mm512_add_ps(one, exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate)));
-      const Vec silu = Format<T>::rounded(_mm512_div_ps(gate, below));
-      Format<T>::store(to + row * outs + at, inside, _mm512_mul_ps(silu, up));
+      const Vec gate = Format<T>::rounded(load(sums + c));
+      const Vec up = Format<T>::rounded(load(sums + kHalf + c));
+      const Vec below = one + exponential(zeros() - gate);
+      const Vec silu = Format<T>::rounded(gate / below);
+      Format<T>::store(to + row * outs + at, inside, silu * up);
     }
   }
 };

@@ -11,17 +11,17 @@ namespace baton {
 // RMSNorm (Zhang and Sennrich 2019): in FP32, then back, then the weight. `to` may be `from`.
 template <class T>
 inline void normalise(const T* from, const T* weight, T* to, long size, float epsilon) {
-  Vec squares = _mm512_setzero_ps();
+  Vec squares = zeros();
   for (long i = 0; i < size; i += kLanes) {
     const Vec x = Format<T>::load(from + i, lanes(size - i));
-    squares = _mm512_fmadd_ps(x, x, squares);
+    squares = fma(x, x, squares);
   }
-  const float mean = _mm512_reduce_add_ps(squares) / static_cast<float>(size);
-  const Vec scale = _mm512_set1_ps(1.0f / std::sqrt(mean + epsilon));
+  const float mean = sum_of(squares) / static_cast<float>(size);
+  const Vec scale = every(1.0f / std::sqrt(mean + epsilon));
   for (long i = 0; i < size; i += kLanes) {
     const Lanes inside = lanes(size - i);
-    const Vec x = Format<T>::rounded(_mm512_mul_ps(Format<T>::load(from + i, inside), scale));
-    Format<T>::store(to + i, inside, _mm512_mul_ps(Format<T>::load(weight + i, inside), x));
+    const Vec x = Format<T>::rounded(Format<T>::load(from + i, inside) * scale);
+    Format<T>::store(to + i, inside, Format<T>::load(weight + i, inside) * x);
   }
 }
 
@@ -29,14 +29,14 @@ inline void normalise(const T* from, const T* weight, T* to, long size, float ep
 // product is rounded, as in transformers.
 template <class T>
 inline void turn(T* head, const float* cos, const float* sin, long size) {
-  const auto times = [](Vec a, Vec b) { return Format<T>::rounded(_mm512_mul_ps(a, b)); };
+  const auto times = [](Vec a, Vec b) { return Format<T>::rounded(a * b); };
   const long half = size / 2;
   for (long i = 0; i < half; i += kLanes) {
     const Lanes inside = lanes(half - i);
     const Vec a = Format<T>::load(head + i, inside), b = Format<T>::load(head + half + i, inside);
-    const Vec c = _mm512_maskz_loadu_ps(inside, cos + i), s = _mm512_maskz_loadu_ps(inside, sin + i);
-    Format<T>::store(head + i, inside, _mm512_sub_ps(times(a, c), times(b, s)));
-    Format<T>::store(head + half + i, inside, _mm512_add_ps(times(b, c), times(a, s)));
+    const Vec c = load(cos + i, inside), s = load(sin + i, inside);
+    Format<T>::store(head + i, inside, times(a, c) - times(b, s));
+    Format<T>::store(head + half + i, inside, times(b, c) + times(a, s));
   }
 }
 
