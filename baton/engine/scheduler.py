@@ -249,10 +249,11 @@ class Scheduler:
     def _copy_tail(self, sequence: Sequence) -> int:
         """Copy on write: a block that another request has begun with the same tokens, after the
         same prefix, is copied as far as it goes. Returns how many tokens that spares; the last
-        known token is always computed."""
+        known token is always computed, and so is a block's: it is sealed by whoever fills it."""
         block_tokens, first = self._config.block_tokens, sequence.num_sealed
         start = first * block_tokens
-        wanted = sequence.token_ids[start : min(start + block_tokens, sequence.num_known - 1)]
+        end = min(start + block_tokens, sequence.num_known) - 1
+        wanted = sequence.token_ids[start:end]
         if sequence.num_computed != start or not wanted or sequence.scores_prompt:
             return 0
         best, length = None, 0

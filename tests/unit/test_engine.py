@@ -609,3 +609,23 @@ def test_a_tail_is_copied_from_a_request_that_is_further_on() -> None:
 def test_tails_of_other_tenants_are_nobodys_business() -> None:
     one, other = spec("a", max_tokens=1), replace(spec("b", max_tokens=1), tenant_salt=b"x")
     assert computed(Bench(), one, other) == 2 * len(PROMPT)
+
+
+def test_a_copied_tail_never_fills_a_block() -> None:
+    """Whoever fills a block seals it, at the end of its step. Here two could take over a whole
+    one, since its key is forgotten, and only one of them is computed in that step."""
+    bench = Bench(num_blocks=12)
+    bench.engine.add(spec("a", max_tokens=1), Task.WHOLE)
+    bench.run()
+    bench.engine.add(spec("b", max_tokens=8, prompt_logprobs=0), Task.WHOLE)  # reuses nothing
+    bench.engine.step()
+    keys = block_keys(BlockKey(b"k" * 32), [TokenId(1)] * 36, 4)
+    block_ids = bench.engine.begin_import(keys)
+    assert block_ids is not None  # all that a has left is gone; b's blocks are duplicates
+    bench.engine.finish_import(keys, block_ids, 0)
+    assert bench.engine.cached_prefix_tokens(spec("a")) == 0
+    for name in "cd":
+        bench.engine.add(spec(name, max_tokens=1), Task.WHOLE)
+    outputs = bench.run()
+    for name in "cd":
+        assert tokens_of(outputs, name) == reference_answer(spec(name, max_tokens=1))[0]
