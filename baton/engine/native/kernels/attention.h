@@ -79,7 +79,8 @@ class Attention {
         weights_(rows() * kColumns),
         sums_(rows() * width_),
         best_(rows()),
-        total_(rows()) {}
+        total_(rows()),
+        all_coming_(kv_heads * kColumns) {}
 
   // `qkv` [num_tokens][(heads + 2 kv_heads) * head_dim] has the queries; `to` [num_tokens][heads *
   // head_dim]. `next`: the tile whose keys are to be fetched at this one's end, or null.
@@ -97,8 +98,9 @@ class Attention {
         locate(batch.table(next->row), 0, next->end, next->head, pages, ahead_);
       // Tokens before this one see none of these keys.
       const long from = std::max(0L, key - start);
+      line_up(tile.num_heads);
       for (long head = 0; head < tile.num_heads; ++head) {
-        line_up(head, tile.num_heads);
+        coming_ = all_coming_.data() + head * kColumns;
         add((head * tile.count + from) * group_, (tile.count - from) * group_,
             {head * dim_, pages.block_tokens * kv_heads_ * dim_}, start + from + 1 - key);
       }
@@ -143,16 +145,13 @@ class Attention {
     }
   }
 
-  // What is to be fetched while one of the heads is at work: as much as it has, but in the order of
-  // memory, with all heads of a key.
-  void line_up(long head, long num_heads) {
-    long key = head * kColumns / num_heads, other = head * kColumns % num_heads;
-    for (long i = 0; i < kColumns; ++i) {
-      coming_[i] = ahead_[key] ? ahead_[key] + other * dim_ : nullptr;
-      if (++other == num_heads) {
-        other = 0;
-        ++key;
-      }
+  // What is to be fetched while the heads are at work, one after the other: as much by each as it
+  // has, but in the order of memory, with all heads of a key. Where there is no key, nothing new.
+  void line_up(long num_heads) {
+    const T** to = all_coming_.data();
+    for (long key = 0; key < kColumns; ++key) {
+      const T* place = ahead_[key] ? ahead_[key] : static_cast<const T*>(queries_);
+      for (long head = 0; head < num_heads; ++head) *to++ = place + head * dim_;
     }
   }
 
@@ -191,7 +190,7 @@ class Attention {
       for (long at = 0; at < dim_; at += kLanes * kPerUnit) {
         lay_down(values + i, at, values_ + i / kPerUnit * width_ + at);
         for (long next = i; next < i + kPerUnit; ++next)
-          if (coming_[next]) _mm_prefetch(coming_[next] + spot.part + at, _MM_HINT_T1);
+          _mm_prefetch(coming_[next] + spot.part + at, _MM_HINT_T1);
       }
   }
 
@@ -235,7 +234,7 @@ class Attention {
         const T *own = places_[key + k], *coming = coming_[key + k];
         const long at = spot.along + step * kPerUnit;
         block[k] = own ? load_words(reinterpret_cast<const Unit*>(own + at), inside) : no_words();
-        if (coming) _mm_prefetch(coming + step * kPerUnit, _MM_HINT_T1);
+        _mm_prefetch(coming + step * kPerUnit, _MM_HINT_T0);
       }
       transpose(block);
 #pragma GCC unroll 16
@@ -267,9 +266,8 @@ class Attention {
         const T *own = places_[i + k], *coming = coming_[i + k];
         const long at = spot.part + column;
         values[k] = own ? own + spot.part + spot.along : nullptr;
-        if (coming)
-          for (long next = 0; next < kColumns * static_cast<long>(sizeof(T)); next += 64)
-            _mm_prefetch(reinterpret_cast<const char*>(coming + at) + next, _MM_HINT_T1);
+        for (long next = 0; next < kColumns * static_cast<long>(sizeof(T)); next += 64)
+          _mm_prefetch(reinterpret_cast<const char*>(coming + at) + next, _MM_HINT_T0);
       }
       Unit laid[kColumns];
 #pragma GCC unroll 4
@@ -346,12 +344,13 @@ class Attention {
   const float scale_;
   const T* places_[kColumns];
   const T* ahead_[kColumns];
-  const T* coming_[kColumns];
   Aligned<T> queries_;
   Aligned<Unit> keys_, values_;
   Aligned<float> scores_;
   Aligned<T> weights_;
   Aligned<float> sums_, best_, total_;
+  std::vector<const T*> all_coming_;  // [num_heads][64]
+  const T* const* coming_ = nullptr;  // those of the head at work
 };
 
 }  // namespace baton

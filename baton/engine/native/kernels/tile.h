@@ -10,7 +10,7 @@ namespace baton {
 
 constexpr long kColumns = 64;    // of a tile: four vectors
 constexpr long kRowsAtOnce = 6;  // their sums, columns and one of the row fit the registers
-constexpr long kDepthBlock = 64;  // units of depth, whose 64 columns take half the first-level cache
+constexpr long kDepthBlock = 96;  // units of depth, whose 64 columns fit the first-level cache
 constexpr long kNear = 32 * kColumns;  // units: what is asked for farther ahead waits one level below
 
 // sums[R][64] = rows[R][depth] * columns[depth][64], added to what is there unless `fresh`.
@@ -111,7 +111,7 @@ inline void stand_up(const Unit* const rows[kColumns], long depth, Unit* columns
       for (long r = 0; r < kLanes; ++r) {
         const Unit* row = rows[first + r];
         block[r] = row ? load_words(row + step, inside) : no_words();
-        if (coming && coming[first + r]) _mm_prefetch(coming[first + r] + step, _MM_HINT_T1);
+        if (coming) _mm_prefetch(coming[first + r] + step, _MM_HINT_T1);
       }
       transpose(block);
       const long count = std::min(kLanes, depth - step);
