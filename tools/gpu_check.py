@@ -38,6 +38,7 @@ from tests.unit.attention_cases import (
     same_bytes,
 )
 from tools import gpu_fp8, gpu_speed
+from tools.gpu_determinism import determinism
 from tools.gpu_handoff import handoff
 from tools.gpu_lines import Line, device, guarded
 from tools.gpu_speed import GREEDY, DevicePool
@@ -161,12 +162,6 @@ def tokens_in_fp8_are_equal() -> Iterator[Line]:
         yield Line(f"demo model, FP8 {told}, greedy", result, ok=equal >= len(ours) // 4)
 
 
-def determinism_is_kept() -> Iterator[Line]:
-    """The trial of a worker that promises it; what it would raise is a row."""
-    runner = demo_runner("cuda", deterministic=True)
-    yield Line("demo model, trial of determinism", f"the same bits, {runner.arithmetic}")
-
-
 def demo_runner(place: str, **given: Any) -> ModelRunner:
     return ModelRunner.load(DEMO, device=place, dtype="float32", num_blocks=64, **given)
 
@@ -207,7 +202,7 @@ def parts_of(rounds: int) -> Parts:
         "sampling": sampling_is_right,
         "demo model": demo_tokens_are_equal,
         "demo model in FP8": tokens_in_fp8_are_equal,
-        "determinism": determinism_is_kept,
+        "determinism": determinism,
         "hand-off": handoff,
         "ceilings": gpu_speed.ceilings,
         "speed of layer kernels": lambda: gpu_speed.layer_kernels(rounds),

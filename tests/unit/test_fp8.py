@@ -359,6 +359,13 @@ def test_settings(model: Path) -> None:
         load(model, kv_dtype="int8")
 
 
+def test_graphs_can_be_turned_off(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = object()
+    monkeypatch.setattr("baton.engine.runner.make_graphs", lambda *given: graphs)
+    assert load(model)._graphs is graphs
+    assert load(model, cuda_graphs=False)._graphs is None
+
+
 def test_a_gpu_says_that_its_determinism_was_not_seen() -> None:
     choice = promising(Choice(False, "torch and Triton, in bfloat16"), torch.device("cuda:0"))
     assert choice.told == f"torch and Triton, in bfloat16; {UNSEEN}" and choice.is_fallback

@@ -1,0 +1,96 @@
+"""Whether a GPU keeps a token's bits in whatever steps it is read; run by ``gpu_check``.
+
+The demo model as ``deterministic`` has it, which tries itself at its start; then prompts in random
+chunks, beside one another, in random blocks, against the same prompts alone and in one piece.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from baton.core.ids import BlockId, RequestId, TokenId
+from baton.core.request import SamplingParams
+from baton.engine.attention.base import make_batch
+from baton.engine.plan import Row
+from baton.engine.runner import ModelRunner
+from tools.gpu_lines import Line, guarded
+
+DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
+KINDS: dict[str, dict[str, Any]] = {
+    "FP32": {"dtype": "float32"},
+    "BF16": {"dtype": "bfloat16"},
+    "FP8 weights and KV": {"dtype": "bfloat16", "quantization": "fp8", "kv_dtype": "fp8"},
+}
+PLACEMENTS = 30
+LENGTHS = (300, 70, 9)
+CHUNKS = (1, 3, 17, 64, 130)
+BLOCK_TOKENS, NUM_BLOCKS = 16, 64
+SEED = 20261121
+CPU = torch.device("cpu")
+
+
+def determinism(place: str = "cuda") -> Iterator[Line]:
+    for name, given in KINDS.items():
+        yield from guarded(f"the same bits, {name}", _kept(name, place, given))
+
+
+def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[Line]:
+    """Raises what a worker would raise at its start, when its trial fails."""
+    runner = ModelRunner.load(
+        DEMO,
+        device=place,
+        num_blocks=NUM_BLOCKS,
+        block_tokens=BLOCK_TOKENS,
+        deterministic=True,
+        **given,
+    )
+    chance = np.random.default_rng(SEED)
+    vocabulary = runner.model_config.vocab_size
+    prompts = [chance.integers(vocabulary, size=length).tolist() for length in LENGTHS]
+    wanted = [_placed(runner, [prompt], None)[0] for prompt in prompts]
+    differing = 0
+    for _ in range(PLACEMENTS):
+        told = _placed(runner, prompts, chance)
+        differing += not all(map(torch.equal, told, wanted))
+    result = f"{PLACEMENTS - differing} of {PLACEMENTS} random placements"
+    yield Line(f"the same bits, {name}", result, ok=differing == 0)
+
+
+@torch.inference_mode()
+def _placed(
+    runner: ModelRunner, prompts: Sequence[list[int]], chance: np.random.Generator | None
+) -> list[torch.Tensor]:
+    """Logits of each prompt's tokens; without ``chance`` in one piece."""
+    order = np.arange(NUM_BLOCKS) if chance is None else chance.permutation(NUM_BLOCKS)
+    blocks = order.tolist()
+    tables = [[blocks.pop() for _ in range(-(-len(p) // BLOCK_TOKENS))] for p in prompts]
+    told: list[list[torch.Tensor]] = [[] for _ in prompts]
+    done = [0] * len(prompts)
+    while left := [n for n, prompt in enumerate(prompts) if done[n] < len(prompt)]:
+        most = {n: max(LENGTHS) if chance is None else int(chance.choice(CHUNKS)) for n in left}
+        parts = {n: prompts[n][done[n] :][: most[n]] for n in left}
+        going = sorted(left, key=lambda n: len(parts[n]) > 1)  # decodes come first
+        rows = [_row(parts[n], done[n], tables[n]) for n in going]
+        for n, logits in zip(going, _logits(runner, rows), strict=True):
+            told[n].append(logits)
+            done[n] += len(parts[n])
+    return [torch.cat(parts) for parts in told]
+
+
+def _row(tokens: list[int], start: int, blocks: list[int]) -> Row:
+    ids = tuple(TokenId(token) for token in tokens)
+    places = tuple(BlockId(block) for block in blocks)
+    return Row(RequestId(""), ids, start, places, sample=False, sampling=SamplingParams(1))
+
+
+def _logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
+    """Of all tokens of each row."""
+    device = runner.pool.tensor.device
+    batch = make_batch(rows, BLOCK_TOKENS, CPU)
+    tokens = torch.tensor([token for row in rows for token in row.token_ids], device=device)
+    hidden = runner._model.hidden(tokens, batch)
+    logits = runner._model.logits(hidden, torch.arange(len(tokens), device=device))
+    return list(torch.split(logits, [row.num_tokens for row in rows]))
