@@ -43,6 +43,7 @@ def weights(rounds: int) -> Iterator[Line]:
 
 def kv(rounds: int) -> Iterator[Line]:
     """Attention alone, and whole steps whose KV is much."""
+    yield from gpu_speed.prefill_attention(rounds, E4M3)
     yield from gpu_speed.decode_attention(rounds, E4M3)
     loaded = gpu_speed.random_runner(QWEN3_8B, kept=E4M3)
     yield from gpu_speed.decode_grid(loaded, LONG_CONTEXTS, rounds, ", FP8 KV")

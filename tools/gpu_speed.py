@@ -124,15 +124,17 @@ def products(rounds: int) -> Iterator[Line]:
         yield Line(what, f"{rate:.0f} TFLOP/s", ours, library / ours, "torch's speed")
 
 
-def prefill_attention(rounds: int) -> Iterator[Line]:
+def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[Line]:
+    """``kept``: what the pool is in."""
     for tokens in (2048, PREFILL_TOKENS):
-        attention, (q, k, v) = attention_case([(0, tokens)])
+        attention, (q, k, v) = attention_case([(0, tokens)], kept)
         ours = seconds_of(partial(attention.attend, 0, q, k, v), rounds)
         dq, dk, dv = (part.transpose(0, 1).unsqueeze(0).contiguous() for part in (q, k, v))
         sdpa = partial(functional.scaled_dot_product_attention, dq, dk, dv)
         peer = seconds_of(partial(sdpa, is_causal=True, enable_gqa=True), rounds)
         flops = 2 * 2 * tokens * tokens / 2 * 32 * 128
-        what = f"prefill attention, {tokens} tokens, 32/8 heads of 128"
+        told = "" if kept is torch.bfloat16 else ", FP8 KV"
+        what = f"prefill attention, {tokens} tokens, 32/8 heads of 128{told}"
         share = (
             f"{flops / ours / 1e12:.0f} TFLOP/s, {flops / ours / matrix_rate():.2f} of products'"
         )

@@ -257,8 +257,10 @@ def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_tile_has_all_rows_and_each_processor_a_tile(rows: int) -> None:
     for outs in (1024, 4096, 24_576, 150_000):
         tile = fp8.tiling(torch.bfloat16, rows, outs, 132)
-        assert tile.m >= max(rows, 16) and 16 <= tile.n <= 128
+        assert tile.m >= max(rows, 16) and 16 <= tile.n <= 64
         assert tile.n <= 32 or outs // tile.n >= 2 * 132 - 1
+        assert tile.stages * tile.k * (2 * tile.m + tile.n) <= 96 * 1024
+        assert tile.stages >= 3 and tile.k in (64, 128, 256)
 
 
 def test_steps_of_a_sum_lie_in_one_block() -> None:

@@ -27,6 +27,9 @@ STEP = 16
 PROGRAMS_PER_PROCESSOR = 2
 """Wanted, of few rows: so that one reads while another is done reading."""
 
+STAGES_BYTES, MOST_STAGES = 96 * 1024, 8
+"""Of shared memory, for tiles that are on their way: two programs share a processor's 228 KiB."""
+
 DECODED_COLUMNS = 1024
 """Of one program of ``decode``."""
 
@@ -46,14 +49,15 @@ def linear(
 
 def tiling(dtype: torch.dtype, rows: int, outs: int, processors: int) -> Tiling:
     """All rows in one tile, so that weights are read once; and so few outputs that each processor
-    has some to read, but not so few that reading rows, again for each tile, takes more."""
-    m = max(STEP, triton.next_power_of_2(rows))
-    n = 128 if m <= 64 else 64
+    has some to read, but not so few that reading rows, again for each tile, takes more. As many
+    stages as there is room for: what is on its way hides the memory's latency."""
+    m, n = max(STEP, triton.next_power_of_2(rows)), 64
     least = STEP if rows <= STEP // 2 else 2 * STEP
     while n > least and triton.cdiv(outs, n) < PROGRAMS_PER_PROCESSOR * processors:
         n //= 2
-    k = 32 if dtype is torch.float32 else 128 if m <= 64 else 64
-    return Tiling(m, n, k, 4, 4)
+    k = max(64, min(256, 4096 // m))
+    stage_bytes = k * (m * dtype.itemsize + n)
+    return Tiling(m, n, k, 4, max(3, min(MOST_STAGES, STAGES_BYTES // stage_bytes)))
 
 
 def can_scale(weight: Codes) -> bool:
