@@ -17,13 +17,14 @@ from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.constraint import Constraint
 from baton.engine.decode_speed import DecodeSpeed
+from baton.engine.flight import Flight, Flights
 from baton.engine.imports import Imports
 from baton.engine.integrity import check_lineups, check_owners, check_sequence
-from baton.engine.plan import Plan, Row, Runner, SampledToken, StepOutput
+from baton.engine.pipeline import Direct, Pipeline
+from baton.engine.plan import Row, Runner, SampledToken, StepOutput
 from baton.engine.prefill_speed import PrefillSpeed
 from baton.engine.prefix import ChainMemo
 from baton.engine.result import (
-    Admitted,
     EngineStats,
     PassedOn,
     PrefillProgress,
@@ -50,6 +51,10 @@ class Engine:
     :meth:`reserve`, whose blocks the caller fills, and :meth:`start`. :meth:`step` while
     :meth:`has_work`. A request leaves by its last output, or by :meth:`abort`; a PREFILL one
     is HELD after its output, its blocks pinned, until :meth:`release`.
+
+    With a ``pipeline`` of its own, the step after the one that :meth:`step` tells of may be on its
+    way already: whatever its requests sample, they go on with it. Who turns out to have ended, or
+    is aborted, gets nothing of that step, and keeps its blocks until it is over.
     """
 
     def __init__(
@@ -61,13 +66,13 @@ class Engine:
         kv_dtype: str,
         eos_token_ids: frozenset[TokenId],
         clock: Clock,
+        pipeline: Pipeline | None = None,
     ) -> None:
         if runner.block_tokens != config.block_tokens:
             raise Invalid(
                 f"block_tokens is {config.block_tokens}, the runner's is {runner.block_tokens}",
                 param="block_tokens",
             )
-        self._runner = runner
         self._config = config
         self._model_digest = model_digest
         self._kv_dtype = kv_dtype
@@ -83,6 +88,13 @@ class Engine:
         self._chains = ChainMemo(config.block_tokens)
         self._sequences: dict[RequestId, Sequence] = {}
         self._num_arrivals = 0
+        self._flights = Flights(
+            self._scheduler,
+            pipeline or Direct(runner),
+            clock,
+            self._sequences,
+            looks_ahead=pipeline is not None,
+        )
 
     # Requests come and go
 
@@ -171,12 +183,16 @@ class Engine:
 
     def pass_on(self, request_id: RequestId, heir: RequestId) -> PassedOn | None:
         """Takes an answer out of the batch, and holds its blocks under the name of ``heir`` for
-        another worker to read. None when no token of it was answered here yet, or it is not
-        running. Ends with :meth:`abort` of ``heir``."""
+        another worker to read. None when no token of it was answered here yet, it is not running,
+        or a step of it is on its way: ask again after the next one. Ends with :meth:`abort` of
+        ``heir``."""
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RUNNING:
             return None
         if sequence.num_known == len(sequence.spec.token_ids) or sequence.num_remaining != 1:
+            return None
+        if self._flights.has(sequence):
+            sequence.is_leaving = True
             return None
         del self._sequences[request_id]
         sequence.spec = replace(sequence.spec, request_id=heir)
@@ -242,35 +258,35 @@ class Engine:
 
     def has_work(self) -> bool:
         """Whether :meth:`step` would do something."""
-        return self._scheduler.has_work
+        return self._flights.is_coming or self._scheduler.has_work
 
     def step(self) -> StepResult:
         """Schedules, runs, applies. An empty result when nothing could be scheduled."""
-        began = self._clock.monotonic()
-        plan = self._scheduler.schedule(began)
-        preempted = tuple(each.request_id for each in self._scheduler.preempted)
-        if not plan.rows:
-            return StepResult(preempted=preempted)
-        admitted = tuple(
-            Admitted(each.request_id, began, began - each.arrival_seconds)
-            for each in self._scheduler.admitted
-        )
-        output = self._runner.run(plan)
-        work = _work(plan, self._clock.monotonic() - began)
+        flight, output = self._flights.land()
+        if not flight.plan.rows:
+            return StepResult(preempted=flight.preempted)
+        work = StepWork.of(flight.plan, flight.seconds)
         self._speed.record(work)
         self._decode_speed.record(work)
         self._budget.record(work)
-        told = StepResult(work=work, admitted=admitted, preempted=preempted)
-        return self._apply(plan, output, told)
+        told = StepResult(work=work, admitted=flight.admitted, preempted=flight.preempted)
+        return self._apply(flight, output, told)
 
-    def _apply(self, plan: Plan, output: StepOutput, told: StepResult) -> StepResult:
-        """Adds to ``told`` what becomes of the plan's requests."""
+    def close(self) -> None:
+        """Returns once nothing is being computed. The last call."""
+        self._flights.close()
+
+    def _apply(self, flight: Flight, output: StepOutput, told: StepResult) -> StepResult:
+        """Adds to ``told`` what becomes of the plan's requests, but for those that have ended."""
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
         sealed: list[SealedRun] = []
-        scores = output.scores or ((),) * len(plan.rows)
-        for row, sampled, scored in zip(plan.rows, output.sampled, scores, strict=True):
-            sequence = self._sequences[row.request_id]
+        rows = flight.plan.rows
+        scores = output.scores or ((),) * len(rows)
+        shares = zip(rows, flight.sequences, output.sampled, scores, strict=True)
+        for row, sequence, sampled, scored in shares:
+            if sequence.phase is Phase.FINISHED:
+                continue
             sequence.num_computed = row.start + len(row.token_ids)
             assert len(scored) == len(row.targets), f"scores of {row.request_id}"
             if row.targets:
@@ -406,7 +422,8 @@ class Engine:
         """Raises AssertionError when the books don't balance. Call it between steps."""
         self._pool.check_integrity()
         check_lineups(self._sequences, self._scheduler)
-        check_owners(self._sequences.values(), self._imports.owned(), self._pool)
+        owners = [*self._sequences.values(), *self._flights.gone]
+        check_owners(owners, self._imports.owned(), self._pool)
         for sequence in self._sequences.values():
             root = self.key_root(sequence.spec.tenant_salt)
             check_sequence(sequence, root, self._pool, self._config)
@@ -450,7 +467,7 @@ class Engine:
         self._sequences[sequence.request_id] = sequence
 
     def _finish(self, sequence: Sequence) -> None:
-        self._scheduler.finish(sequence)
+        self._flights.finish(sequence)
         del self._sequences[sequence.request_id]
 
 
@@ -472,16 +489,3 @@ def _sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
     run = SealedRun(tuple(sequence.keys[:num_sealed]), sequence.num_published, tag)
     sequence.num_published = num_sealed
     return [run]
-
-
-def _work(plan: Plan, seconds: float) -> StepWork:
-    num_tokens = [len(row.token_ids) for row in plan.rows]
-    attended = sum(
-        count * row.start + count * (count + 1) // 2
-        for count, row in zip(num_tokens, plan.rows, strict=True)
-    )
-    is_prefill, is_decode = min(num_tokens) > 1, max(num_tokens) == 1
-    num_rows, num_decodes = len(num_tokens), num_tokens.count(1)
-    return StepWork(
-        sum(num_tokens), attended, seconds, is_prefill, is_decode, num_rows, num_decodes
-    )

@@ -12,6 +12,9 @@ from typing import Protocol
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
 
+UNKNOWN = TokenId(-1)
+"""A token that the step before has yet to sample."""
+
 Mask = Callable[[], bytes]
 """Tells which tokens may come next, as ``baton.engine.constraint`` has it. It is asked once the
 logits are there, or on their way."""
@@ -29,9 +32,12 @@ class Row:
     given only when the sampling parameters need them (penalties), else empty and 0. ``mask`` is
     None where every token may be sampled. ``targets`` are the tokens of the prompt that follow each
     of ``token_ids``, where their logprobs were asked for: as many, or one less at its end.
-    ``too_early`` are tokens that would end the answer, where it may not end yet. Nobody changes a
-    row; it is not frozen only because there is one for each token of an answer, and a frozen one
-    takes three times as long to make.
+    ``too_early`` are tokens that would end the answer, where it may not end yet.
+
+    A row that ``follows`` one of the step before, by its place in that plan, has one token, which
+    is UNKNOWN, and missing in ``history``, until :func:`fill_in`. Else nobody changes a row; it is
+    not frozen only because there is one for each token of an answer, and a frozen one takes three
+    times as long to make.
     """
 
     request_id: RequestId
@@ -45,6 +51,7 @@ class Row:
     mask: Mask | None = field(default=None, repr=False)
     targets: tuple[TokenId, ...] = ()
     too_early: tuple[TokenId, ...] = ()
+    follows: int | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +92,18 @@ class StepOutput:
 
     sampled: tuple[SampledToken | None, ...]
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()
+
+
+def fill_in(plan: Plan, before: StepOutput) -> None:
+    """Tells the rows that follow others what the step ``before`` has sampled."""
+    for row in plan.rows:
+        if row.follows is None:
+            continue
+        sampled = before.sampled[row.follows]
+        assert sampled is not None, f"{row.request_id} follows a row without a token"
+        row.token_ids = (sampled.token_id,)
+        if row.history:
+            row.history += row.token_ids
 
 
 class Runner(Protocol):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import RequestOutput
 from baton.engine.block_pool import PoolCounts
+from baton.engine.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,17 @@ class StepWork:
     is_decode: bool = False
     num_rows: int = 1
     num_decodes: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, seconds: float) -> "StepWork":
+        num_tokens = [len(row.token_ids) for row in plan.rows]
+        attended = sum(
+            count * row.start + count * (count + 1) // 2
+            for count, row in zip(num_tokens, plan.rows, strict=True)
+        )
+        is_prefill, is_decode = min(num_tokens) > 1, max(num_tokens) == 1
+        num_rows, num_decodes = len(num_tokens), num_tokens.count(1)
+        return cls(sum(num_tokens), attended, seconds, is_prefill, is_decode, num_rows, num_decodes)
 
 
 @dataclass(frozen=True, slots=True)

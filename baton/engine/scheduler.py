@@ -1,8 +1,10 @@
 """Decides what the next step computes: decodes first, then chunks of prompts, in turn."""
 
 from collections.abc import Collection
+from collections.abc import Sequence as Seq
 
 from baton.core.ids import BlockId, BlockKey, TokenId
+from baton.engine.ahead import Follower, followers, next_position, next_row
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.lineup import Lineup
@@ -116,8 +118,17 @@ class Scheduler:
 
     def finish(self, sequence: Sequence) -> None:
         """Removes a sequence, in whatever phase, and releases its blocks."""
+        self.leave(sequence)
+        self.free(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """:meth:`finish`, for one that a step is being computed for: :meth:`free` comes later."""
         self.transfer(sequence, Phase.FINISHED)
+
+    def free(self, sequence: Sequence) -> None:
+        """Nobody writes to the blocks of a finished sequence any more."""
         self._release_blocks(sequence)
+        self.wake()
 
     def fits(self, cached: Collection[BlockId], num_new: int) -> bool:
         """Whether ``num_new`` blocks beside the ``cached`` ones leave those that run in peace."""
@@ -149,11 +160,46 @@ class Scheduler:
         copies, self._copies = tuple(self._copies), []
         return Plan(self.num_steps, tuple(rows), copies)
 
+    def schedule_ahead(self, plan: Plan, sequences: Seq[Sequence]) -> Plan | None:
+        """The plan of the step after ``plan``, while that is being computed for ``sequences``: its
+        answers go on with whatever they sample. None where :meth:`schedule` would do more than let
+        answers grow, once it knows what."""
+        going_on = followers(self._running, plan, sequences)
+        if not going_on or not self._queue_rests(len(going_on)):
+            return None
+        if not self._grow(going_on, plan):
+            return None
+        self._turns.charge_decodes([sequence for sequence, _ in going_on])
+        self._chunked.clear()
+        self.num_steps += 1
+        return Plan(self.num_steps, tuple(next_row(each, plan) for each in going_on))
+
+    def _queue_rests(self, num_going_on: int) -> bool:
+        """Whether nobody who waits could be admitted if ``num_going_on`` are all that run."""
+        if not self._waiting:
+            return True
+        if num_going_on < len(self._running):
+            return False
+        return self.num_slots <= 0 or self._is_blocked
+
+    def _grow(self, going_on: list[Follower], plan: Plan) -> bool:
+        """Gives each the block of its next token, if nobody has to be preempted for that."""
+        lacking = [
+            each[0] for each in going_on if self._lacks_block(each[0], next_position(each, plan))
+        ]
+        if not self._pool.can_allocate(len(lacking)):
+            return False
+        for sequence in lacking:
+            sequence.block_ids += tuple(self._pool.allocate(1))
+        return True
+
     def _make_room(self) -> bool:
         """Gives each answer the block of its next token. Whether it took a preemption."""
         preempted = False
         for sequence in list(self._running):
-            while sequence.phase is Phase.RUNNING and self._lacks_block(sequence):
+            while sequence.phase is Phase.RUNNING and self._lacks_block(
+                sequence, sequence.num_computed
+            ):
                 if self._pool.can_allocate(1):
                     sequence.block_ids += tuple(self._pool.allocate(1))
                 else:
@@ -161,8 +207,8 @@ class Scheduler:
                     preempted = True
         return preempted
 
-    def _lacks_block(self, sequence: Sequence) -> bool:
-        return sequence.num_computed >= len(sequence.block_ids) * self._config.block_tokens
+    def _lacks_block(self, sequence: Sequence, position: int) -> bool:
+        return position >= len(sequence.block_ids) * self._config.block_tokens
 
     def _preempt_latest(self) -> None:
         victim = self._running.latest_preemptable()
@@ -293,8 +339,12 @@ class Scheduler:
         if self.num_slots <= 0:
             self._blocked_at = _ASK_AGAIN
             return False
-        blocked = self._blocked_at is not None and self._pool.num_allocatable <= self._blocked_at
-        return not (blocked and self._running)
+        return not (self._is_blocked and self._running)
+
+    @property
+    def _is_blocked(self) -> bool:
+        """The first in the queue did not fit, and nothing was freed since."""
+        return self._blocked_at is not None and self._pool.num_allocatable <= self._blocked_at
 
     def _admit_one(self, sequence: Sequence) -> bool:
         """WAITING → RUNNING if there is room. The last known token is always computed, and

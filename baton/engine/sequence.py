@@ -7,7 +7,7 @@ from baton.core.order import Waiting
 from baton.core.request import FinishReason, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.engine.constraint import Constraint
-from baton.engine.plan import Row
+from baton.engine.plan import UNKNOWN, Row
 from baton.engine.prefix import KeyChain
 
 
@@ -56,6 +56,7 @@ class Sequence:
         "endings",
         "expected_tokens",
         "first_start",
+        "is_leaving",
         "max_tokens",
         "num_adopted",
         "num_computed",
@@ -110,6 +111,8 @@ class Sequence:
         """Tokens that may not be chosen before ``min_tokens``."""
         self.scores: list[TokenLogprob] = []
         """Logprobs of the prompt's tokens from the second on, as far as computed."""
+        self.is_leaving = False
+        """Somebody waits for it to be at rest, in no step that is being computed."""
         self._chain = chain
         # Asked at each token, and the same for all of them.
         self._needs_history = spec.sampling.needs_history
@@ -132,6 +135,11 @@ class Sequence:
     def is_too_short(self) -> bool:
         """Whether the answer may not end yet."""
         return self.num_answered < self.spec.sampling.min_tokens
+
+    @property
+    def ends_next(self) -> bool:
+        """Whether it leaves the batch with its next token, whatever that is."""
+        return self.task is Task.PREFILL or len(self.token_ids) + 1 >= self.max_tokens
 
     @property
     def num_remaining(self) -> int:
@@ -185,6 +193,24 @@ class Sequence:
             self.constraint.mask if sample and self.constraint is not None else None,
             tuple(self.token_ids[start + 1 : end + 1]) if self.scores_prompt else (),
             self.endings if sample and self.endings and self.is_too_short else (),
+        )
+
+    def row_after(self, before: Row, place: int) -> Row:
+        """The token that ``before`` will sample, as a share of the step after it; ``place`` is that
+        row's in its plan."""
+        with_history = self._needs_history
+        too_short = self.num_answered + 1 < self.spec.sampling.min_tokens
+        return Row(
+            self.spec.request_id,
+            (UNKNOWN,),
+            before.context_tokens,
+            self.block_ids,
+            True,
+            self.spec.sampling,
+            tuple(self.token_ids) if with_history else (),
+            self.spec.num_prompt_tokens if with_history else 0,
+            too_early=self.endings if too_short else (),
+            follows=place,
         )
 
     def finish_reason(self, eos_token_ids: frozenset[TokenId]) -> FinishReason | None:

@@ -29,7 +29,7 @@ class EngineDoor(Protocol):
 
 
 class EngineThread:
-    """Runs commands in order, and steps whenever the engine has work.
+    """Runs commands in order, and steps whenever the engine has work; closes it at the end.
 
     ``on_step`` is called in the event loop with each step's result, ``on_crash`` with the
     exception that ended the thread: a bug of ours or of the device, after which the worker
@@ -93,6 +93,8 @@ class EngineThread:
                     self._post(self._on_step, self._engine.step())
         except BaseException as error:
             self._post(self._on_crash, error)
+        finally:
+            self._engine.close()
 
     def _await_work(self) -> bool:
         """Blocks until there is something to do; False once stopping."""
