@@ -36,10 +36,12 @@ from baton.core.task import Task
 from baton.engine import runner as runner_module
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.pipeline import Pipeline
 from baton.engine.result import StepResult
 from baton.engine.runner import ModelRunner
 from baton.rpc.convert import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
+from baton.worker.engine_thread import EngineDoor
 from baton.worker.extension import Extension
 from baton.worker.intake import Intake, IntakeConfig
 from baton.worker.kv_layout import KvLayout
@@ -128,7 +130,7 @@ class NoStore:
         pass
 
 
-def make_engine(runner: ModelRunner) -> Engine:
+def make_engine(runner: ModelRunner, pipeline: Pipeline | None = None) -> Engine:
     config = EngineConfig(
         block_tokens=16, max_model_tokens=runner.model_config.max_position_embeddings
     )
@@ -139,11 +141,11 @@ def make_engine(runner: ModelRunner) -> Engine:
         kv_dtype=runner.kv_dtype,
         eos_token_ids=frozenset(),
         clock=CLOCK,
+        pipeline=pipeline,
     )
 
 
-def make_worker(runner: ModelRunner, engine: Engine) -> Worker:
-    door = InLine(engine)
+def make_worker(runner: ModelRunner, door: EngineDoor) -> Worker:
     layout = KvLayout(runner.kv_layout, runner.pool.block_bytes, "", lambda block_ids: [])
     intake = Intake(door, MemoryPeers(), {}, layout, "", "here", CLOCK, IntakeConfig())
     name = "w"
@@ -158,7 +160,7 @@ def watched(runner: ModelRunner, engine: Engine, worker: Worker) -> Watch:
     watch = Watch()
     watch.watch(engine, "step", "step")
     watch.watch(engine._scheduler, "schedule", "schedule")
-    watch.watch(engine._runner, "run", "run")
+    watch.watch(runner, "run", "run")
     watch.watch(runner._model, "hidden", "model")
     watch.watch(runner._model, "logits", "model")
     watch.watch(runner, "_sample", "sample")
@@ -167,7 +169,7 @@ def watched(runner: ModelRunner, engine: Engine, worker: Worker) -> Watch:
     return watch
 
 
-async def _submit(
+async def submit(
     worker: Worker, batch: int, vocabulary: int, options: argparse.Namespace
 ) -> OutputStream:
     chance = np.random.default_rng(options.seed)
@@ -207,11 +209,11 @@ async def _steps(
 async def measure(runner: ModelRunner, batch: int, options: argparse.Namespace) -> dict[str, float]:
     """Seconds of each part."""
     engine = make_engine(runner)
-    worker = make_worker(runner, engine)
+    worker = make_worker(runner, InLine(engine))
     watch = watched(runner, engine, worker)
     running = asyncio.create_task(worker.run())
     await asyncio.sleep(0)
-    stream = await _submit(worker, batch, runner.model_config.vocab_size, options)
+    stream = await submit(worker, batch, runner.model_config.vocab_size, options)
     seen = await _steps(engine, worker, stream, watch, options)
     await cancelled(running)
     watch.end()

@@ -1,6 +1,6 @@
 """One decoder for every supported architecture; what differs is in its ModelConfig."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -11,11 +11,25 @@ from baton.engine.loader import LayerWeights, Weights
 from baton.engine.moe import mixture
 from baton.engine.ops import Ops
 
+OnStart = Callable[[], None]
+
+
+def nothing() -> None:
+    pass
+
 
 class Decoder(Protocol):
     """What a runner asks of a model, on whatever it computes."""
 
-    def hidden(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor: ...
+    def hidden(
+        self, token_ids: torch.Tensor, batch: Batch, on_start: OnStart = nothing
+    ) -> torch.Tensor:
+        """What the last layer says of each token, [num_tokens, hidden_size].
+
+        ``token_ids`` [num_tokens] are the packed rows of ``batch``, whose KV is written. Calls
+        ``on_start`` when nothing is left for the interpreter to do until the layers are computed.
+        """
+        ...
 
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor: ...
 
@@ -48,13 +62,14 @@ class Model:
         """:meth:`logits` of :meth:`hidden`."""
         return self.logits(self.hidden(token_ids, batch), wanted)
 
-    def hidden(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """What the last layer says of each token, [num_tokens, hidden_size].
-
-        ``token_ids`` [num_tokens] are the packed rows of ``batch``, whose KV is written.
-        """
+    def hidden(
+        self, token_ids: torch.Tensor, batch: Batch, on_start: OnStart = nothing
+    ) -> torch.Tensor:
+        """As :meth:`Decoder.hidden`."""
         self.ops.prepare(batch)
-        return self.layers(token_ids)
+        hidden = self.layers(token_ids)
+        on_start()  # on a GPU all of it is launched, and on a CPU it is done
+        return hidden
 
     def layers(self, token_ids: torch.Tensor) -> torch.Tensor:
         """:meth:`hidden` of the batch that the ops were prepared for."""

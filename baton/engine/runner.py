@@ -1,6 +1,7 @@
 """The model on its device: runs a plan, and nothing else."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from baton.engine.determinism import arithmetic, digest_of, promising
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.kv_scale import scaled_digest
 from baton.engine.loader import Stored, Weights
-from baton.engine.model import Decoder, Model, Replays
+from baton.engine.model import Decoder, Model, OnStart, Replays, nothing
 from baton.engine.native.choice import TORCH, Choice, choose
 from baton.engine.native.decoder import NativeModel
 from baton.engine.native.matrix import Team
@@ -38,6 +39,17 @@ Sampler = Callable[[torch.Tensor, Sequence[Row]], list[SampledToken | None]]
 DEFAULT_POOL_BYTES = 512 * 1024 * 1024
 GPU_POOL_SHARE = 0.85
 """Of the memory that is free once the weights are loaded; the rest is for activations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A plan's rows as tensors on the host: ``sampling`` are the places of those that sample, and
+    ``wanted`` [num_sampling] their last tokens' in the batch."""
+
+    plan: Plan
+    batch: Batch
+    sampling: list[int]
+    wanted: torch.Tensor
 
 
 class ModelRunner:
@@ -133,27 +145,42 @@ class ModelRunner:
         """Equal on two workers iff their blocks mean the same bytes."""
         return self.pool.layout
 
+    def leaves_free(self, num_cores: int) -> bool:
+        """Whether others can use the interpreter, and one of ``num_cores``, while it computes."""
+        if self._device.type != "cpu":
+            return True
+        return self.choice.native and torch.get_num_threads() < num_cores
+
     def warm(self, num_rows: int) -> None:
         """Prepares what steps of up to ``num_rows`` decodes need, or the first take longer."""
         if self._graphs is not None:
             self._graphs.warm(num_rows)
 
-    @torch.inference_mode()
     def run(self, plan: Plan) -> StepOutput:
+        return self.compute(self.prepare(plan), nothing)
+
+    @torch.inference_mode()
+    def prepare(self, plan: Plan) -> Prepared:
+        """Implements :class:`baton.engine.pipeline.StagedRunner`, as :meth:`compute` does. May be
+        called while another thread computes; nothing here is done on the device."""
+        batch = make_batch(plan.rows, self.block_tokens, HOST, self._tables)
+        sampling = [index for index, row in enumerate(plan.rows) if row.sample]
+        last = [batch.offsets[index + 1] - 1 for index in sampling]
+        return Prepared(plan, batch, sampling, torch.tensor(last, dtype=torch.int64))
+
+    @torch.inference_mode()
+    def compute(self, prepared: Prepared, on_start: OnStart) -> StepOutput:
+        plan, batch, sampling = prepared.plan, prepared.batch, prepared.sampling
         for source, target in plan.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
-        batch = make_batch(plan.rows, self.block_tokens, HOST, self._tables)
         tokens = [token for row in plan.rows for token in row.token_ids]
-        sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         logits, hidden = self._replayed(plan, tokens, batch), None
         if logits is None:
-            wanted = torch.tensor(
-                [batch.offsets[index + 1] - 1 for index in sampling],
-                dtype=torch.int64,
-                device=self._device,
-            )
-            hidden = self._model.hidden(torch.tensor(tokens, device=self._device), batch)
-            logits = self._model.logits(hidden, wanted)
+            token_ids = torch.tensor(tokens, device=self._device)
+            hidden = self._model.hidden(token_ids, batch, on_start)
+            logits = self._model.logits(hidden, prepared.wanted.to(self._device))
+        else:
+            on_start()
         sampled: list[SampledToken | None] = [None] * len(plan.rows)
         rows = [plan.rows[index] for index in sampling]
         for index, token in zip(sampling, self._sample(logits, rows), strict=True):

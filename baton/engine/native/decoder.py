@@ -9,6 +9,7 @@ from baton.checkpoint import ModelConfig
 from baton.engine.attention.base import Batch
 from baton.engine.kv_pool import KvPool
 from baton.engine.loader import LayerOf, Stored
+from baton.engine.model import OnStart, nothing
 from baton.engine.moe import blend
 from baton.engine.native.library import (
     CODINGS,
@@ -55,20 +56,19 @@ class NativeModel:
         if weights.head is not weights.embedding:
             self._embedding = weights.embedding.join(pool.tensor.device, dtype)
 
-    def hidden(self, token_ids: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """What the last layer says of each token, [num_tokens, hidden_size].
-
-        ``token_ids`` [num_tokens] are the packed rows of ``batch``, whose KV is written.
-        """
+    def hidden(
+        self, token_ids: torch.Tensor, batch: Batch, on_start: OnStart = nothing
+    ) -> torch.Tensor:
+        """As :meth:`baton.engine.model.Decoder.hidden`."""
         assert token_ids.shape == (batch.offsets[-1],), token_ids.shape
         x = self._embed(token_ids)
         first = 0
         for index, experts in self._experts.items():
             normed = torch.empty_like(x)
-            self._core.run(batch, first, index + 1, x, normed)
+            self._core.run(batch, first, index + 1, x, normed, on_start)
             x += experts(normed, self._config)
-            first = index + 1
-        self._core.run(batch, first, self._config.num_layers, x, x)
+            first, on_start = index + 1, nothing
+        self._core.run(batch, first, self._config.num_layers, x, x, on_start)
         return x
 
     @property
@@ -194,17 +194,22 @@ class Core:
         return x
 
     def run(
-        self, batch: Batch, first: int, last: int, x: torch.Tensor, normed: torch.Tensor
+        self,
+        batch: Batch,
+        first: int,
+        last: int,
+        x: torch.Tensor,
+        normed: torch.Tensor,
+        on_start: OnStart = nothing,
     ) -> None:
         """Layers [first, last) over ``x`` [num_tokens, hidden], in place. ``normed`` gets what a
         last layer with experts gives them."""
         for tensor in (x, normed):
             self._check(tensor, batch.offsets[-1], self._shape.hidden)
         rows, kept = _rows(batch)
-        call(
-            self._library.baton_run,
-            self._handle, byref(rows), first, last, x.data_ptr(), normed.data_ptr(),
-        )  # fmt: skip
+        arguments = byref(rows), first, last, x.data_ptr(), normed.data_ptr()
+        on_start()
+        call(self._library.baton_run, self._handle, *arguments)
         del kept
 
     def attend(

@@ -1,0 +1,186 @@
+"""Steps that are planned while the one before is computed, beside steps that wait for it.
+
+    python -m benchmarks.overlap [--model DIR | --shape 50m|0.6b] [--dtype float32|bfloat16]
+                                 [--threads N] [--batches N …] [--context N] [--rounds N]
+
+A worker's own code and threads: the engine steps in one, the event loop delivers and encodes in
+another, and with overlap the model has a third. Both ways take turns, ``--steps`` at a time, with
+the same requests. Tells the wall-clock time of a step and the CPU time of the process for it:
+medians over the rounds, and the ratio's over pairs of neighbouring rounds. Prints a table, and JSON
+as the last line.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from threading import Event
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+
+from baton.config import DEMO_MODEL
+from baton.engine.engine import Engine
+from baton.engine.pipeline import RunnerThread
+from baton.engine.result import StepResult
+from baton.engine.runner import ModelRunner
+from baton.rpc.convert import output_to_proto
+from baton.rpc.v1 import worker_pb2 as pb
+from baton.worker.engine_thread import EngineThread
+from baton.worker.stream import OutputStream
+from benchmarks.decode_step import SAMPLINGS, cancelled, make_engine, make_worker, submit
+from benchmarks.engine import SHAPES, write_model
+from benchmarks.machine import describe
+
+WARM_STEPS = 5
+"""At the beginning of each turn: with overlap, the first one is done when it begins."""
+
+
+class Side:
+    """One of the two ways, with a model and requests of its own, which stand still but in
+    :meth:`steps`."""
+
+    def __init__(self, runner: ModelRunner, overlaps: bool) -> None:
+        pipeline = RunnerThread(runner) if overlaps else None
+        self._thread = EngineThread(make_engine(runner, pipeline), self._on_step, self._on_crash)
+        self._worker = make_worker(runner, self._thread)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._gate = Event()
+        self._num_steps = 0
+        self._marks: dict[int, asyncio.Future[tuple[float, float]]] = {}
+
+    async def open(self, batch: int, vocabulary: int, options: argparse.Namespace) -> None:
+        """Returns once all prompts are read."""
+        self._thread.start()
+        self._tasks = [asyncio.create_task(self._worker.run())]
+        await asyncio.sleep(0)
+        stream = await submit(self._worker, batch, vocabulary, options)
+        self._tasks.append(asyncio.create_task(encode(stream)))
+        while await self._thread.call(_is_reading):
+            pass
+        self._halt()
+
+    async def steps(self, count: int) -> tuple[float, float]:
+        """Seconds of a step by the wall clock, and of the process's CPU time."""
+        first = self._num_steps + WARM_STEPS
+        marks = [self._mark(first), self._mark(first + count)]
+        self._gate.set()
+        (began, spent), (ended, spent_then) = await asyncio.gather(*marks)
+        self._halt()
+        return (ended - began) / count, (spent_then - spent) / count
+
+    async def close(self) -> None:
+        self._gate.set()
+        for task in self._tasks:
+            await cancelled(task)
+        await self._thread.stop()
+
+    def _halt(self) -> None:
+        """Between the step that is running and the next one."""
+        self._gate.clear()
+        self._thread.send(lambda engine: self._gate.wait())
+
+    def _mark(self, num_steps: int) -> "asyncio.Future[tuple[float, float]]":
+        self._marks[num_steps] = asyncio.get_running_loop().create_future()
+        return self._marks[num_steps]
+
+    def _on_step(self, result: StepResult) -> None:
+        self._worker.on_step(result)
+        self._num_steps += 1
+        mark = self._marks.pop(self._num_steps, None)
+        if mark is not None:
+            mark.set_result((perf_counter(), process_time()))
+
+    def _on_crash(self, error: BaseException) -> None:
+        raise error
+
+
+def _is_reading(engine: Engine) -> bool:
+    return engine.stats().queued_tokens > 0 or engine.stats().waiting > 0
+
+
+async def encode(stream: OutputStream) -> None:
+    """What a router's stream does with a step's outputs, but for sending them."""
+    while True:
+        outputs = await stream.outputs()
+        message = pb.WorkerMessage(outputs=[output_to_proto(output) for output in outputs])
+        message.SerializeToString()
+
+
+async def measure(
+    runners: Sequence[ModelRunner], batch: int, options: argparse.Namespace
+) -> dict[str, float]:
+    """Microseconds of a step."""
+    off, on = sides = Side(runners[0], False), Side(runners[1], True)
+    for side in sides:
+        await side.open(batch, runners[0].model_config.vocab_size, options)
+    seen = []
+    for _ in range(options.rounds):
+        seen.append((*await off.steps(options.steps), *await on.steps(options.steps)))
+    for side in sides:
+        await side.close()
+    names = ("wall off", "CPU off", "wall on", "CPU on")
+    medians = [statistics.median(column) * 1e6 for column in zip(*seen, strict=True)]
+    return {
+        **dict(zip(names, medians, strict=True)),
+        "wall ratio": statistics.median(each[2] / each[0] for each in seen),
+        "CPU ratio": statistics.median(each[3] / each[1] for each in seen),
+    }
+
+
+def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = options.model
+        if options.shape:
+            path = Path(folder)
+            write_model(path, options)
+        runners = [
+            ModelRunner.load(path, device="cpu", dtype=options.dtype, cpu_kernels=options.on)
+            for _ in range(2)
+        ]
+        for batch in options.batches:
+            yield {"batch": batch, **asyncio.run(measure(runners, batch, options))}
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
+    parser.add_argument("--shape", choices=SHAPES, help="random weights instead of --model")
+    parser.add_argument("--layers", type=int, default=0, help="fewer, to be done sooner; 0: all")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
+    parser.add_argument("--on", choices=["auto", "on", "off"], default="auto", help="kernels")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=512)
+    parser.add_argument("--sampling", choices=SAMPLINGS, default="greedy")
+    parser.add_argument("--steps", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument("--seed", type=int, default=1)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str]) -> int:
+    options = parse(arguments)
+    torch.set_num_threads(options.threads)
+    told = {**describe(), **vars(options), "model": str(options.model)}
+    print(told, "µs of a step", sep="\n")
+    lines: list[dict[str, Any]] = []
+    for line in run(options):
+        if not lines:
+            print(*(f"{name:>10}" for name in line))
+        lines.append(line)
+        print(
+            *(f"{value:10.{3 if 'ratio' in name else 0}f}" for name, value in line.items()),
+            flush=True,
+        )
+    print(json.dumps({**told, "lines": lines}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
