@@ -175,6 +175,9 @@ class Settings(BaseSettings):
     Who can't keep that refuses to start, and workers that compute otherwise are not mixed."""
 
     # The engine
+    overlap: Annotated[Literal["auto", "on", "off"], AsSwitch] = "auto"
+    """Whether the next step of answers is planned while this one is computed (docs/engine.md).
+    ``auto``: on a GPU, and where kernels leave a core of a CPU free."""
     block_tokens: Annotated[int, Field(ge=1, le=1024)] = 16
     num_blocks: Count | None = None
     pool_bytes: Size | None = None

@@ -19,6 +19,7 @@ from baton.core.states import Role, WorkerState
 from baton.engine.checksum import block_checksums, checksum_algorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.pipeline import RunnerThread
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
 from baton.kv.redis_index import RedisKvIndex
@@ -95,6 +96,7 @@ class WorkerProgram:
             kv_dtype=self._runner.kv_dtype,
             eos_token_ids=frozenset(TokenId(t) for t in self._runner.model_config.eos_token_ids),
             clock=self._clock,
+            pipeline=RunnerThread(self._runner) if self._overlaps() else None,
         )
         self._transports = self._open_transports()
         self._worker = self._build_worker()
@@ -177,6 +179,12 @@ class WorkerProgram:
         tell = log.warning if runner.choice.is_fallback else log.info
         tell("model_loaded", computed_by=runner.choice.told, quantization=runner.quantization)
         return runner
+
+    def _overlaps(self) -> bool:
+        """Whether the model has a thread of its own, where the next step waits for this one."""
+        if self._settings.overlap == "auto":
+            return self._runner.leaves_free(os.cpu_count() or 1)
+        return self._settings.overlap == "on"
 
     def _load_grammars(self) -> Grammars | None:
         """None where they can't be followed: requests that have one are refused then."""
