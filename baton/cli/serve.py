@@ -1,6 +1,5 @@
 """``baton serve ROLE``: one program in the foreground, as a container runs it."""
 
-import contextlib
 import importlib
 import traceback
 from pathlib import Path
@@ -8,12 +7,10 @@ from typing import Any
 
 from prometheus_client import disable_created_metrics
 
-from baton.checkpoint import list_shards
 from baton.config import Settings, load_settings, prepare_threads
 from baton.core.states import Role
 from baton.errors import BatonError, Invalid
 from baton.obs.logs import set_up_logs
-from baton.readahead import Readahead
 from baton.runtime.last_words import note_termination
 from baton.runtime.ops import OpsServer
 from baton.runtime.serve import serve
@@ -43,8 +40,6 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         # a series more for each, of when it began, that nobody asks for
         disable_created_metrics()  # type: ignore[no-untyped-call]
         prepare_threads(settings.threads if Role(role) in WORKERS else 1)
-        if Role(role) in WORKERS:
-            _read_ahead(Path(settings.model).expanduser())
         ops = OpsServer(STATUS.vitals, settings.hung_seconds)
         address = _open(ops, settings)
         program = importlib.import_module(MODULES[Role(role)]).build(settings)
@@ -58,14 +53,6 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
     except Exception as error:
         note_termination(f"a bug: {error!r}; the log tells more")
         raise
-
-
-def _read_ahead(model: Path) -> None:
-    """Of a model that is here, while Python is busy with imports: a second or two in which the disk
-    would be idle. What is wrong with it is said by who loads it."""
-    with contextlib.suppress(BatonError):
-        if model.is_dir():
-            Readahead(list_shards(model), waits=False).start()
 
 
 def drain_seconds_of(settings: Settings, role: Role) -> float:

@@ -1,7 +1,6 @@
 """A checkpoint's files, mapped: tensors are views of them, and read when they are used."""
 
 import mmap
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -13,7 +12,6 @@ import torch
 from baton.checkpoint import Fp8Format, list_shards, shard_header
 from baton.engine.quantization import E4M3, Codes
 from baton.errors import Invalid
-from baton.readahead import Readahead
 
 Progress = Callable[[int, int], None]
 """Called with bytes done and bytes in all."""
@@ -130,8 +128,7 @@ class Shards:
     """All files of ``path``. Raises Invalid that names the file, and the tensor.
 
     ``fp8``: how the checkpoint keeps matrices in FP8, if it does. ``progress`` hears of what was
-    used, of all that was asked for until then. While this lives, the
-    disk reads ahead of who uses it.
+    used, of all that was asked for until then.
     """
 
     def __init__(
@@ -144,14 +141,11 @@ class Shards:
         self._places: dict[int, tuple[Shard, int, int]] = {}
         self._unused: set[int] = set()
         self._total_bytes = self._done_bytes = 0
-        files = list_shards(path)
-        for file in files:
+        for file in list_shards(path):
             header, data_start = shard_header(file)
             shard = Shard(file, _map(file), data_start)
             told = {name: entry for name, entry in header.items() if name != "__metadata__"}
             self._entries |= {name: _Entry(shard, entry) for name, entry in told.items()}
-        self._readahead = Readahead(files).start()
-        weakref.finalize(self, self._readahead.close)
 
     def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> Stack:
         """Tensors of ``rows[i]`` rows each. They are of one format."""
@@ -262,7 +256,6 @@ class Shards:
             length = (start + size) // mmap.PAGESIZE * mmap.PAGESIZE - first
             if length > 0:
                 shard.map.madvise(mmap.MADV_DONTNEED, first, length)
-        self._readahead.advance(self._done_bytes)
         self._progress(self._done_bytes, self._total_bytes)
 
 

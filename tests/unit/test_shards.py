@@ -1,4 +1,4 @@
-"""Weights where they lie: mapped, checked, converted while they are packed, read ahead."""
+"""Weights where they lie: mapped, checked, converted while they are packed."""
 
 import json
 import struct
@@ -8,13 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from baton import readahead
 from baton.checkpoint import load_model_config
 from baton.engine.loader import Stored, load_weights
 from baton.engine.native.matrix import PackedMatrix, Team
 from baton.engine.shards import Shards, Stack
 from baton.errors import Invalid
-from baton.readahead import Readahead
 from tests.model_zoo import ZOO, make_model
 from tests.unit.native_house import FORMATS, needs_kernels
 
@@ -142,38 +140,3 @@ def test_one_matrix_is_of_one_format(tmp_path: Path) -> None:
     shards = Shards(write(tmp_path, a=torch.ones(2, 4), b=torch.ones(2, 4).half()))
     with pytest.raises(Invalid, match="a, b have different dtypes"):
         shards.stack(["a", "b"], [2, 2], 4)
-
-
-def test_the_disk_stays_ahead_but_not_by_more_than_it_may(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Pieces asked for, in order, as whoever uses them gets on."""
-    piece = readahead.PIECE_BYTES
-    for name, size in (("a", 5 * piece), ("b", 2 * piece + 7)):
-        (tmp_path / name).write_bytes(bytes(size))
-    asked: list[tuple[int, int]] = []
-    monkeypatch.setattr(
-        readahead.os,
-        "posix_fadvise",
-        lambda fd, start, length, advice: asked.append((start, length)),
-    )
-    files = [tmp_path / "a", tmp_path / "b"]
-    early = Readahead(files, 3 * piece, waits=False).start()
-    early.join()
-    assert asked == [(n * piece, piece) for n in range(3)]
-    asked.clear()
-    following = Readahead(files, 3 * piece).start()
-    following.advance(2 * piece)
-    following.advance(5 * piece)
-    following.join()
-    assert asked == [(n * piece, piece) for n in range(5)] + [
-        (0, piece),
-        (piece, piece),
-        (2 * piece, 7),
-    ]
-    unread = Readahead(files, 3 * piece).start()
-    unread.close()
-
-
-def test_what_can_not_be_read_ahead_is_left(tmp_path: Path) -> None:
-    Readahead([tmp_path / "none"]).start().join()
