@@ -215,38 +215,40 @@ class Attention {
   template <long R>
   void add_few(long first, Spot spot, long visible) {
     if (vectors_at_once(R) * kLanes < kColumns) return add_many(first, R, spot, visible);
-    for (long i = 0; i < kColumns; i += kLanes) score_few<R>(first, spot, i);
+    // One block after the other goes on with other sums, so that none waits for the one before.
+    for (long step = 0; step < depth_; step += kLanes)
+      for (long i = 0; i < kColumns; i += kLanes) score_few<R>(first, spot, i, step);
     for (long row = 0; row < R; ++row) weigh(first + row, visible + row / group_);
     for (long column = 0; column < width_; column += kColumns) sum_few<R>(first, spot, column);
   }
 
-  // Of keys [key, key + 16).
+  // Of keys [key, key + 16), and units of depth [step, step + 16).
   template <long R>
-  void score_few(long first, Spot spot, long key) {
-    const Unit* queries = reinterpret_cast<const Unit*>(queries_ + first * dim_);
-    Vec sum[R];
-    for (Vec& one : sum) one = zeros();
-    for (long step = 0; step < depth_; step += kLanes) {
-      const Lanes inside = lanes(depth_ - step);
-      Words block[kLanes];
+  void score_few(long first, Spot spot, long key, long step) {
+    const Unit* queries = reinterpret_cast<const Unit*>(queries_ + first * dim_) + step;
+    float* scores = scores_ + first * kColumns + key;
+    const Lanes inside = lanes(depth_ - step);
+    Words block[kLanes];
 #pragma GCC unroll 16
-      for (long k = 0; k < kLanes; ++k) {
-        const T *own = places_[key + k], *coming = coming_[key + k];
-        const long at = spot.along + step * kPerUnit;
-        block[k] = own ? load_words(reinterpret_cast<const Unit*>(own + at), inside) : no_words();
-        _mm_prefetch(coming + step * kPerUnit, _MM_HINT_T0);
-      }
-      transpose(block);
-#pragma GCC unroll 16
-      for (long s = 0; s < kLanes; ++s) {
-        if (s >= depth_ - step) break;
-#pragma GCC unroll 4
-        for (long r = 0; r < R; ++r)
-          sum[r] = Format<T>::multiply_add(sum[r], every_word(queries[r * depth_ + step + s]),
-                                           block[s]);
-      }
+    for (long k = 0; k < kLanes; ++k) {
+      const T *own = places_[key + k], *coming = coming_[key + k];
+      const long at = spot.along + step * kPerUnit;
+      block[k] = own ? load_words(reinterpret_cast<const Unit*>(own + at), inside) : no_words();
+      _mm_prefetch(coming + step * kPerUnit, _MM_HINT_T0);
     }
-    for (long r = 0; r < R; ++r) store(scores_ + (first + r) * kColumns + key, sum[r]);
+    transpose(block);
+    Vec sum[R];
+#pragma GCC unroll 4
+    for (long r = 0; r < R; ++r) sum[r] = step == 0 ? zeros() : load(scores + r * kColumns);
+#pragma GCC unroll 16
+    for (long s = 0; s < kLanes; ++s) {
+      if (s >= depth_ - step) break;
+#pragma GCC unroll 4
+      for (long r = 0; r < R; ++r)
+        sum[r] = Format<T>::multiply_add(sum[r], every_word(queries[r * depth_ + s]), block[s]);
+    }
+#pragma GCC unroll 4
+    for (long r = 0; r < R; ++r) store(scores + r * kColumns, sum[r]);
   }
 
   // Of elements [column, column + 64).
