@@ -9,6 +9,7 @@ from baton.core.states import Role, WorkerState
 from baton.engine.block_state import BlockState
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.pipeline import Direct
 from baton.kv.memory_index import MemoryKvIndex
 from baton.kv.store_client import StoreClient
 from baton.registry.heartbeat import Heartbeat
@@ -89,6 +90,7 @@ class WorkerLife:
             kv_dtype="fake",
             eos_token_ids=frozenset(),
             clock=clock,
+            pipeline=Direct(runner) if plan.role is Role.DECODE else None,
         )
         self._build(runner, clock)
         self._heartbeat = Heartbeat(self._registry, self._member, house.clock)
