@@ -1,6 +1,7 @@
 """The model on its device: runs a plan, and nothing else."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,6 +102,8 @@ class ModelRunner:
         ``baton.engine.quantization.FORMATS``, ``kv_dtype`` one in ``KV_DTYPES``."""
         config = load_model_config(path)
         place = pick_device(device)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)
         kind = pick_dtype(dtype, place, config)
         kept = format_of(quantization, config, place)
         kv_kind = pick_kv_dtype(kv_dtype, place, kind)
@@ -154,7 +157,8 @@ class ModelRunner:
     def warm(self, num_rows: int) -> None:
         """Prepares what steps of up to ``num_rows`` decodes need, or the first take longer."""
         if self._graphs is not None:
-            self._graphs.warm(num_rows)
+            with self._on_device():
+                self._graphs.warm(num_rows)
 
     def run(self, plan: Plan) -> StepOutput:
         return self.compute(self.prepare(plan), nothing)
@@ -168,8 +172,15 @@ class ModelRunner:
         last = [batch.offsets[index + 1] - 1 for index in sampling]
         return Prepared(plan, batch, sampling, torch.tensor(last, dtype=torch.int64))
 
-    @torch.inference_mode()
     def compute(self, prepared: Prepared, on_start: OnStart) -> StepOutput:
+        with torch.inference_mode(), self._on_device():
+            return self._compute(prepared, on_start)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Triton launches on the device that is this thread's, wherever its tensors are."""
+        return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
+
+    def _compute(self, prepared: Prepared, on_start: OnStart) -> StepOutput:
         plan, batch, sampling = prepared.plan, prepared.batch, prepared.sampling
         for source, target in plan.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
