@@ -182,6 +182,12 @@ def users_for(ramp: Sequence[Run], rate: float) -> int:
     return users_before
 
 
+def keep_logs(cluster: LocalCluster, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for log in cluster.home.glob("clusters/*/logs/*"):
+        shutil.copy(log, folder)
+
+
 def line(told: Run) -> str:
     """And one for each kind of failure."""
     failures = "".join(f"\n  {count} x {why}" for why, count in told.failures.items())
@@ -211,9 +217,9 @@ def main(arguments: list[str]) -> int:
         capacity = max(step.rate_rps for step in ramp)
         users = users_for(ramp, options.share * capacity)
         long = run(cluster, users, options.seconds, watch=True)
+        print(line(long), f"{long.rate_rps / capacity:.2f} of the capacity", sep="\n", flush=True)
         if options.logs and (long.failures or any(step.failures for step in ramp)):
-            shutil.copytree(cluster.home / "logs", options.logs, dirs_exist_ok=True)
-    print(line(long), f"{long.rate_rps / capacity:.2f} of the capacity", sep="\n")
+            keep_logs(cluster, options.logs)
     for name, seen in long.memory_mib.items():
         print(f"{name}: {seen[-1]:.0f} MiB, grew by {long.growth_mib[name]:.1f}")
     result = {

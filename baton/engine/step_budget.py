@@ -79,6 +79,8 @@ class StepBudget:
 
 def _solve(linear: float, quadratic: float, right: float) -> float:
     """The x of linear · x + quadratic · x² = right, none of them negative."""
+    if right == 0.0:
+        return 0.0
     if quadratic == 0.0:
         return right / linear if linear else math.inf
     return 2 * right / (linear + math.sqrt(linear * linear + 4 * quadratic * right))

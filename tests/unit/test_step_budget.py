@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from baton.clock import ManualClock
 from baton.core.cost import DecodeCost
@@ -75,6 +77,43 @@ def test_only_steps_that_did_both_count() -> None:
         measured.record(replace(step, is_decode=True))
         measured.record(replace(step, seconds=0.0))
     assert measured.tokens(8, 8_000, 1_000, 512) == 32
+
+
+@pytest.mark.parametrize("parts", [(1.0, 0.0, 1e-7), (1.0, 0.0, 0.0), (1.0, 1e-4, 0.0)])
+def test_no_time_is_left_where_a_part_costs_nothing(parts: tuple[float, float, float]) -> None:
+    """Beside a prompt that has just begun."""
+    measured = StepBudget(0.02, lambda: None)
+    for tokens, attended in ((100, 4_000), (300, 90_000), (200, 300_000), (500, 200_000)):
+        took = parts[0] + parts[1] * tokens + parts[2] * attended
+        measured.record(StepWork(tokens, attended, took, False, num_rows=9, num_decodes=8))
+    assert measured.tokens(8, 8_000, 0, 512) == LEAST_TOKENS
+
+
+WORKS = st.builds(
+    StepWork,
+    num_tokens=st.integers(2, 2_000),
+    num_attended=st.integers(1, 10_000_000),
+    seconds=st.floats(1e-6, 100.0),
+    is_prefill=st.just(False),
+)
+
+
+@given(
+    steps=st.lists(WORKS, max_size=40),
+    gap_seconds=st.floats(1e-3, 1.0),
+    answers=st.integers(1, 64),
+    context=st.integers(0, 10**6),
+    start=st.integers(0, 10**5),
+    limit=st.integers(1, 4096),
+)
+def test_whatever_was_measured_a_step_reads_something(
+    steps: list[StepWork], gap_seconds: float, answers: int, context: int, start: int, limit: int
+) -> None:
+    measured = StepBudget(gap_seconds, lambda: None)
+    for step in steps:
+        measured.record(step)
+    tokens = measured.tokens(answers, context, start, limit)
+    assert min(limit, LEAST_TOKENS) <= tokens <= limit
 
 
 def test_where_answers_alone_take_longer_prompts_take_as_long_again() -> None:
