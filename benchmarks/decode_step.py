@@ -238,8 +238,9 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"batch": batch, **{part: seconds * 1e6 for part, seconds in parts.items()}}
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+def parser_of(told: str | None, steps: int) -> argparse.ArgumentParser:
+    """Which model decodes, and how; ``told`` is the benchmark's docstring."""
+    parser = argparse.ArgumentParser(description=(told or "").split("\n")[0])
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--shape", choices=SHAPES, help="random weights instead of --model")
     parser.add_argument("--layers", type=int, default=0, help="fewer, to be done sooner; 0: all")
@@ -249,13 +250,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--context", type=int, default=512)
     parser.add_argument("--sampling", choices=SAMPLINGS, default="greedy")
-    parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args(arguments)
+    return parser
 
 
 def main(arguments: list[str]) -> int:
-    options = parse(arguments)
+    options = parser_of(__doc__, steps=150).parse_args(arguments)
     torch.set_num_threads(options.threads)
     told = {**describe(), **vars(options), "model": str(options.model)}
     print(told, "µs of a step", sep="\n")

@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from baton.config import DEMO_MODEL
 from baton.engine.engine import Engine
 from baton.engine.pipeline import RunnerThread
 from baton.engine.result import StepResult
@@ -33,8 +32,8 @@ from baton.rpc.convert import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.worker.engine_thread import EngineThread
 from baton.worker.stream import OutputStream
-from benchmarks.decode_step import SAMPLINGS, cancelled, make_engine, make_worker, submit
-from benchmarks.engine import SHAPES, write_model
+from benchmarks.decode_step import cancelled, make_engine, make_worker, parser_of, submit
+from benchmarks.engine import write_model
 from benchmarks.machine import describe
 
 WARM_STEPS = 5
@@ -147,25 +146,10 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield {"batch": batch, **asyncio.run(measure(runners, batch, options))}
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
-    parser.add_argument("--shape", choices=SHAPES, help="random weights instead of --model")
-    parser.add_argument("--layers", type=int, default=0, help="fewer, to be done sooner; 0: all")
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="float32")
-    parser.add_argument("--on", choices=["auto", "on", "off"], default="auto", help="kernels")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--context", type=int, default=512)
-    parser.add_argument("--sampling", choices=SAMPLINGS, default="greedy")
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=11)
-    parser.add_argument("--seed", type=int, default=1)
-    return parser.parse_args(arguments)
-
-
 def main(arguments: list[str]) -> int:
-    options = parse(arguments)
+    parser = parser_of(__doc__, steps=50)
+    parser.add_argument("--rounds", type=int, default=11)
+    options = parser.parse_args(arguments)
     torch.set_num_threads(options.threads)
     told = {**describe(), **vars(options), "model": str(options.model)}
     print(told, "µs of a step", sep="\n")

@@ -19,7 +19,8 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, PrefillProgress, Reservation
 from baton.engine.fake_runner import FakeRunner, reference_answer
-from baton.engine.plan import Plan, StepOutput
+from baton.engine.pipeline import Pipeline
+from baton.engine.plan import Plan, Runner, StepOutput
 from baton.errors import Invalid, Overloaded
 
 VOCAB_SIZE = 40
@@ -90,8 +91,12 @@ class Pair:
             kv_dtype="float64",
             eos_token_ids=EOS,
             clock=self.clock,
+            pipeline=self._pipeline(runner),
         )
         return Side(runner, engine)
+
+    def _pipeline(self, runner: Runner) -> Pipeline | None:
+        return None
 
     def run(self, jobs: list[Job]) -> None:
         for number in range(MAX_STEPS):

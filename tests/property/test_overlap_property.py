@@ -26,8 +26,6 @@ from tests.property.test_engine_property import (
     EOS,
     Job,
     Pair,
-    Side,
-    TimedRunner,
     check_answer,
     check_empty,
     configs,
@@ -94,18 +92,8 @@ class OverlappedPair(Pair):
         self._way = way
         super().__init__(left, right, blocks)
 
-    def _side(self, config: EngineConfig, num_blocks: int) -> Side:
-        runner = TimedRunner(self.clock, num_blocks, config.block_tokens)
-        engine = Engine(
-            runner,
-            config,
-            model_digest=b"fake",
-            kv_dtype="float64",
-            eos_token_ids=EOS,
-            clock=self.clock,
-            pipeline=self._way(runner),
-        )
-        return Side(runner, engine)
+    def _pipeline(self, runner: Runner) -> Pipeline | None:
+        return self._way(runner)
 
     def hand_over(self, job: Job) -> bool:
         """What is reserved is filled at once, while a step may be on its way."""
