@@ -65,6 +65,7 @@ class DecoderOf : public Decoder {
   const char* embed(const int64_t* tokens, long count, void* x) override {
     for (long i = 0; i < count; ++i)
       if (tokens[i] < 0 || tokens[i] >= shape_.vocabulary) return "a token is not in the vocabulary";
+    crew(seconds_of_layers(count, shape_.layers)).rouse();
     Team& team = crew(count * 1e-6 * shape_.hidden / 512);  // a cache line for each unit
     team.run([&](int) {
       team.each(count, [&](long i) {
@@ -136,14 +137,18 @@ class DecoderOf : public Decoder {
   // All threads, or the caller alone.
   Team& crew(double seconds) { return seconds < kWorthWaking ? alone_ : team_; }
 
+  double seconds_of_layers(long count, long layers) const {
+    return layers * seconds_of(count, shape_.hidden * (qkv_width() + attended_width() +
+                                                       3.0 * shape_.intermediate));
+  }
+
   Step begin(const Batch& batch, long layers) {
     Step step = reserve(batch.num_tokens());
-    const double weights = shape_.hidden * (qkv_width() + attended_width() + 3.0 * shape_.intermediate);
     double keys = 0;
     for (long row = 0; row < batch.num_rows; ++row)
       keys += double(batch.context(row)) * batch.count(row);
     const double looks = keys * 2 * attended_width() / 100e9;
-    step.team = &crew(layers * (seconds_of(step.count, weights) + looks));
+    step.team = &crew(seconds_of_layers(step.count, layers) + layers * looks);
     step.batch = &batch;
     step.rows = batch.rows_of_tokens();
     step.tiles =

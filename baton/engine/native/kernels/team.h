@@ -17,8 +17,9 @@ namespace baton {
 // out a loop: who is free takes the next index, and nobody goes on before all indices are done.
 // Which thread takes what changes from run to run, so an index must not depend on another.
 //
-// Who waits spins for as long as the others may well take, and sleeps from then on: several
-// processes share the cores, and the one that is waited for may not be running at all.
+// Who waits spins for as long as the others may well take, or the next call may be away, and sleeps
+// from then on: several processes share the cores, and the one that is waited for may not be running
+// at all.
 class Team {
  public:
   explicit Team(int size) : size_(size) {
@@ -39,13 +40,24 @@ class Team {
 
   int size() const { return size_; }
 
+  // Says that something is about to be run: a sleeper takes tens of microseconds to come, in which
+  // the caller may have other things to do.
+  void rouse() {
+    if (size_ == 1) return;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      num_calls_.fetch_add(1, std::memory_order_relaxed);
+    }
+    changed_.notify_all();
+  }
+
   // `work` gets the thread's number below size(), and must not throw.
   void run(const std::function<void(int)>& work) {
     std::lock_guard<std::mutex> one_at_a_time(running_);
     {
       std::lock_guard<std::mutex> lock(mutex_);
       work_ = &work;
-      ++num_runs_;
+      num_runs_.fetch_add(1, std::memory_order_release);
     }
     if (size_ > 1) changed_.notify_all();
     work(0);
@@ -61,20 +73,30 @@ class Team {
 
  private:
   static constexpr int kSpins = 1000;  // some 20 microseconds: what waking a thread would cost
+  static constexpr int kRests = 5000;  // from one call of a step to the next
 
   void serve(int index) {
-    for (long seen = 0;;) {
-      const std::function<void(int)>* work;
-      {
-        std::unique_lock<std::mutex> lock(mutex_);
-        changed_.wait(lock, [&] { return leaving_ || num_runs_ != seen; });
-        if (leaving_) return;
-        seen = num_runs_;
-        work = work_;
+    for (long runs = 0, calls = 0;;) {
+      while (comes(runs)) {
+        ++runs;
+        calls = num_calls_.load(std::memory_order_relaxed);
+        (*work_)(index);
+        barrier();
       }
-      (*work)(index);
-      barrier();
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [&] { return leaving_ || num_runs_ != runs || num_calls_ != calls; });
+      if (leaving_) return;
+      calls = num_calls_;
     }
+  }
+
+  // Whether there is another run than those seen, or comes to be one soon.
+  bool comes(long runs) const {
+    for (int spin = 0; spin < kRests; ++spin) {
+      if (num_runs_.load(std::memory_order_acquire) != runs) return true;
+      _mm_pause();
+    }
+    return false;
   }
 
   void barrier() {
@@ -112,10 +134,9 @@ class Team {
   std::mutex running_, mutex_;
   std::condition_variable changed_;
   const std::function<void(int)>* work_ = nullptr;
-  long num_runs_ = 0;
   bool leaving_ = false;
   int num_asleep_ = 0;
-  std::atomic<long> next_{0}, num_passed_{0};
+  std::atomic<long> num_runs_{0}, num_calls_{0}, next_{0}, num_passed_{0};
   std::atomic<int> num_arrived_{0};
 };
 
