@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from baton.engine.model import Decoder, Model, OnStart, Replays, nothing
 from baton.engine.native.choice import TORCH, Choice, choose
 from baton.engine.native.decoder import NativeModel
 from baton.engine.native.matrix import Team
+from baton.engine.native.sampler import NativeChooser
 from baton.engine.ops import Ops, TorchOps
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
 from baton.engine.prompt_scores import score_targets
@@ -76,7 +78,7 @@ class ModelRunner:
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
-        self._sample = sampler_of(self._device)
+        self._sample = sampler_of(self._device, model, config.vocab_size)
         self._tables = BlockTables()
 
     @classmethod
@@ -257,8 +259,10 @@ def make_graphs(config: ModelConfig, model: Decoder, pool: KvPool) -> Replays | 
     return DecodeGraphs(model, config, pool, CudaCapture(device))
 
 
-def sampler_of(device: torch.device) -> Sampler:
+def sampler_of(device: torch.device, model: Decoder, vocab_size: int) -> Sampler:
     """On a GPU, of a batch at a time, since each look at a result waits for the device."""
+    if isinstance(model, NativeModel):
+        return partial(sample, chooser=NativeChooser(model.team, vocab_size))
     if device.type == "cpu":
         return sample
     from baton.engine.cuda.sampler import sample_batch

@@ -1,6 +1,6 @@
 """From logits to tokens. A row's result depends on its own logits, mask and parameters alone."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -11,16 +11,23 @@ from baton.core.request import SamplingParams, TokenLogprob
 from baton.engine.mask import masked
 from baton.engine.plan import Row, SampledToken
 
+Chooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
+"""Chooses from scores [num_rows, vocab] in FP32, where what may not come is minus infinity."""
 
-def sample(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken | None]:
+
+def sample(
+    logits: torch.Tensor, rows: Sequence[Row], chooser: Chooser | None = None
+) -> list[SampledToken | None]:
     """One token per row, or None where its mask allows none. ``logits`` [num_rows, vocab], FP32.
 
     Masks come before everything else. Reported logprobs are the model's own: before masks,
-    penalties, bias and temperature.
+    penalties, bias and temperature. ``chooser``: whoever does the rest, if not torch.
     """
+    if not rows:
+        return []
     scores, barren = masked(logits, [row.mask for row in rows])
     scores = kept_going(scores, rows)
-    chosen = _choose_all(scores, rows)
+    chosen = (chooser or _choose_all)(scores, rows)
     return [
         None if index in barren else _sampled(logits, index, row.sampling.logprobs, token)
         for index, (row, token) in enumerate(zip(rows, chosen, strict=True))

@@ -41,7 +41,7 @@ class NativeModel:
         team: Team,
         quantization: str = "none",
     ) -> None:
-        self._config = config
+        self._config, self.team = config, team
         dtype, shape = pool.tensor.dtype, shape_of(config, pool.tensor)
         self._core = Core(shape, pool.tensor, team, _rotary(config, pool), quantization)
         self._core.set_head(weights.norm, weights.head)

@@ -8,6 +8,7 @@ import ctypes
 import functools
 from ctypes import POINTER, Structure, c_bool, c_char_p, c_double, c_float, c_int64, c_void_p
 
+import numpy as np
 import torch
 
 from baton.engine.native import build
@@ -48,6 +49,24 @@ class Layer(Structure):
     _fields_ = [*[(name, c_void_p) for name in LAYER_FIELDS], ("coding", c_int64)]
 
 
+DIALS = np.dtype(
+    [
+        *[
+            (name, np.float64)
+            for name in (
+                "temperature", "top_p", "min_p", "repetition", "presence", "frequency",
+            )
+        ],
+        ("seed", np.uint64),
+        *[
+            (name, np.int64)
+            for name in ("position", "top_k", "seen", "answer", "end", "bias", "bias_end")
+        ],
+    ]
+)  # fmt: skip
+"""What a row asks for when its token is chosen, as kernels/sampler.h has it."""
+
+
 class Rows(Structure):
     """The packed rows of a step, as kernels/pages.h has them: int64 arrays and their sizes."""
 
@@ -64,6 +83,7 @@ _FUNCTIONS = {
     "shape_bytes": (c_int64, []),
     "layer_bytes": (c_int64, []),
     "batch_bytes": (c_int64, []),
+    "dials_bytes": (c_int64, []),
     "team": (c_void_p, [c_int64]),
     "team_free": (None, [c_void_p]),
     # kind, coding, outs, ins, gated
@@ -97,6 +117,11 @@ _FUNCTIONS = {
     "attend": (c_char_p, [c_void_p, POINTER(Rows), c_int64, c_void_p, c_void_p]),
     # decoder, x, rows of x, to
     "logits": (c_char_p, [c_void_p, c_void_p, c_int64, c_void_p]),
+    # team, vocabulary
+    "samplers": (c_void_p, [c_void_p, c_int64]),
+    "samplers_free": (None, [c_void_p]),
+    # samplers, logits, rows, dials, history, tokens of biases, biases, to
+    "choose": (c_char_p, [c_void_p, c_void_p, c_int64, *[c_void_p] * 5]),
 }
 
 
@@ -116,6 +141,7 @@ def load_for(wanted: str) -> ctypes.CDLL:
         function.restype, function.argtypes = result, arguments
     sizes = [library.baton_shape_bytes(), library.baton_layer_bytes(), library.baton_batch_bytes()]
     assert sizes == [ctypes.sizeof(kind) for kind in (Shape, Layer, Rows)]
+    assert library.baton_dials_bytes() == DIALS.itemsize
     return library
 
 

@@ -5,6 +5,7 @@
 
 #include "ceiling.h"
 #include "decoder.h"
+#include "sampler.h"
 
 using namespace baton;
 
@@ -56,6 +57,7 @@ extern "C" {
 int64_t baton_shape_bytes() { return sizeof(Shape); }
 int64_t baton_layer_bytes() { return sizeof(Layer); }
 int64_t baton_batch_bytes() { return sizeof(Batch); }
+int64_t baton_dials_bytes() { return sizeof(Dials); }
 
 Team* baton_team(int64_t size) {
   try {
@@ -148,6 +150,25 @@ const char* baton_attend(Decoder* decoder, const Batch* batch, int64_t layer, vo
 const char* baton_logits(Decoder* decoder, const void* x, int64_t count, float* to) {
   return guarded([&]() -> const char* {
     decoder->logits(x, count, to);
+    return nullptr;
+  });
+}
+
+Samplers* baton_samplers(Team* team, int64_t vocabulary) {
+  try {
+    return new Samplers(*team, vocabulary);
+  } catch (const std::exception&) {
+    return nullptr;
+  }
+}
+
+void baton_samplers_free(Samplers* samplers) { delete samplers; }
+
+const char* baton_choose(Samplers* samplers, const float* logits, int64_t count,
+                         const Dials* dials, const int64_t* history, const int64_t* bias_tokens,
+                         const double* biases, int64_t* tokens) {
+  return guarded([&]() -> const char* {
+    samplers->choose(logits, count, dials, {history, bias_tokens, biases}, tokens);
     return nullptr;
   });
 }
