@@ -93,14 +93,18 @@ inline long likeliest(const float* logits, long size) {
   return found == logits + size ? 0 : found - logits;
 }
 
-// One thread's, with room for a vocabulary.
+// One thread's, with room for a vocabulary of `size`, so that choosing takes no memory.
 class Sampler {
  public:
   explicit Sampler(long size)
       : size_(size),
         weights_(ceil_div(size, kBlock) * kBlock),
         blocks_(ceil_div(size, kBlock)),
-        counts_(size) {}
+        counts_(size),
+        groups_(2 * kGroups) {
+    seen_.reserve(size);
+    members_.reserve(size);
+  }
 
   long choose(const float* logits, const Dials& dials, const Lists& lists) {
     const bool adjusted = dials.end > dials.seen || dials.bias_end > dials.bias;
@@ -133,8 +137,7 @@ class Sampler {
  private:
   static constexpr long kBlock = 512;    // weights that are summed up by themselves
   static constexpr long kGroups = 4096;  // 64 for each power of two, down to 2^-64
-
-  static constexpr int kGroupBits = 46;
+  static constexpr int kGroupBits = 46;  // that don't matter for it
   static constexpr int64_t kOne = 0x3ff0000000000000;  // the bits of 1
 
   struct Group {
@@ -210,7 +213,8 @@ class Sampler {
   }
 
   void group() {
-    groups_.assign(2 * kGroups, {0, 0});  // of even and odd tokens: neighbours don't wait for each other
+    // Of even and odd tokens, so that neighbours don't wait for each other.
+    std::fill(groups_.begin(), groups_.end(), Group{0, 0});
     for (long i = 0; i < size_; ++i) {
       if (weights_[i] == 0) continue;
       Group& group = groups_[2 * group_of(weights_[i]) + i % 2];
@@ -223,7 +227,7 @@ class Sampler {
   }
 
   auto before() const {
-    return [this](long a, long b) {
+    return [this](int32_t a, int32_t b) {
       return weights_[a] != weights_[b] ? weights_[a] > weights_[b] : a < b;
     };
   }
@@ -325,7 +329,7 @@ class Sampler {
   const long size_;
   std::vector<double> weights_, blocks_;
   std::vector<int32_t> counts_;  // by token: zeros between two rows
-  std::vector<long> seen_, members_;
+  std::vector<int32_t> seen_, members_;
   std::vector<Group> groups_;
 };
 
@@ -339,20 +343,18 @@ class Samplers {
               int64_t* tokens) {
     const double seconds = double(count) * size_ * (dials ? 1e-9 : 1e-10);
     Team& team = seconds < kWorthWaking || count == 1 ? alone_ : team_;
+    if (dials)
+      for (int thread = 0; thread < team.size(); ++thread)
+        if (!samplers_[thread]) samplers_[thread] = std::make_unique<Sampler>(size_);
     team.run([&](int thread) {
       team.each(count, [&](long row) {
         const float* own = logits + row * size_;
-        tokens[row] = dials ? of(thread).choose(own, dials[row], lists) : likeliest(own, size_);
+        tokens[row] = dials ? samplers_[thread]->choose(own, dials[row], lists) : likeliest(own, size_);
       });
     });
   }
 
  private:
-  Sampler& of(int thread) {
-    if (!samplers_[thread]) samplers_[thread] = std::make_unique<Sampler>(size_);
-    return *samplers_[thread];
-  }
-
   Team& team_;
   Team alone_{1};
   const long size_;
