@@ -1,4 +1,4 @@
-// From logits to tokens: what baton/engine/sampler.py says, row by row, without sorting a vocabulary.
+// From logits to tokens: what baton/engine/sampler.py says, and no vocabulary is sorted.
 #pragma once
 
 #include <cmath>
@@ -59,9 +59,9 @@ inline double sum_of_eight(Eight x) {
   return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7]));
 }
 
-// e to the power of x <= 0, within two units in the last place; 0 below the least normal number, and
-// for what is no number. x is split into n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series of r
-// summed up to the 13th power, whose rest is below 2^-57.
+// e to the power of x <= 0, within two units in the last place; 0 below the least normal number,
+// and for what is no number. x is split into n ln 2 + r with |r| <= ln 2 / 2, and the Taylor series
+// of r summed up to the 13th power, whose rest is below 2^-57.
 inline Eight power_below_one(Eight x) {
   constexpr double kRound = 0x1.8p52;  // what a sum with it is rounded to is whole
   const Eight held = x > -708.0 ? x : Eight{} - 708.0;
@@ -79,18 +79,35 @@ inline Eight power_below_one(Eight x) {
 
 // Minus infinity where there is no number.
 inline float greatest(const float* logits, long size) {
-  Vec most = every(-INFINITY);
-  for (long i = 0; i < size; i += kLanes) {
+  constexpr long kTogether = 4;  // none waits for the one before
+  Vec most[kTogether];
+  for (Vec& one : most) one = every(-INFINITY);
+  long i = 0;
+  for (; i + kTogether * kLanes <= size; i += kTogether * kLanes)
+    for (long v = 0; v < kTogether; ++v)
+      most[v] = greater(load(logits + i + v * kLanes), most[v]);
+  for (; i < size; i += kLanes) {
     const Lanes inside = lanes(size - i);
-    most = greater(pick(inside, load(logits + i, inside), most), most);
+    most[0] = greater(pick(inside, load(logits + i, inside), most[0]), most[0]);
   }
-  return most_of(most);
+  return most_of(greater(greater(most[0], most[1]), greater(most[2], most[3])));
 }
 
 // The first of the greatest.
 inline long likeliest(const float* logits, long size) {
-  const float* found = std::find(logits, logits + size, greatest(logits, size));
-  return found == logits + size ? 0 : found - logits;
+  constexpr long kPart = 2048;  // that are looked through once more
+  float best = -INFINITY;
+  long first = 0;
+  for (long part = 0; part < size; part += kPart) {
+    const float here = greatest(logits + part, std::min(kPart, size - part));
+    if (here > best) {
+      best = here;
+      first = part;
+    }
+  }
+  const float *from = logits + first, *end = logits + std::min(size, first + kPart);
+  const float* found = std::find(from, end, best);
+  return found == end ? 0 : found - logits;
 }
 
 // One thread's, with room for a vocabulary of `size`, so that choosing takes no memory.
@@ -349,7 +366,8 @@ class Samplers {
     team.run([&](int thread) {
       team.each(count, [&](long row) {
         const float* own = logits + row * size_;
-        tokens[row] = dials ? samplers_[thread]->choose(own, dials[row], lists) : likeliest(own, size_);
+        tokens[row] = dials ? samplers_[thread]->choose(own, dials[row], lists)
+                            : likeliest(own, size_);
       });
     });
   }

@@ -17,9 +17,9 @@ namespace baton {
 // out a loop: who is free takes the next index, and nobody goes on before all indices are done.
 // Which thread takes what changes from run to run, so an index must not depend on another.
 //
-// Who waits spins for as long as the others may well take, or the next call may be away, and sleeps
-// from then on: several processes share the cores, and the one that is waited for may not be running
-// at all.
+// Who waits spins for as long as the others may well take, or the next call may be away, and
+// sleeps from then on: several processes share the cores, and the one that is waited for may not be
+// running at all.
 class Team {
  public:
   explicit Team(int size) : size_(size) {
