@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from baton.core.ids import TokenId
 from baton.core.philox import uniform
 from baton.core.request import SamplingParams
 from baton.engine.cuda import sampler as batched
 from baton.engine.cuda.sampler import sample_batch
 from baton.engine.draws import uniforms
 from baton.engine.sampler import sample
-from tests.unit.test_sampler import CASES, PLAIN, VOCAB, bits_of, row
+from tests.unit.test_sampler import CASES, PLAIN, VOCAB, all_kinds, row
 
 SEED = 20261121
 
@@ -73,12 +72,7 @@ def test_a_choice_within_the_window_is_not_done_again(monkeypatch: pytest.Monkey
 def test_masks_biases_and_logprobs() -> None:
     print(f"seed {SEED}")
     logits = torch.from_numpy(np.random.default_rng(SEED).normal(size=(5, VOCAB))).float()
-    held = replace(row(PLAIN), mask=lambda: bits_of([4, 9]))
-    barren = replace(row(PLAIN), mask=lambda: b"")
-    early = replace(row(replace(PLAIN, temperature=0.0)), too_early=(TokenId(3), TokenId(VOCAB)))
-    scored = row(replace(PLAIN, logprobs=3))
-    few = row(replace(PLAIN, temperature=0.0, logprobs=0, logit_bias=((TokenId(3), 9.0),)))
-    rows = [held, barren, early, scored, few]
+    rows = all_kinds()
     got, wanted = sample_batch(logits, rows), sample(logits, rows)
     assert [each and each.token_id for each in got] == [each and each.token_id for each in wanted]
     for ours, theirs in zip(got, wanted, strict=True):

@@ -17,7 +17,7 @@ from baton.engine.native.processor import INSTRUCTIONS, limited_to
 from baton.engine.native.sampler import NativeChooser
 from baton.engine.plan import Row, SampledToken
 from baton.engine.sampler import sample
-from tests.unit.test_sampler import CASES, PLAIN, VOCAB, bits_of, row
+from tests.unit.test_sampler import CASES, PLAIN, VOCAB, all_kinds, row
 
 pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
 
@@ -97,12 +97,7 @@ def test_draws_are_those_of_seed_and_position() -> None:
 def test_masks_biases_and_logprobs() -> None:
     print(f"seed {SEED}")
     logits = torch.from_numpy(np.random.default_rng(SEED).normal(size=(5, VOCAB))).float()
-    held = replace(row(PLAIN), mask=lambda: bits_of([4, 9]))
-    barren = replace(row(PLAIN), mask=lambda: b"")
-    early = replace(row(replace(PLAIN, temperature=0.0)), too_early=(TokenId(3), TokenId(VOCAB)))
-    scored = row(replace(PLAIN, logprobs=3))
-    few = row(replace(PLAIN, temperature=0.0, logprobs=0, logit_bias=((TokenId(3), 9.0),)))
-    rows = [held, barren, early, scored, few]
+    rows = all_kinds()
     assert sample(logits, rows, NativeChooser(Team(1), VOCAB)) == sample(logits, rows)
 
 

@@ -43,6 +43,19 @@ def row(params: SamplingParams, position: int = len(HISTORY)) -> Row:
     )  # fmt: skip
 
 
+def all_kinds() -> list[Row]:
+    """Held by a mask, allowed nothing, not allowed to end, asked for logprobs, and both biased and
+    asked."""
+    greedy = replace(PLAIN, temperature=0.0)
+    return [
+        replace(row(PLAIN), mask=lambda: bits_of([4, 9])),
+        replace(row(PLAIN), mask=lambda: b""),
+        replace(row(greedy), too_early=(TokenId(3), TokenId(VOCAB))),
+        row(replace(PLAIN, logprobs=3)),
+        row(replace(greedy, logprobs=0, logit_bias=((TokenId(3), 9.0),))),
+    ]
+
+
 def expected(logits: np.ndarray, params: SamplingParams, position: int) -> int:
     """The same rules, written down once more and slowly."""
     scores = logits.astype(np.float64)
