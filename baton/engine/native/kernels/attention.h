@@ -190,7 +190,7 @@ class Attention {
       for (long at = 0; at < dim_; at += kLanes * kPerUnit) {
         lay_down(values + i, at, values_ + i / kPerUnit * width_ + at);
         for (long next = i; next < i + kPerUnit; ++next)
-          _mm_prefetch(coming_[next] + spot.part + at, _MM_HINT_T1);
+          fetch<kSecondLevel>(coming_[next] + spot.part + at);
       }
   }
 
@@ -234,7 +234,7 @@ class Attention {
       const T *own = places_[key + k], *coming = coming_[key + k];
       const long at = spot.along + step * kPerUnit;
       block[k] = own ? load_words(reinterpret_cast<const Unit*>(own + at), inside) : no_words();
-      _mm_prefetch(coming + step * kPerUnit, _MM_HINT_T0);
+      fetch<kFirstLevel>(coming + step * kPerUnit);
     }
     transpose(block);
     Vec sum[R];
@@ -269,7 +269,7 @@ class Attention {
         const long at = spot.part + column;
         values[k] = own ? own + spot.part + spot.along : nullptr;
         for (long next = 0; next < kColumns * static_cast<long>(sizeof(T)); next += 64)
-          _mm_prefetch(reinterpret_cast<const char*>(coming + at) + next, _MM_HINT_T0);
+          fetch<kFirstLevel>(reinterpret_cast<const char*>(coming + at) + next);
       }
       Unit laid[kColumns];
 #pragma GCC unroll 4

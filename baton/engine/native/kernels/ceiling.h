@@ -27,7 +27,7 @@ inline int reads_only(const Unit* from, long count) {
   for (long i = 0; i + 4 <= count; i += 4)
     for (long j = 0; j < 4; ++j) {
       const Unit* place = from + (i + j) * kLanes;
-      _mm_prefetch(place + 64 * kLanes, _MM_HINT_T0);
+      fetch<kFirstLevel>(place + 64 * kLanes);
       sum[j] = exclusive_or(sum[j], load_words(place));
     }
   return sum_of_words(exclusive_or(exclusive_or(sum[0], sum[1]), exclusive_or(sum[2], sum[3])));

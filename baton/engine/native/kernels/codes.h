@@ -140,7 +140,7 @@ inline __attribute__((always_inline)) void multiply_coded_few(const Unit* rows, 
         const uint8_t* own_codes = codes + line * Code::kLineBytes;
 #pragma GCC unroll 2
         for (long at = 0; at < Code::kLineBytes; at += 64)
-          _mm_prefetch(own_codes + kAhead + at, _MM_HINT_T0);
+          fetch<kFirstLevel>(own_codes + kAhead + at);
 #pragma GCC unroll 2
         for (long unit = 0; unit < kUnits; ++unit)
 #pragma GCC unroll 4

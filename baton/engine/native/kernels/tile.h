@@ -17,8 +17,8 @@ constexpr long kNear = 32 * kColumns;  // units: what is asked for farther ahead
 //
 // `depth` counts units; of a row they lie side by side. Every sum runs over the depth in its
 // order, whatever R is, so that a row's result has the same bits in any company. With each unit of
-// depth `Asked` vectors are fetched from where `coming` begins, to `kPlace`.
-template <class T, long R, long Asked, _mm_hint kPlace>
+// depth `Asked` vectors are fetched from where `coming` begins, to the cache's `Level`.
+template <class T, long R, long Asked, int Level>
 inline __attribute__((always_inline)) void multiply_few(const Unit* rows, long row_stride,
                                                         const Unit* columns, long column_stride,
                                                         long depth, float* sums, long sums_stride,
@@ -39,7 +39,7 @@ inline __attribute__((always_inline)) void multiply_few(const Unit* rows, long r
       if (part == 0)
 #pragma GCC unroll 4
         for (long v = 0; v < Asked; ++v)
-          _mm_prefetch(coming + step * column_stride + v * kLanes, kPlace);
+          fetch<Level>(coming + step * column_stride + v * kLanes);
 #pragma GCC unroll 6
       for (long r = 0; r < R; ++r) {
         const Words own = every_word(rows[r * row_stride + step]);
@@ -56,12 +56,12 @@ inline __attribute__((always_inline)) void multiply_few(const Unit* rows, long r
   }
 }
 
-template <class T, long Asked, _mm_hint kPlace>
+template <class T, long Asked, int Level>
 inline void multiply_some(long count, const Unit* rows, long row_stride, const Unit* columns,
                           long column_stride, long depth, float* sums, long sums_stride, bool fresh,
                           const Unit* coming) {
   const auto few = [&](auto number) {
-    multiply_few<T, decltype(number)::value, Asked, kPlace>(
+    multiply_few<T, decltype(number)::value, Asked, Level>(
         rows, row_stride, columns, column_stride, depth, sums, sums_stride, fresh, coming);
   };
   switch (count) {
@@ -80,14 +80,14 @@ inline void multiply_some(long count, const Unit* rows, long row_stride, const U
 template <class T, long Ahead = 0>
 void multiply(long num_rows, const Unit* rows, long row_stride, const Unit* columns,
               long column_stride, long depth, float* sums, long sums_stride, bool fresh) {
-  constexpr auto kPlace = Ahead > kNear ? _MM_HINT_T1 : _MM_HINT_T0;
+  constexpr int kLevel = Ahead > kNear ? kSecondLevel : kFirstLevel;
   constexpr long kVectors = kColumns / kLanes;
   const long parts = ceil_div(num_rows, kRowsAtOnce), asked = parts < 2 ? 4 : parts < 4 ? 2 : 1;
   for (long part = 0, first = 0; part < parts; ++part) {
     const long count = ceil_div(num_rows - first, parts - part);
     const Unit* coming = columns + Ahead + part * asked * kLanes;
     const auto some = [&](auto number) {
-      multiply_some<T, decltype(number)::value, kPlace>(
+      multiply_some<T, decltype(number)::value, kLevel>(
           count, rows + first * row_stride, row_stride, columns, column_stride, depth,
           sums + first * sums_stride, sums_stride, fresh, coming);
     };
@@ -111,7 +111,7 @@ inline void stand_up(const Unit* const rows[kColumns], long depth, Unit* columns
       for (long r = 0; r < kLanes; ++r) {
         const Unit* row = rows[first + r];
         block[r] = row ? load_words(row + step, inside) : no_words();
-        if (coming) _mm_prefetch(coming[first + r] + step, _MM_HINT_T1);
+        if (coming) fetch<kSecondLevel>(coming[first + r] + step);
       }
       transpose(block);
       const long count = std::min(kLanes, depth - step);

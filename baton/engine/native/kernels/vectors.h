@@ -15,6 +15,13 @@ using Unit = uint32_t;
 
 constexpr long kLanes = 16;
 
+// Has a line of memory brought to a level of the cache, in the numbers of the compilers' builtin.
+constexpr int kFirstLevel = 3, kSecondLevel = 2;
+template <int Level>
+inline __attribute__((always_inline)) void fetch(const void* line) {
+  __builtin_prefetch(line, 0, Level);
+}
+
 inline long ceil_div(long value, long by) { return (value + by - 1) / by; }
 
 // sum + the products of both halves of each word, in BF16: the upper ones first.
