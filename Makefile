@@ -18,7 +18,9 @@ PROTOC := -m grpc_tools.protoc -I proto
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup up down test check sim proto bench exact clean
+SECONDS := 120
+
+.PHONY: help setup up down test check sim fuzz proto bench exact clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
@@ -62,6 +64,9 @@ sim: setup  ## Storms over a simulated cluster (SEED=… RUNS=… PROCESSES=… 
 	@$(BIN)/python -m tools.sim $(if $(SEED),--seed $(SEED)) \
 	  --runs $(if $(RUNS),$(RUNS),$(if $(SEED),1,1000)) \
 	  $(if $(PROCESSES),--processes $(PROCESSES)) $(if $(VERBOSE),--verbose)
+
+fuzz: setup  ## Whatever may come in, random and broken (SECONDS=… SEED=…)
+	@$(BIN)/python -m tools.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 proto: setup  ## Regenerate the stubs
 	$(BIN)/python $(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)

@@ -1,0 +1,177 @@
+"""The cluster that is attacked, as an attacker sees it."""
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import psutil
+
+from benchmarks.machine import SYSTEM_CLOCK
+
+REQUESTS_PER_MINUTE = 60
+REQUEST_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class MemberAddress:
+    """A process of the cluster, and where it can be reached on the members' network.
+
+    ``grpc`` and ``line`` are host:port, or empty. ``listening`` has every TCP socket that the
+    process listens on, as host:port, those two among them.
+    """
+
+    id: str
+    role: str
+    pid: int
+    grpc: str = ""
+    line: str = ""
+    listening: tuple[str, ...] = ()
+
+
+@dataclass
+class Target:
+    """A cluster under attack for ``seconds`` from now.
+
+    ``url`` is the router's. ``attacker_key`` may ask 60 times a minute. ``neighbour_key`` belongs
+    to the other tenant, whom no attack impersonates: it is there to look for what leaks from it.
+    ``cluster_secret`` is for attacks by a member gone bad; a stranger doesn't use it. ``outcomes``
+    counts what became of the requests, by status or by the name of an error, for the report.
+    """
+
+    url: str
+    attacker_key: str
+    neighbour_key: str
+    cluster_secret: str
+    redis_url: str
+    members: tuple[MemberAddress, ...]
+    seconds: float
+    outcomes: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self._began = SYSTEM_CLOCK()
+        self._turns = 0
+
+    @property
+    def seconds_left(self) -> float:
+        return max(self._began + self.seconds - SYSTEM_CLOCK(), 0.0)
+
+    @property
+    def is_over(self) -> bool:
+        return not self.seconds_left
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port of the router's HTTP."""
+        url = httpx.URL(self.url)
+        return url.host, url.port or 80
+
+    def of_role(self, *roles: str) -> list[MemberAddress]:
+        """Members of these roles: router, conductor, prefill, decode, kvstore."""
+        return [member for member in self.members if member.role in roles]
+
+    async def turn(self) -> bool:
+        """Waits until one more request is within the attacker's limit: a minute's worth at once,
+        then one a second. False once the attack is over, and nothing is to be sent."""
+        due = self._began + (self._turns - REQUESTS_PER_MINUTE) * 60 / REQUESTS_PER_MINUTE
+        self._turns += 1
+        await asyncio.sleep(min(max(due - SYSTEM_CLOCK(), 0.0), self.seconds_left))
+        return not self.is_over
+
+    async def rest(self, seconds: float) -> None:
+        """Sleeps, but not beyond the attack's end."""
+        await asyncio.sleep(min(seconds, self.seconds_left))
+
+    @contextlib.asynccontextmanager
+    async def client(self) -> AsyncIterator[httpx.AsyncClient]:
+        """An HTTP client with the attacker's key."""
+        headers = {"authorization": f"Bearer {self.attacker_key}"}
+        async with httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=REQUEST_SECONDS, trust_env=False
+        ) as client:
+            yield client
+
+    async def post(
+        self, client: httpx.AsyncClient, path: str, body: Any = None, **options: Any
+    ) -> httpx.Response | None:
+        """Sends one request and reads its answer; ``body`` becomes JSON, else ``options`` are
+        httpx's. None when none came, or the attack is over: then the request is given up, as by a
+        client that leaves. Waits for no turn."""
+        try:
+            async with asyncio.timeout(self.seconds_left):
+                options = {"json": body, **options} if body is not None else options
+                answer = await client.post(path, **options)
+        except (httpx.HTTPError, TimeoutError) as error:
+            self.outcomes[type(error).__name__] += 1
+            return None
+        self.outcomes[str(answer.status_code)] += 1
+        return answer
+
+    @contextlib.asynccontextmanager
+    async def connection(
+        self, address: tuple[str, int] | str | None = None
+    ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+        """A TCP connection, to the router if no address (a pair, or host:port) is given. Raises
+        OSError when it is refused."""
+        host, port = self.address if address is None else _pair(address)
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            yield reader, writer
+        finally:
+            writer.transport.abort()
+
+    async def send(
+        self, data: bytes, address: tuple[str, int] | str | None = None, wait_seconds: float = 5.0
+    ) -> bytes:
+        """Sends bytes over a connection of their own, to the router if no address is given, and
+        returns what comes back until the other side closes or nothing came for a while. Empty when
+        the connection is refused or broken."""
+        answer = b""
+        try:
+            async with self.connection(address) as (reader, writer):
+                writer.write(data)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(wait_seconds, self.seconds_left)):
+                        await writer.drain()
+                        while part := await reader.read(1 << 16):
+                            answer += part
+        except OSError as error:
+            self.outcomes[type(error).__name__] += 1
+        self.outcomes[_status_of(answer)] += 1
+        return answer
+
+
+def listening_of(pid: int) -> tuple[str, ...]:
+    """Every TCP socket that a process of this machine listens on, as host:port."""
+    found = psutil.Process(pid).net_connections("tcp")
+    ours = [entry.laddr for entry in found if entry.status == psutil.CONN_LISTEN]
+    return tuple(sorted(_joined(address.ip, address.port) for address in ours))
+
+
+def is_listening(address: str) -> bool:
+    """Whether somebody accepts connections at host:port."""
+    with contextlib.suppress(OSError), socket.create_connection(_pair(address), timeout=2):
+        return True
+    return False
+
+
+def _pair(address: tuple[str, int] | str) -> tuple[str, int]:
+    if not isinstance(address, str):
+        return address
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _status_of(answer: bytes) -> str:
+    """HTTP's, or what came instead."""
+    if answer.startswith(b"HTTP/1."):
+        return answer[9:12].decode("ascii", "replace")
+    return "other bytes" if answer else "closed"
