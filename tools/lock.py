@@ -24,7 +24,7 @@ EXTRAS = ("kubernetes", "ray")
 """The extras of pyproject.toml that an image may have."""
 
 TORCH_FAMILY = re.compile(r"(torch|triton|nvidia-.+|cuda-.+)==")
-"""Torch, and the packages that only its CUDA build needs: an image for CPUs takes torch from another
+"""Torch and the packages that only its CUDA build needs. Images for CPUs take torch from another
 index."""
 
 HEADER = "# Made by `python -m tools.lock`; do not edit.\n"
