@@ -20,7 +20,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 SECONDS := 120
 
-.PHONY: help setup up down test check sim fuzz proto bench exact clean
+.PHONY: help setup up down test check sim fuzz neighbour proto bench exact clean
 
 help:  ## This list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST)
@@ -67,6 +67,9 @@ sim: setup  ## Storms over a simulated cluster (SEED=… RUNS=… PROCESSES=… 
 
 fuzz: setup  ## Whatever may come in, random and broken (SECONDS=… SEED=…)
 	@$(BIN)/python -m tools.fuzz --seconds $(SECONDS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+neighbour: setup  ## Another tenant's stream beside each attack, 30 s each (ARGS=…)
+	@$(BIN)/python -m tools.neighbour $(ARGS)
 
 proto: setup  ## Regenerate the stubs
 	$(BIN)/python $(PROTOC) --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)

@@ -27,18 +27,20 @@ REQUEST_SECONDS = 300.0
 @dataclass
 class LocalCluster:
     """A running cluster. ``environment`` makes further ``baton`` commands mean this one;
-    requests carry ``api_key``, if there is one."""
+    requests carry ``api_key``, if there is one. It runs what is in ``tree``, if that is set."""
 
     url: str
     home: Path
     environment: dict[str, str] = field(repr=False)
     api_key: str = ""
+    tree: Path | None = None
 
     def baton(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Runs ``baton ARGUMENTS`` against this cluster."""
         return subprocess.run(
             [*BATON, *arguments],
             env=self.environment,
+            cwd=self.tree,
             capture_output=True,
             text=True,
             check=check,
@@ -89,17 +91,19 @@ def local_cluster(
     prefill: int = 1,
     decode: int = 1,
     settings: dict[str, object] | None = None,
+    tree: Path | None = None,
 ) -> Iterator[LocalCluster]:
     """Starts a cluster, and stops it in whatever way the block ends. ``settings`` by their
-    names in ``baton.config.Settings``."""
+    names in ``baton.config.Settings``; ``tree`` is another version's source, to compare with."""
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         port = free_port()
         environment = {
             **{key: value for key, value in os.environ.items() if not key.startswith("BATON_")},
             "BATON_HOME": folder,
             **{f"BATON_{key.upper()}": str(value) for key, value in (settings or {}).items()},
+            **({"PYTHONPATH": str(tree)} if tree else {}),
         }
-        cluster = LocalCluster(f"http://127.0.0.1:{port}", Path(folder), environment)
+        cluster = LocalCluster(f"http://127.0.0.1:{port}", Path(folder), environment, tree=tree)
         counts = ["--prefill", str(prefill), "--decode", str(decode), "--port", str(port)]
         named = ["--model", str(model)] if model else []
         try:

@@ -69,22 +69,25 @@ def make_questions(count: int, seed: int, shortest: int, longest: int) -> list[d
     return bodies
 
 
-def answered(url: str, bodies: Sequence[dict[str, Any]], at_once: int) -> list[Question]:
+def answered(
+    url: str, bodies: Sequence[dict[str, Any]], at_once: int, key: str = ""
+) -> list[Question]:
     """Each body with its answer as of now. Raises RuntimeError when one fails."""
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda body: ask(url, Question(body)), bodies))
+        answers = list(pool.map(lambda body: ask(url, Question(body), key), bodies))
     failed = [answer.error for answer in answers if answer.error]
     if failed:
         raise RuntimeError(f"an undisturbed answer failed: {failed[0]}")
     return [Question(answer.question.body, tuple(answer.tokens)) for answer in answers]
 
 
-def ask(url: str, question: Question) -> Answer:
-    """One request, to its end."""
+def ask(url: str, question: Question, key: str = "") -> Answer:
+    """One request, to its end; with an API key, if there is one."""
     answer = Answer(question, SYSTEM_CLOCK())
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with (
-            httpx.Client(timeout=REQUEST_SECONDS) as client,
+            httpx.Client(timeout=REQUEST_SECONDS, headers=headers) as client,
             client.stream("POST", url + "/v1/completions", json=question.body) as response,
         ):
             if response.status_code != 200:
@@ -115,7 +118,9 @@ def _take(answer: Answer, line: str) -> None:
 
 
 @contextmanager
-def traffic(url: str, questions: Sequence[Question], at_once: int) -> Iterator[list[Answer]]:
+def traffic(
+    url: str, questions: Sequence[Question], at_once: int, key: str = ""
+) -> Iterator[list[Answer]]:
     """So many streams at once, each a question after the other, until the block ends; then those
     that run are let end. Yields the list that answers are added to."""
     answers: list[Answer] = []
@@ -124,7 +129,7 @@ def traffic(url: str, questions: Sequence[Question], at_once: int) -> Iterator[l
     def loop(lane: int) -> None:
         number = lane
         while not over.is_set():
-            answers.append(ask(url, questions[number % len(questions)]))
+            answers.append(ask(url, questions[number % len(questions)], key))
             number += at_once
 
     with ThreadPoolExecutor(at_once) as pool:

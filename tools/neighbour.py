@@ -1,0 +1,379 @@
+"""What another tenant notices of every attack: `make neighbour`.
+
+    python -m tools.neighbour [--seconds 30] [--only NAME …] [--tree DIR] [--rest 60] [--list]
+
+Starts a cluster with the demo model and two tenants. Each attack (tools/attacks) runs for so many
+seconds with the key of one of them, who may ask 60 times a minute, while the other tenant reads one
+stream after the other. The promise: no gap between two of its tokens is more than 250 ms longer
+than alone, each of its answers is exactly that of an undisturbed cluster, no program ends, and a
+minute later each program's memory is within a tenth of what it was.
+
+The attacker is a process of its own, niced: it has to share the machine's cores, and they are not
+what it attacks. ``alone`` is measured before each attack, for as long. After a broken promise the
+next attack gets a fresh cluster. With --tree the cluster runs another version's source. Prints a
+table, and JSON as the last line; exit code 1 when the promise was broken.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import redis
+import yaml
+
+from baton.core.api_key import hashed
+from benchmarks.machine import SYSTEM_CLOCK, describe, pause
+from tools.attacks.collection import Attack, find_attacks, run_attacks, target_to_json
+from tools.attacks.target import REQUESTS_PER_MINUTE, MemberAddress, Target, listening_of
+from tools.local_cluster import LocalCluster, local_cluster
+from tools.streams import Answer, answered, make_questions, traffic
+
+ATTACKER, NEIGHBOUR = "attacker-tenant-key-00", "neighbour-tenant-key-0"
+SECRET = "a-cluster-secret-of-the-members"
+MAX_EXTRA_GAP_SECONDS = 0.25
+MAX_MEMORY_RATIO = 1.1
+QUESTIONS, SHORTEST, LONGEST = 12, 150, 250
+WARM_UP_SECONDS = 10.0
+SAMPLE_SECONDS = 0.25
+READY_SECONDS = 60.0
+END_SECONDS = 20.0
+"""For the attacking process to end after its time."""
+
+NICENESS = 10
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """The neighbour's streams of one span; gaps and first tokens in milliseconds."""
+
+    streams: int
+    wrong: int
+    failed: int
+    gap_p50: float
+    gap_p99: float
+    gap_max: float
+    first_token_max: float
+    errors: tuple[str, ...] = ()
+
+    @property
+    def is_exact(self) -> bool:
+        return bool(self.streams) and not (self.wrong or self.failed)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """The cluster's programs at one moment: pid and RSS in MiB of each, children included."""
+
+    pids: dict[str, int]
+    memory: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One attack and what the neighbour noticed. ``ended`` names programs that ended; memory is in
+    MiB by program. ``broken`` says which parts of the promise were."""
+
+    name: str
+    finding: str
+    alone: Streamed
+    beside: Streamed
+    ended: tuple[str, ...]
+    memory_before: dict[str, float]
+    memory_peak: dict[str, float]
+    memory_after: dict[str, float]
+    outcomes: dict[str, int]
+    broken: tuple[str, ...] = field(default=())
+
+
+class MemoryWatch:
+    """Samples the programs' memory while the block lasts; ``peak`` is per program, in MiB."""
+
+    def __init__(self, pids: dict[str, int]) -> None:
+        self.peak: dict[str, float] = {}
+        self._pids = pids
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self) -> "MemoryWatch":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.wait(SAMPLE_SECONDS):
+            for name, size in memory_of(self._pids).items():
+                self.peak[name] = max(size, self.peak.get(name, 0.0))
+
+
+class Neighbourhood:
+    """A running cluster, the neighbour's questions, and their right answers."""
+
+    def __init__(self, cluster: LocalCluster, bodies: Sequence[dict[str, Any]]) -> None:
+        self.cluster = cluster
+        self._questions = answered(cluster.url, bodies, 2, NEIGHBOUR)
+
+    def streamed(self, seconds: float) -> Streamed:
+        """The neighbour's streams, one after the other, for so long."""
+        with self.reading() as answers:
+            pause(seconds)
+        return summary(answers)
+
+    @contextmanager
+    def reading(self) -> Iterator[list[Answer]]:
+        """Adds answers to what it yields, one after the other."""
+        with traffic(self.cluster.url, self._questions, 1, NEIGHBOUR) as answers:
+            yield answers
+
+    def programs(self) -> Programs:
+        """Raises RuntimeError when the cluster's status can't be read."""
+        pids = {entry["id"]: entry["pid"] for entry in self.cluster.status()["processes"]}
+        return Programs(pids, memory_of(pids))
+
+    def target(self, seconds: float) -> Target:
+        return Target(
+            url=self.cluster.url,
+            attacker_key=ATTACKER,
+            neighbour_key=NEIGHBOUR,
+            cluster_secret=SECRET,
+            redis_url=redis_url_of(self.cluster),
+            members=members_of(self.cluster),
+            seconds=seconds,
+        )
+
+
+@contextmanager
+def neighbourhood(tree: Path | None = None) -> Iterator[Neighbourhood]:
+    """A cluster with both tenants, warmed up: one worker of each role, exact arithmetic."""
+    limits = {"requests_per_minute": REQUESTS_PER_MINUTE}
+    tenants = {
+        "neighbour": {"keys": [hashed(NEIGHBOUR)]},
+        "attacker": {"keys": [hashed(ATTACKER)], "limits": limits},
+    }
+    with tempfile.TemporaryDirectory(prefix="baton-neighbour-") as folder:
+        path = Path(folder) / "tenants.yaml"
+        path.write_text(yaml.safe_dump({"tenants": tenants}))
+        settings: dict[str, object] = {
+            "tenants_file": path,
+            "cluster_secret": SECRET,
+            "threads": 1,
+            "dtype": "float32",
+            "store_bytes": 64 * 2**20,
+        }
+        with local_cluster(None, 1, 1, settings, tree) as cluster:
+            bodies = make_questions(QUESTIONS, 1, SHORTEST, LONGEST)
+            yield Neighbourhood(cluster, bodies)
+
+
+def judge(place: Neighbourhood, attack: Attack, seconds: float, rest_seconds: float) -> Verdict:
+    """One attack, and whether the promise held."""
+    alone = place.streamed(seconds)
+    before = place.programs()
+    with MemoryWatch(before.pids) as watch, place.reading() as answers:
+        outcomes = attacked([attack.name], place.target(seconds), seconds)[attack.name]
+    beside = summary(answers)
+    pause(rest_seconds)
+    after = place.programs()
+    verdict = Verdict(
+        attack.name,
+        attack.finding,
+        alone,
+        beside,
+        tuple(sorted(n for n, pid in before.pids.items() if after.pids.get(n) != pid)),
+        before.memory,
+        watch.peak,
+        after.memory,
+        outcomes,
+    )
+    return Verdict(**vars(verdict) | {"broken": tuple(breaches(verdict))})
+
+
+def breaches(verdict: Verdict) -> Iterator[str]:
+    """What of the promise was broken, in words."""
+    extra = verdict.beside.gap_max - verdict.alone.gap_max
+    if extra > 1000 * MAX_EXTRA_GAP_SECONDS:
+        yield f"a gap {extra:.0f} ms longer than alone"
+    if not verdict.beside.is_exact:
+        yield f"{verdict.beside.wrong} wrong and {verdict.beside.failed} failed answers"
+    if verdict.ended:
+        yield f"ended: {', '.join(verdict.ended)}"
+    for name, size in verdict.memory_after.items():
+        before = verdict.memory_before.get(name, size)
+        if size > before * MAX_MEMORY_RATIO:
+            yield f"{name} went from {before:.0f} to {size:.0f} MiB and stayed"
+
+
+def attacked(names: Sequence[str], target: Target, seconds: float) -> dict[str, dict[str, int]]:
+    """The outcomes of attacks from a process of its own, each for ``seconds``."""
+    command = [sys.executable, "-m", "tools.neighbour", "--attack", *names]
+    try:
+        ended = subprocess.run(
+            command,
+            input=json.dumps(target_to_json(target)),
+            capture_output=True,
+            text=True,
+            timeout=len(names) * (seconds + END_SECONDS),
+        )
+    except subprocess.TimeoutExpired:
+        return {name: {"did not end": 1} for name in names}
+    if ended.returncode != 0:
+        raise RuntimeError(f"the attack failed:\n{ended.stderr[-3000:]}")
+    told: dict[str, dict[str, int]] = json.loads(ended.stdout.splitlines()[-1])
+    return told
+
+
+def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
+    """Every program with what it listens on. Line addresses stand in the registry only."""
+    lines = lines_of(redis_url_of(cluster))
+    return tuple(
+        MemberAddress(
+            id=entry["id"],
+            role=entry["role"],
+            pid=entry["pid"],
+            grpc=entry["address"] if entry["role"] in ("prefill", "decode", "kvstore", "conductor")
+            else "",
+            line=lines.get(entry["id"], ""),
+            listening=listening_of(entry["pid"]),
+        )
+        for entry in cluster.status()["processes"]
+    )  # fmt: skip
+
+
+def lines_of(redis_url: str) -> dict[str, str]:
+    """Line addresses by member, of any version's registry."""
+    found = {}
+    with redis.Redis.from_url(redis_url) as registry:
+        for key in registry.keys("baton:*:member:*"):
+            entry = re.search(rb'"line":"([^"]+)"', registry.get(key) or b"")
+            if entry is not None:
+                found[key.decode().rpartition(":")[2]] = entry[1].decode()
+    return found
+
+
+def redis_url_of(cluster: LocalCluster) -> str:
+    [state] = cluster.home.glob("clusters/*/state.json")
+    return str(json.loads(state.read_text())["redis_url"])
+
+
+def memory_of(pids: dict[str, int]) -> dict[str, float]:
+    """RSS in MiB of each program that lives, its children included."""
+    sizes = {}
+    for name, pid in pids.items():
+        try:
+            program = psutil.Process(pid)
+            family = [program, *program.children(recursive=True)]
+            sizes[name] = round(sum(each.memory_info().rss for each in family) / 2**20, 1)
+        except psutil.NoSuchProcess:
+            continue
+    return sizes
+
+
+def summary(answers: Sequence[Answer]) -> Streamed:
+    gaps = [
+        later - earlier
+        for answer in answers
+        for earlier, later in zip(answer.moments, answer.moments[1:], strict=False)
+    ]
+    p50, p99, longest = (
+        round(1000 * float(np.percentile(gaps or [0], q)), 1) for q in (50, 99, 100)
+    )
+    first = max((a.moments[0] - a.began for a in answers if a.moments), default=0.0)
+    return Streamed(
+        streams=len(answers),
+        wrong=sum(not answer.error and not answer.right for answer in answers),
+        failed=sum(bool(answer.error) for answer in answers),
+        gap_p50=p50,
+        gap_p99=p99,
+        gap_max=longest,
+        first_token_max=round(1000 * first, 1),
+        errors=tuple(sorted({answer.error[:200] for answer in answers if answer.error}))[:5],
+    )
+
+
+def judged(
+    attacks: Sequence[Attack], seconds: float, rest_seconds: float, tree: Path | None
+) -> Iterator[Verdict]:
+    """Each attack's verdict, as it is there."""
+    with ExitStack() as stack:
+        place: Neighbourhood | None = None
+        for attack in attacks:
+            if place is None:
+                place = stack.enter_context(neighbourhood(tree))
+                place.streamed(WARM_UP_SECONDS)
+            verdict = judge(place, attack, seconds, rest_seconds)
+            yield verdict
+            if verdict.broken:
+                place = None
+                stack.pop_all().close()
+
+
+def show(verdict: Verdict) -> None:
+    """A few lines as soon as an attack is over."""
+    alone, beside = verdict.alone, verdict.beside
+    print(f"{verdict.name}: {'; '.join(verdict.broken) or 'kept'}")
+    print(f"  {verdict.finding}; its requests: {verdict.outcomes}")
+    for what, told in (("alone", alone), ("beside", beside)):
+        print(
+            f"  {what:7} gaps p50 {told.gap_p50:7.1f} p99 {told.gap_p99:7.1f}"
+            f" max {told.gap_max:7.1f} ms, first token at most {told.first_token_max:7.1f} ms, {told.streams} streams,"
+            f" {told.wrong} wrong, {told.failed} failed"
+        )
+    for error in beside.errors:
+        print(f"  {error}")
+    for name, before in verdict.memory_before.items():
+        peak = verdict.memory_peak.get(name, 0.0)
+        after = verdict.memory_after.get(name, 0.0)
+        print(f"  {name:12} {before:7.1f} MiB before, {peak:7.1f} peak, {after:7.1f} after")
+    sys.stdout.flush()
+
+
+def main(arguments: list[str]) -> int:
+    options = _options(arguments)
+    if options.attack:
+        psutil.Process().nice(NICENESS)
+        print(json.dumps(run_attacks(options.attack, json.load(sys.stdin))))
+        return 0
+    attacks = [each for each in find_attacks() if not options.only or each.name in options.only]
+    if options.list:
+        for attack in attacks:
+            print(f"{attack.name:24} {attack.finding}")
+        return 0
+    print(describe(), flush=True)
+    began, verdicts = SYSTEM_CLOCK(), []
+    for verdict in judged(attacks, options.seconds, options.rest, options.tree):
+        verdicts.append(verdict)
+        show(verdict)
+    kept = not any(verdict.broken for verdict in verdicts)
+    seconds = round(SYSTEM_CLOCK() - began)
+    told = [asdict(verdict) for verdict in verdicts]
+    print(json.dumps({"ok": kept, "seconds": seconds, "machine": describe(), "attacks": told}))
+    return 0 if kept else 1
+
+
+def _options(arguments: list[str]) -> argparse.Namespace:
+    names = [attack.name for attack in find_attacks()]
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of each attack")
+    parser.add_argument("--rest", type=float, default=60.0, help="seconds until memory is compared")
+    parser.add_argument("--only", nargs="+", default=[], choices=names)
+    parser.add_argument("--tree", type=Path, help="another version's source, to attack that")
+    parser.add_argument("--list", action="store_true", help="tell the attacks, and run none")
+    parser.add_argument("--attack", nargs="+", default=[], help=argparse.SUPPRESS)
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
