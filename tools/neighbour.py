@@ -328,8 +328,8 @@ def show(verdict: Verdict) -> None:
     for what, told in (("alone", alone), ("beside", beside)):
         print(
             f"  {what:7} gaps p50 {told.gap_p50:7.1f} p99 {told.gap_p99:7.1f}"
-            f" max {told.gap_max:7.1f} ms, first token at most {told.first_token_max:7.1f} ms, {told.streams} streams,"
-            f" {told.wrong} wrong, {told.failed} failed"
+            f" max {told.gap_max:7.1f} ms, first token at most {told.first_token_max:7.1f}"
+            f" ms, {told.streams} streams, {told.wrong} wrong, {told.failed} failed"
         )
     for error in beside.errors:
         print(f"  {error}")
