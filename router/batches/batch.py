@@ -27,10 +27,12 @@ class Status(StrEnum):
 
 TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     Status.VALIDATING: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.CANCELLING}),
-    Status.IN_PROGRESS: frozenset({Status.FINALIZING, Status.CANCELLING}),
-    Status.CANCELLING: frozenset({Status.CANCELLED}),
-    Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED}),
+    Status.IN_PROGRESS: frozenset({Status.FINALIZING, Status.CANCELLING, Status.FAILED}),
+    Status.CANCELLING: frozenset({Status.CANCELLED, Status.FAILED}),
+    Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED, Status.FAILED}),
 }
+"""A batch that has begun fails where its files can't be read or written."""
+
 TERMINAL = frozenset(Status) - TRANSITIONS.keys()
 
 

@@ -19,7 +19,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """None when there is none, or nothing of ours."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

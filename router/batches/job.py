@@ -1,12 +1,13 @@
 """A batch that is being answered: what is next, and what was written."""
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from baton.core.ids import TenantId
+from router.batches.attempts import MAX_DEATHS, Attempts
 from router.batches.batch import Batch, Status
 from router.batches.library import Library
 from router.batches.line import Line, Reply, number_of, read_line, written
@@ -23,7 +24,9 @@ class Job:
     """Everything here touches the disk and nothing waits: it is called off the event loop.
 
     What was written stays written: a job that is opened again goes on after it. A line whose answer
-    was lost is asked again.
+    was lost is asked again, unless its router died of it, as far as can be known: lines that were
+    under way at a death are suspects, of which the runner asks one at a time, and a suspect that
+    was under way at a second death is written down as failed.
     """
 
     def __init__(self, library: Library, batch: Batch, max_line_bytes: int) -> None:
@@ -31,6 +34,9 @@ class Job:
         self._library = library
         self._max_line_bytes = max_line_bytes
         self._again: deque[Line] = deque()
+        self._suspects: deque[Line] = deque()
+        self._attempts = Attempts(library.part(batch, "attempts"))
+        self._deaths: Counter[int] = Counter()
         self._ids: set[str] = set()
         self._written: set[int] = set()
         self._lines: Iterator[Line] = iter(())
@@ -53,8 +59,9 @@ class Job:
                 raise Problem(400, f"a batch has 1 to {MAX_LINES} lines, and the file has {total}")
             self._input = path.open("rb")
         except (Problem, OSError) as error:
-            self._fail(str(error), now)
+            self.fail(str(error), now)
             return
+        self._deaths = self._attempts.deaths()
         self.batch.completed = self.batch.failed = 0
         for kind, number in self._recover():
             self._written.add(number)
@@ -65,24 +72,43 @@ class Job:
             self.batch.become(Status.IN_PROGRESS, now)
         self.save()
 
-    def next_line(self, now: float) -> Line | None:
-        """What is to be asked, if anything is left. Lines that can't be are written down."""
+    def next_line(self, now: float, *, suspects: bool = True) -> Line | None:
+        """What is to be asked, if anything is left, with or without suspects. Lines that can't be
+        are written down."""
         self._look_at_the_clock(now)
         while self.batch.status is Status.IN_PROGRESS:
-            line = self._again.popleft() if self._again else next(self._lines, None)
+            line = self._take(suspects)
             if line is None:
                 return None
-            if not line.wrong:
-                return line
-            self._write(line, None, "invalid_request", line.wrong)
+            try:
+                if not line.wrong:
+                    self._attempts.begin(line.number)
+                    return line
+                self._write(line, None, line.code, line.wrong)
+            except OSError:
+                self._keep(line)
+                raise
         return None
 
+    def is_suspect(self, line: Line) -> bool:
+        """Whether a router died while the line was under way."""
+        return self._deaths[line.number] > 0
+
     def put_back(self, line: Line) -> None:
-        self._again.append(line)
+        self.give_up(line)
+        self._keep(line)
+
+    def give_up(self, line: Line) -> None:
+        """No router died of the line."""
+        if not self.batch.is_over:
+            self._attempts.end(line.number)
 
     def note_reply(self, line: Line, reply: Reply) -> None:
-        self._write(line, reply)
-        self.save()
+        self._note(line, reply)
+
+    def note_crash(self, line: Line, why: str) -> None:
+        """The line raised what nobody foresaw: that ends it alone."""
+        self._note(line, None, "internal_error", why)
 
     def finish_if_done(self, now: float) -> bool:
         """Whether the batch is over. To be asked when no line runs."""
@@ -105,6 +131,7 @@ class Job:
         self._library.save(self.batch)
 
     def close(self) -> None:
+        self._attempts.close()
         for part in (*self._parts.values(), *([self._input] if self._input else [])):
             part.close()
 
@@ -118,14 +145,32 @@ class Job:
             if line.custom_id is not None:
                 self._ids.add(line.custom_id)
             if number not in self._written:
-                yield line
+                yield self._tried(line)
+
+    def _tried(self, line: Line) -> Line:
+        """As it is, or refused for what it did."""
+        deaths = self._deaths[line.number]
+        if line.wrong or deaths < MAX_DEATHS:
+            return line
+        why = f"the router ended {deaths} times while this line was under way: not tried again"
+        return Line(line.number, line.custom_id, {}, why, "router_died")
+
+    def _take(self, suspects: bool) -> Line | None:
+        """Suspects come last."""
+        if self._again:
+            return self._again.popleft()
+        for line in self._lines:
+            if line.wrong or not self.is_suspect(line):
+                return line
+            self._suspects.append(line)
+        return self._suspects.popleft() if suspects and self._suspects else None
 
     def _has_more(self) -> bool:
-        if not self._again:
+        if not self._again and not self._suspects:
             line = next(self._lines, None)
             if line is None:
                 return False
-            self._again.append(line)
+            self._keep(line)
         return True
 
     def _look_at_the_clock(self, now: float) -> None:
@@ -140,21 +185,35 @@ class Job:
 
     def _expire(self, now: float) -> None:
         late = "the batch's window of 24 h was over before this line's turn"
-        for line in (*self._again, *self._lines):
+        for line in (*self._again, *self._suspects, *self._lines):
             self._write(line, None, "batch_expired", late)
         self.batch.times[Status.EXPIRED] = int(now)
         self.batch.become(Status.FINALIZING, now)
         self.save()
 
-    def _fail(self, why: str, now: float) -> None:
+    def fail(self, why: str, now: float) -> None:
+        """Ends the batch with a reason; what was written of it so far is handed out. Raises OSError
+        where that can't be written."""
         self.batch.errors = [
             {"code": "invalid_file", "message": why, "param": "input_file_id", "line": None}
         ]
+        self._hand_out(now)
         self.batch.become(Status.FAILED, now)
         self.close()
         self.save()
 
+    def _keep(self, line: Line) -> None:
+        """For later."""
+        (self._suspects if self.is_suspect(line) else self._again).append(line)
+
     # -- what was written ------------------------------------------------------------------------
+
+    def _note(self, line: Line, reply: Reply | None, code: str = "", why: str = "") -> None:
+        if self.batch.is_over:  # its files failed while the line was under way
+            return
+        self._write(line, reply, code, why)
+        self._attempts.end(line.number)
+        self.save()
 
     def _write(self, line: Line, reply: Reply | None, code: str = "", why: str = "") -> None:
         good = reply is not None and reply.status == 200

@@ -57,6 +57,7 @@ class Library:
         if batch.is_over:
             open_note.unlink(missing_ok=True)
             self.part(batch, "cancel").unlink(missing_ok=True)
+            self.part(batch, "attempts").unlink(missing_ok=True)
         else:
             open_note.touch()
 
@@ -90,7 +91,8 @@ class Library:
 
     def part(self, batch: Batch, kind: str) -> Path:
         """``json``: its record; ``open``, ``cancel``: notes that it is unfinished, that it is to be
-        cancelled; ``output``, ``error``: where its answers and its failures are collected."""
+        cancelled; ``output``, ``error``: where its answers and its failures are collected;
+        ``attempts``: the lines under way."""
         return self._home(TenantId(batch.tenant)) / "batches" / f"{batch.id}.{kind}"
 
     def _as_seen(self, batch: Batch) -> Batch:

@@ -7,18 +7,24 @@ import orjson
 
 from baton.core.priority import Priority
 from router.batches.batch import ENDPOINTS
+from router.nesting import MAX_NESTING, is_nested_deeper
 
 MAX_ID_CHARACTERS = 512
+
+MAX_WRONG_CHARACTERS = 500
+"""Of what is said about a wrong line, which repeats parts of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``number`` counts from 0. ``wrong`` says why there is nothing to ask; else ``body`` is."""
+    """``number`` counts from 0. ``wrong`` says why there is nothing to ask, and ``code`` in a word;
+    else ``body`` is asked."""
 
     number: int
     custom_id: str | None
     body: dict[str, Any]
     wrong: str = ""
+    code: str = "invalid_request"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +35,10 @@ class Reply:
 
 
 def read_line(number: int, data: bytes, endpoint: str) -> Line:
+    """Never raises: whatever is wrong with the line is said in it."""
     try:
         value = orjson.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return Line(number, None, {}, f"the line is no JSON: {error}")
     if not isinstance(value, dict):
         return Line(number, None, {}, "the line is no JSON object")
@@ -39,7 +46,8 @@ def read_line(number: int, data: bytes, endpoint: str) -> Line:
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:
         message = f"custom_id must be a string of 1 to {MAX_ID_CHARACTERS} characters"
         return Line(number, None, {}, message)
-    return Line(number, custom_id, value.get("body") or {}, _wrong(value, endpoint))
+    wrong = _wrong(value, endpoint)
+    return Line(number, custom_id, {} if wrong else value["body"], wrong[:MAX_WRONG_CHARACTERS])
 
 
 def _wrong(value: dict[str, Any], endpoint: str) -> str:
@@ -54,6 +62,8 @@ def _wrong(value: dict[str, Any], endpoint: str) -> str:
     body = value.get("body")
     if not isinstance(body, dict):
         return "body must be an object"
+    if is_nested_deeper(body):
+        return f"body is nested deeper than {MAX_NESTING} objects and lists in one another"
     return "an answer in a batch can't be streamed" if body.get("stream") else ""
 
 
@@ -82,5 +92,5 @@ def number_of(data: bytes) -> int | None:
     """Which line a written one is of; None for one that was not written to its end."""
     try:
         return int(orjson.loads(data)["id"].rpartition("_")[2])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

@@ -1,7 +1,9 @@
 """Answers the lines of all batches, a few at a time, while nobody else waits."""
 
 import asyncio
+import errno
 import fcntl
+import math
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +31,11 @@ REFUSED = frozenset({429, 502, 503, 504})
 MAX_PAUSE_SECONDS = 60.0
 """After refusals, from one second on, doubling."""
 
+EVERYBODYS = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+)
+"""Errors of the disk or the process: all batches wait for their end, and none fails of them."""
+
 Result = TypeVar("Result")
 
 log = structlog.get_logger(__name__)
@@ -39,7 +46,10 @@ Ask = Callable[[TenantId, str, bytes], Awaitable[Reply]]
 
 class Runner:
     """:meth:`run` until cancelled. Of several routers with one folder one runs the batches, and
-    another when that has ended. ``room`` is how many lines may run, of how many that do."""
+    another when that has ended. ``room`` is how many lines may run, of how many that do.
+
+    What goes wrong in a line ends that line, and what goes wrong in a batch's files that batch.
+    """
 
     def __init__(
         self,
@@ -67,6 +77,8 @@ class Runner:
         self._thread = ThreadPoolExecutor(1, "batches")
         """All of the disk's: jobs are used by nobody else."""
         self.num_running = 0
+        self._tries_suspect = False
+        """One line at a time that a router may have died of, so that no other is taken for it."""
 
     def hurry(self) -> None:
         """There is something new to do."""
@@ -83,6 +95,9 @@ class Runner:
                         self._trouble = ""
                     except OSError as error:
                         self._note_trouble(str(error))
+                    except Exception as error:
+                        log.exception("batches_crashed")
+                        self._note_trouble(repr(error))
                     await self._wait()
         finally:
             self._thread.shutdown()
@@ -111,15 +126,25 @@ class Runner:
         await self._in_thread(self._close_finished)
 
     async def _answer(self, job: Job, line: Line) -> None:
+        """Never raises but when cancelled."""
         try:
-            reply = await self._ask(TenantId(job.batch.tenant), job.batch.endpoint, body_of(line))
-            await self._in_thread(partial(self._note, job, line, reply))
-        except OSError as error:
-            log.error("batch_line_not_written", batch=job.batch.id, error=str(error))
-            self._put_back(job, line)
+            try:
+                reply = await self._ask(
+                    TenantId(job.batch.tenant), job.batch.endpoint, body_of(line)
+                )
+                note = partial(self._note, job, line, reply)
+            except Exception as error:
+                log.exception("batch_line_crashed", batch=job.batch.id, line=line.number)
+                note = partial(job.note_crash, line, f"{type(error).__name__} in the router")
+            await self._in_thread(partial(self._note_or_put_back, job, line, note))
+        except asyncio.CancelledError:
+            job.give_up(line)
+            raise
         finally:
             self.num_running -= 1
             job.num_running -= 1
+            if job.is_suspect(line):
+                self._tries_suspect = False
             self._changed.set()
 
     async def _wait(self) -> None:
@@ -162,7 +187,7 @@ class Runner:
                 continue
             busy.add(batch.tenant)
             job = Job(self._library, batch, self._max_line_bytes)
-            job.open(now)
+            self._fenced(job, partial(job.open, now))
             log.info("batch_begins", batch=batch.id, lines=batch.total, done=batch.completed)
             self._jobs[batch.id] = job
             self._turns.append(batch.id)
@@ -180,9 +205,11 @@ class Runner:
             job = self._jobs[self._turns[-1]]
             if job.not_before > self._clock.monotonic():
                 continue
-            line = job.next_line(self._now())
+            suspects = not self._tries_suspect
+            line = self._fenced(job, partial(job.next_line, self._now(), suspects=suspects))
             if line is not None:
                 job.num_running += 1
+                self._tries_suspect |= job.is_suspect(line)
                 return job, line
         return None
 
@@ -193,6 +220,39 @@ class Runner:
             job.num_refusals = 0
             job.note_reply(line, reply)
 
+    def _note_or_put_back(self, job: Job, line: Line, note: Callable[[], None]) -> None:
+        """Never raises: what can't be written is asked again later."""
+        try:
+            note()
+        except OSError as error:
+            log.error("batch_line_not_written", batch=job.batch.id, error=str(error))
+            self._put_back(job, line)
+        except Exception as error:
+            log.exception("batch_line_crashed", batch=job.batch.id, line=line.number)
+            self._fence(job, error)
+
+    def _fenced(self, job: Job, call: Callable[[], Result]) -> Result | None:
+        """What ``call`` returns; None where the batch failed of it. Raises OSError for what is
+        everybody's."""
+        try:
+            return call()
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno in EVERYBODYS:
+                raise
+            log.exception("batch_failed", batch=job.batch.id)
+            self._fence(job, error)
+            return None
+
+    def _fence(self, job: Job, error: Exception) -> None:
+        """Ends the batch with a reason, or, where even that can't be written, at least here."""
+        if job.batch.is_over:
+            return
+        try:
+            job.fail(f"the batch can't go on: {error or type(error).__name__}", self._now())
+        except Exception:
+            log.exception("batch_not_failed", batch=job.batch.id)
+            job.not_before = math.inf
+
     def _put_back(self, job: Job, line: Line) -> None:
         job.num_refusals += 1
         pause = min(2.0 ** (job.num_refusals - 1), MAX_PAUSE_SECONDS)
@@ -201,7 +261,10 @@ class Runner:
 
     def _close_finished(self) -> None:
         for job in list(self._jobs.values()):
-            if job.num_running == 0 and job.finish_if_done(self._now()):
+            if job.not_before == math.inf:
+                continue
+            finish = partial(job.finish_if_done, self._now())
+            if job.num_running == 0 and (self._fenced(job, finish) or job.batch.is_over):
                 log.info("batch_ends", batch=job.batch.id, status=job.batch.status.value)
                 del self._jobs[job.batch.id]
                 self._turns.remove(job.batch.id)
