@@ -77,7 +77,13 @@ class ConductorProgram:
         self._watchers = Watchers(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.trust)
         add_conductor_service(self._server, witness)
-        port = await listen(self._server, settings.grpc_host, settings.grpc_port, settings.trust)
+        port = await listen(
+            self._server,
+            settings.grpc_host,
+            settings.grpc_port,
+            settings.trust,
+            settings.advertise_address,
+        )
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
         self._lines = LineServer(settings.trust, conductor_lines(witness))

@@ -89,7 +89,13 @@ class KvStoreProgram:
         await self._open_door()
         self._server = build_server(settings.trust)
         add_kvstore_service(self._server, self._node)
-        port = await listen(self._server, settings.grpc_host, settings.grpc_port, settings.trust)
+        port = await listen(
+            self._server,
+            settings.grpc_host,
+            settings.grpc_port,
+            settings.trust,
+            settings.advertise_address,
+        )
         self._address = host_port(settings.advertise_address or settings.grpc_host, port)
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, settings.heartbeat_seconds

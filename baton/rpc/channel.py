@@ -1,9 +1,8 @@
-"""Client side of a gRPC connection: options, the cluster secret, error translation."""
+"""Client side of a gRPC connection: options, a proof in each call, error translation."""
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, cast
 
 import grpc
@@ -11,10 +10,10 @@ import grpc.aio
 
 from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status
+from baton.proof import CallSigner
 from baton.rpc.frames import MAX_MESSAGE_BYTES
 from baton.tls import TLS_NAME, channel_credentials
 
-SECRET_KEY = "x-baton-secret"
 RETRY_AFTER_KEY = "retry-after-seconds"
 
 CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
@@ -47,8 +46,9 @@ def open_channel(address: str, trust: Trust | str | None = None) -> grpc.aio.Cha
         channel = grpc.aio.secure_channel(address, credentials, options=TLS_OPTIONS)
     else:
         channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
-    secret = trust.secret
-    return cast(grpc.aio.Channel, _SecretChannel(channel, secret)) if secret else channel
+    if not trust.secret:
+        return channel
+    return cast(grpc.aio.Channel, _ProvingChannel(channel, CallSigner(trust.secret, address)))
 
 
 def translate(error: grpc.aio.AioRpcError) -> BatonError:
@@ -73,15 +73,15 @@ def translated() -> Iterator[None]:
         raise Unavailable("the call is over") from error
 
 
-class _SecretChannel:
-    """Every call of it carries the cluster secret. gRPC's interceptors could add it, too, but
-    theirs leave tasks behind when a stream breaks."""
+class _ProvingChannel:
+    """Each call of it proves that the caller knows the cluster secret. gRPC's interceptors could do
+    it, too, but theirs leave tasks behind when a stream breaks."""
 
-    def __init__(self, channel: grpc.aio.Channel, secret: str) -> None:
+    def __init__(self, channel: grpc.aio.Channel, signer: CallSigner) -> None:
         self._channel = channel
-        self._metadata = ((SECRET_KEY, secret),)
+        self._signer = signer
 
-    async def __aenter__(self) -> "_SecretChannel":
+    async def __aenter__(self) -> "_ProvingChannel":
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -91,11 +91,17 @@ class _SecretChannel:
         """What is no kind of call is the channel's own."""
         return getattr(self._channel, name)
 
-    def unary_unary(self, *arguments: Any, **options: Any) -> Any:
-        return partial(self._channel.unary_unary(*arguments, **options), metadata=self._metadata)
+    def unary_unary(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._proving(method, self._channel.unary_unary(method, *arguments, **options))
 
-    def unary_stream(self, *arguments: Any, **options: Any) -> Any:
-        return partial(self._channel.unary_stream(*arguments, **options), metadata=self._metadata)
+    def unary_stream(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._proving(method, self._channel.unary_stream(method, *arguments, **options))
 
-    def stream_stream(self, *arguments: Any, **options: Any) -> Any:
-        return partial(self._channel.stream_stream(*arguments, **options), metadata=self._metadata)
+    def stream_stream(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._proving(method, self._channel.stream_stream(method, *arguments, **options))
+
+    def _proving(self, method: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def proved(*arguments: Any, **options: Any) -> Any:
+            return call(*arguments, metadata=self._signer.metadata(method), **options)
+
+        return proved

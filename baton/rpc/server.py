@@ -1,8 +1,7 @@
-"""Server side of gRPC: options, the cluster secret, errors of ours to status codes."""
+"""Server side of gRPC: options, who is let in, errors of ours to status codes."""
 
-import hmac
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -10,7 +9,9 @@ import grpc.aio
 from baton.core.address import host_port
 from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, mapping_of
-from baton.rpc.channel import RETRY_AFTER_KEY, SECRET_KEY
+from baton.grpc_bounds import BOUNDS, allow_open_files
+from baton.proof import CallChecker
+from baton.rpc.channel import RETRY_AFTER_KEY
 from baton.rpc.frames import MAX_MESSAGE_BYTES
 from baton.tls import server_credentials
 
@@ -23,24 +24,33 @@ SERVER_OPTIONS = (
     # Ours ping much more often than gRPC's defaults take for polite.
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
-    # Two servers on one port would silently split the traffic.
-    ("grpc.so_reuseport", 0),
+    *BOUNDS,
 )
 
 
 def build_server(trust: Trust | str | None = None) -> grpc.aio.Server:
-    """A server without services yet. With a secret, calls without it get UNAUTHENTICATED."""
+    """A server without services yet. With a secret, calls that don't prove that the caller knows it
+    get UNAUTHENTICATED, and nothing of what they send is read."""
     secret = trust_of(trust).secret
-    interceptors = [_SecretGate(secret)] if secret else []
-    return grpc.aio.server(options=SERVER_OPTIONS, interceptors=interceptors)
+    if not secret:
+        return grpc.aio.server(options=SERVER_OPTIONS)
+    checker = CallChecker(secret)
+    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[_Gate(checker)])
+    return cast(grpc.aio.Server, _GatedServer(server, checker))
 
 
 async def listen(
-    server: grpc.aio.Server, host: str, port: int, trust: Trust | str | None = None
+    server: grpc.aio.Server,
+    host: str,
+    port: int,
+    trust: Trust | str | None = None,
+    advertised: str | None = None,
 ) -> int:
-    """Binds and starts; returns the port. Raises Unavailable when it can't be bound, Invalid for
-    certificates that can't be read."""
+    """Binds and starts; returns the port. Others reach it at ``advertised``, or else ``host``:
+    calls for another address are not let in. Raises Unavailable when it can't be bound, Invalid
+    for certificates that can't be read."""
     trust, address = trust_of(trust), host_port(host, port)
+    allow_open_files()
     try:
         if trust.has_tls:
             bound = server.add_secure_port(address, server_credentials(trust))
@@ -48,6 +58,8 @@ async def listen(
             bound = server.add_insecure_port(address)
     except RuntimeError as error:
         raise Unavailable(f"can't listen on {address}: is the port in use?") from error
+    if isinstance(server, _GatedServer):
+        server.checker.names.add(host_port(advertised or host, int(bound)))
     await server.start()
     return int(bound)
 
@@ -71,34 +83,34 @@ async def answer(
         return await abort(context, error)
 
 
-class _SecretGate(grpc.aio.ServerInterceptor):
-    """Refuses every call that does not carry the cluster secret."""
+class _GatedServer:
+    """A server whose gate can be told by which addresses it goes."""
 
-    def __init__(self, secret: str) -> None:
-        self._secret = secret.encode()
+    def __init__(self, server: grpc.aio.Server, checker: CallChecker) -> None:
+        self._server = server
+        self.checker = checker
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the server's own."""
+        return getattr(self._server, name)
+
+
+class _Gate(grpc.aio.ServerInterceptor):
+    """Lets in whoever proves in a call that it knows the cluster secret."""
+
+    def __init__(self, checker: CallChecker) -> None:
+        self._checker = checker
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        for key, value in details.invocation_metadata:
-            if key == SECRET_KEY and hmac.compare_digest(_as_bytes(value), self._secret):
-                return await continuation(details)
-        return _refusal(await continuation(details))
+        reason = self._checker.refusal(details.method, details.invocation_metadata)
+        return await continuation(details) if not reason else _refusing(reason)
 
 
-def _as_bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode()
+def _refusing(reason: str) -> Any:
+    """A handler that reads nothing: a handler of one message would get it before it is asked, and a
+    stranger's 16 MiB with it."""
 
+    async def refuse(_requests: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
 
-def _refusal(handler: Any) -> Any:
-    """A handler of the same shape as ``handler`` that refuses."""
-    if handler is None:
-        return None
-    message = "the cluster secret is missing or wrong (setting cluster_secret)"
-
-    async def refuse(_request: Any, context: Any) -> None:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, message)
-
-    if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(refuse)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(refuse)
-    return grpc.unary_unary_rpc_method_handler(refuse)
+    return grpc.stream_stream_rpc_method_handler(refuse)

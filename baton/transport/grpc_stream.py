@@ -6,10 +6,9 @@ in order.
 """
 
 import ctypes
-import hmac
 import struct
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,28 +20,39 @@ from baton.core.address import host_port
 from baton.core.handoff import Endpoint
 from baton.core.trust import Trust, trust_of
 from baton.errors import Invalid, Unavailable
+from baton.grpc_bounds import BOUNDS, allow_open_files
+from baton.proof import CallChecker, CallSigner
 from baton.tls import TLS_NAME, channel_credentials, server_credentials
 from baton.transport.base import Capabilities, Region, Span, TransferState
 from baton.transport.links import LinkMeter, earlier_lives
 from baton.transport.spans import checked_spans, expect_transport
 
 NAME = "grpc"
-SERVICE, METHOD = "baton.KvData", "Read"
-SECRET_KEY = "x-baton-secret"
+PATH = "/baton.KvData/Read"
 MESSAGE_BYTES = 2 * 1024 * 1024
+REQUEST_BYTES = 2 * 1024 * 1024
+"""131,000 spans; nothing of ours comes near it."""
+
 MAX_READERS = 8
 """Streams served or read at a time; more wait in gRPC's own queue until their deadline."""
+
+MAX_WAITING = 1024
+"""Streams, being served or waiting for it; the next ones are refused."""
 
 _HEADER = struct.Struct("<QI")
 _SPAN = struct.Struct("<QQ")
 _OPTIONS = (
     ("grpc.max_receive_message_length", 4 * MESSAGE_BYTES),
-    ("grpc.max_send_message_length", 4 * MESSAGE_BYTES),
+    ("grpc.max_send_message_length", REQUEST_BYTES),
     ("grpc.http2.lookahead_bytes", 16 * MESSAGE_BYTES),
     ("grpc.http2.max_frame_size", 4 * MESSAGE_BYTES),
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.enable_http_proxy", 0),
-    ("grpc.so_reuseport", 0),
+)
+_SERVER_OPTIONS = (
+    ("grpc.max_receive_message_length", REQUEST_BYTES),
+    ("grpc.max_send_message_length", 4 * MESSAGE_BYTES),
+    *BOUNDS,
 )
 
 
@@ -51,6 +61,7 @@ class GrpcPeer:
     endpoint: Endpoint
     channel: Any
     read: Any
+    signer: CallSigner | None
     transfers: "set[GrpcTransfer]" = field(default_factory=set)
 
 
@@ -89,6 +100,8 @@ class GrpcTransport:
         self._listen_host = listen_host
         self._advertise_host = advertise_host or listen_host
         self._trust = trust_of(trust)
+        secret = self._trust.secret
+        self._checker = CallChecker(secret, clock) if secret else None
         self._region: Region | None = None
         self._server: Any = None
         self._port = 0
@@ -105,15 +118,17 @@ class GrpcTransport:
             raise Invalid(f"transport grpc serves host memory, not {region.device}")
         self._region = region
         threads = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="kv-serve")
-        self._server = grpc.server(threads, options=_OPTIONS)
-        handler: Any = grpc.unary_stream_rpc_method_handler(self._serve)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),)
+        self._server = grpc.server(
+            threads, options=_SERVER_OPTIONS, maximum_concurrent_rpcs=MAX_WAITING
         )
+        self._server.add_generic_rpc_handlers((_Gate(self._serve, self._checker),))
+        allow_open_files()
         try:
             self._port = self._bind(host_port(self._listen_host, 0))
         except RuntimeError as error:
             raise Unavailable(f"transport grpc can't listen: {error}") from error
+        if self._checker is not None:
+            self._checker.names.add(host_port(self._advertise_host, self._port))
         self._server.start()
 
     def _bind(self, address: str) -> int:
@@ -132,7 +147,7 @@ class GrpcTransport:
         key = (endpoint.owner, endpoint.generation)
         with self._lock:
             if key not in self._peers:
-                added = _open(endpoint, self._trust)
+                added = _open(endpoint, self._trust, self._clock)
                 for dead in earlier_lives(self._peers, endpoint):
                     self.disconnect(dead)
                 self._peers[key] = added
@@ -157,8 +172,8 @@ class GrpcTransport:
         assert transfer.state is TransferState.PREPARED, transfer.state
         transfer.state = TransferState.PENDING
         transfer.peer.transfers.add(transfer)
-        secret = self._trust.secret
-        metadata = ((SECRET_KEY, secret),) if secret else None
+        signer = transfer.peer.signer
+        metadata = signer.metadata(PATH) if signer is not None else None
         try:
             transfer.call = transfer.peer.read(
                 _pack(transfer.peer.endpoint.generation, transfer.spans),
@@ -216,14 +231,11 @@ class GrpcTransport:
             seconds = self._clock.monotonic() - began
             self._meter.record(transfer.peer.endpoint.owner, transfer.size_bytes, seconds)
 
-    def _serve(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """The server's side: the bytes of the spans, in order."""
+    def _serve(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        """The server's side: the bytes of the spans, in order. Of the requests there is one."""
         assert self._region is not None
-        secret = self._trust.secret
-        if secret and not _has_secret(context, secret):
-            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the cluster secret is wrong")
         try:
-            spans = _unpack(request, self._generation, self._region.size_bytes)
+            spans = _unpack(next(requests, b""), self._generation, self._region.size_bytes)
         except Invalid as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         yield from _messages(self._region.address, spans)
@@ -272,7 +284,38 @@ class _Scatter:
             start += length
 
 
-def _open(endpoint: Endpoint, trust: Trust) -> GrpcPeer:
+class _Gate(grpc.GenericRpcHandler):
+    """Lets in whoever proves that it knows the cluster secret, if there is one. Nobody else is read
+    from, nor do they wait for the threads that serve."""
+
+    def __init__(
+        self,
+        serve: Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]],
+        checker: CallChecker | None,
+    ) -> None:
+        self._handler: Any = grpc.stream_stream_rpc_method_handler(serve)
+        self._checker = checker
+        self._refusing = ThreadPoolExecutor(1, thread_name_prefix="kv-refuse")
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        if handler_call_details.method != PATH:
+            return None
+        if self._checker is None:
+            return self._handler
+        metadata: Any = handler_call_details.invocation_metadata
+        reason = self._checker.refusal(PATH, metadata)
+        return self._refusal(reason) if reason else self._handler
+
+    def _refusal(self, reason: str) -> Any:
+        def refuse(_requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+
+        # gRPC looks for a handler's own threads here.
+        refuse.experimental_thread_pool = self._refusing  # type: ignore[attr-defined]
+        return grpc.stream_stream_rpc_method_handler(refuse)
+
+
+def _open(endpoint: Endpoint, trust: Trust, clock: Clock) -> GrpcPeer:
     """Raises Invalid, also for certificates that can't be read."""
     try:
         address = endpoint.metadata.decode("ascii")
@@ -283,13 +326,9 @@ def _open(endpoint: Endpoint, trust: Trust) -> GrpcPeer:
         channel = grpc.secure_channel(address, channel_credentials(trust), options=options)
     else:
         channel = grpc.insecure_channel(address, options=_OPTIONS)
-    read: Any = channel.unary_stream(f"/{SERVICE}/{METHOD}")
-    return GrpcPeer(endpoint, channel, read)
-
-
-def _has_secret(context: grpc.ServicerContext, secret: str) -> bool:
-    values = [value for key, value in context.invocation_metadata() if key == SECRET_KEY]
-    return bool(values) and hmac.compare_digest(str(values[0]), secret)
+    read: Any = channel.unary_stream(PATH)
+    signer = CallSigner(trust.secret, address, clock) if trust.secret else None
+    return GrpcPeer(endpoint, channel, read, signer)
 
 
 def _pack(generation: int, spans: Sequence[Span]) -> bytes:

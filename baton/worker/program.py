@@ -347,7 +347,13 @@ class WorkerProgram:
         settings = self._settings
         server = build_server(settings.trust)
         add_worker_service(server, self._worker)
-        port = await listen(server, settings.grpc_host, settings.grpc_port, settings.trust)
+        port = await listen(
+            server,
+            settings.grpc_host,
+            settings.grpc_port,
+            settings.trust,
+            settings.advertise_address,
+        )
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
         self._lines = LineServer(settings.trust, worker_lines(self._worker))

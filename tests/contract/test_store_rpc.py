@@ -43,7 +43,7 @@ from baton.rpc.kvstore_calls import StoreCalls
 from baton.rpc.kvstore_client import KvStoreClient, stat_store
 from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.placement_stream import GrpcPlacementStream
-from baton.rpc.server import build_server
+from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 from conductor.conductor import Conductor, ConductorConfig
@@ -58,8 +58,7 @@ SECRET = "a secret of the cluster"
 async def served(add: Callable[[grpc.aio.Server], None]) -> AsyncIterator[str]:
     server = build_server(SECRET)
     add(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
+    port = await listen(server, "127.0.0.1", 0)
     try:
         yield f"127.0.0.1:{port}"
     finally:

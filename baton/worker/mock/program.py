@@ -132,8 +132,8 @@ class MockProgram:
         settings = self._settings
         server = build_server(settings.trust)
         add_encoded_worker_service(server, worker)
-        port = await listen(server, settings.grpc_host, 0, settings.trust)
         host = settings.advertise_address or settings.grpc_host
+        port = await listen(server, settings.grpc_host, 0, settings.trust, host)
         self._servers.append(server)
         self._addresses[worker.id] = host_port(host, port)
         lines = LineServer(settings.trust, encoded_worker_lines(worker))

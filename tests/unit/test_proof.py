@@ -1,0 +1,108 @@
+"""Proofs of a call: for one method, at one address, for a while, once."""
+
+import pytest
+
+from baton import proof
+from baton.clock import ManualClock
+from baton.proof import MISSING, PROOF_KEY, WINDOW_SECONDS, CallChecker, CallSigner
+
+SECRET, HERE, METHOD = "a secret of the cluster", "10.0.0.7:4000", "/baton.rpc.v1.Worker/Drain"
+
+
+def checker(clock: ManualClock, *names: str) -> CallChecker:
+    made = CallChecker(SECRET, clock)
+    made.names |= set(names or (HERE,))
+    return made
+
+
+def test_a_proof_lets_in_and_does_not_tell_the_secret() -> None:
+    clock = ManualClock(1e6)
+    metadata = CallSigner(SECRET, HERE, clock).metadata(METHOD)
+    assert checker(clock).refusal(METHOD, metadata) == ""
+    assert SECRET not in str(metadata)
+
+
+def test_a_proof_holds_once() -> None:
+    clock = ManualClock(1e6)
+    gate, signer = checker(clock), CallSigner(SECRET, HERE, clock)
+    metadata = signer.metadata(METHOD)
+    assert gate.refusal(METHOD, metadata) == ""
+    for seconds in (0.0, WINDOW_SECONDS - 1):
+        clock.advance(seconds)
+        assert gate.refusal(METHOD, metadata) == "the call's proof has been used before"
+    assert gate.refusal(METHOD, signer.metadata(METHOD)) == ""
+
+
+def test_it_is_remembered_for_as_long_as_it_holds() -> None:
+    """Of a caller whose clock is ahead, for twice the window."""
+    behind, ahead = ManualClock(1e6), ManualClock(1e6 + WINDOW_SECONDS)
+    gate, metadata = checker(behind), CallSigner(SECRET, HERE, ahead).metadata(METHOD)
+    said = []
+    for _ in range(200):
+        said.append(gate.refusal(METHOD, metadata))
+        behind.advance(0.5)
+    assert said[0] == "" and "" not in said[1:]
+
+
+def test_a_proof_for_another_member_is_worth_nothing() -> None:
+    """Whoever gets somebody to call can do nothing elsewhere with what they say."""
+    clock = ManualClock(1e6)
+    stolen = CallSigner(SECRET, "6.6.6.6:666", clock).metadata(METHOD)
+    why = checker(clock).refusal(METHOD, stolen)
+    assert why == (
+        "the call is for 6.6.6.6:666, and here is 10.0.0.7:4000 (setting advertise_address)"
+    )
+    relabelled = stolen[0][1].replace("6.6.6.6:666", HERE)
+    assert checker(clock).refusal(METHOD, [(PROOF_KEY, relabelled)]) == MISSING
+
+
+@pytest.mark.parametrize("seconds", [WINDOW_SECONDS + 1, -WINDOW_SECONDS - 1])
+def test_clocks_that_are_far_apart(seconds: float) -> None:
+    metadata = CallSigner(SECRET, HERE, ManualClock(1e6)).metadata(METHOD)
+    why = checker(ManualClock(1e6 + seconds)).refusal(METHOD, metadata)
+    assert "are 31 s apart" in why and "30 are allowed" in why
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        [],
+        [("x-baton-secret", SECRET)],
+        [(PROOF_KEY, "")],
+        [(PROOF_KEY, SECRET)],
+        [(PROOF_KEY, b"\xff\xff")],
+        [(PROOF_KEY, "1 2 3 4")],
+        [(PROOF_KEY, "x" * 10_000)],
+        CallSigner("another", HERE, ManualClock(1e6)).metadata(METHOD),
+        CallSigner(SECRET, HERE, ManualClock(1e6)).metadata("/baton.rpc.v1.Worker/Inspect"),
+    ],
+)
+def test_what_is_no_proof_for_this_call(metadata: list[tuple[str, str | bytes]]) -> None:
+    assert checker(ManualClock(1e6)).refusal(METHOD, metadata) == MISSING
+
+
+def test_a_caller_who_knows_the_secret_and_says_nonsense() -> None:
+    key = proof.derived_key(SECRET, "call")
+    for said in ("", "soon nonce " + HERE, f"1 {HERE}"):
+        proved = f"{said} {proof._code(key, METHOD, said)}"
+        assert checker(ManualClock(1e6)).refusal(METHOD, [(PROOF_KEY, proved)]) == MISSING
+
+
+def test_nonces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond the bound the older half is forgotten, and proofs of that time hold no longer."""
+    monkeypatch.setattr(proof, "MAX_SEEN", 4)
+    clock = ManualClock(1e6)
+    gate, signer = checker(clock), CallSigner(SECRET, HERE, clock)
+    used = []
+    for _ in range(13):
+        used.append(signer.metadata(METHOD))
+        assert gate.refusal(METHOD, used[-1]) == ""
+        clock.advance(0.001)
+    assert len(gate._seen._recent) + len(gate._seen._earlier) <= 8
+    assert all(gate.refusal(METHOD, each) for each in used)
+    assert gate.refusal(METHOD, signer.metadata(METHOD)) == ""
+
+
+def test_keys_differ_by_purpose_and_secret() -> None:
+    keys = {proof.derived_key(s, p) for s in ("one", "other") for p in ("call", "registry")}
+    assert len(keys) == 4

@@ -1,0 +1,135 @@
+"""gRPC servers and callers that don't know the cluster secret: they are refused before anything of
+what they send is read, and there are bounds to what they can make a server hold."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from baton.clock import SystemClock
+from baton.core.trust import Trust
+from baton.grpc_bounds import MAX_STREAMS, WINDOW_BYTES
+from baton.proof import MISSING, CallSigner, Metadata
+from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.encoded_service import add_encoded_worker_service
+from baton.rpc.kvstore_service import add_kvstore_service
+from baton.rpc.server import build_server, listen
+from baton.rpc.worker_service import add_worker_service
+from baton.transport.grpc_stream import GrpcTransport
+from baton.transport.region import HostMemory
+
+SECRET = "a secret of the cluster"
+PLACE = "/baton.rpc.v1.Conductor/Place"
+
+
+class Untouched:
+    """A core that nobody may reach."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"a stranger came as far as {name}")
+
+
+@asynccontextmanager
+async def serving(add: Callable[..., None], core: Any = None) -> AsyncIterator[str]:
+    server = build_server(SECRET)
+    add(server, core or Untouched())
+    port = await listen(server, "127.0.0.1", 0)
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+@asynccontextmanager
+async def serving_kv(_: object = None) -> AsyncIterator[str]:
+    memory = HostMemory("stranger-test", 4096)
+    transport = GrpcTransport("owner", 1, SystemClock(), "host", trust=SECRET)
+    transport.register(memory.region)
+    try:
+        yield transport.export().metadata.decode()
+    finally:
+        transport.close()
+        memory.close()
+
+
+SERVERS = {
+    PLACE: lambda: serving(add_conductor_service),
+    "/baton.rpc.v1.Conductor/PlaceMany": lambda: serving(add_conductor_service),
+    "/baton.rpc.v1.Conductor/Describe": lambda: serving(add_conductor_service),
+    "/baton.rpc.v1.Worker/Run": lambda: serving(add_worker_service),
+    "/baton.rpc.v1.Worker/Pull": lambda: serving(add_worker_service),
+    "/baton.rpc.v1.Worker/Drain": lambda: serving(add_encoded_worker_service),
+    "/baton.rpc.v1.KvStore/Put": lambda: serving(add_kvstore_service),
+    "/baton.rpc.v1.KvStore/Watch": lambda: serving(add_kvstore_service),
+    "/baton.rpc.v1.Nobody/Knows": lambda: serving(add_conductor_service),
+    "/baton.KvData/Read": serving_kv,
+}
+
+
+async def refusal(address: str, method: str, metadata: Metadata | None = None) -> tuple[str, str]:
+    """What a call gets that never says anything, and does not end: whoever reads first waits."""
+    async with grpc.aio.insecure_channel(address) as channel:
+        call = channel.stream_stream(method)(metadata=metadata)
+        try:
+            return (await call.code()).name, await call.details() or ""
+        finally:
+            call.cancel()
+
+
+@pytest.mark.parametrize("method", SERVERS)
+async def test_strangers_are_refused_unread(method: str) -> None:
+    async with asyncio.timeout(10), SERVERS[method]() as address:
+        secret_in_clear = (("x-baton-secret", SECRET),)
+        another = CallSigner("another secret", address).metadata(method)
+        for metadata in (None, secret_in_clear, another):
+            assert await refusal(address, method, metadata) == ("UNAUTHENTICATED", MISSING)
+
+
+@pytest.mark.parametrize("method", [PLACE, "/baton.KvData/Read"])
+async def test_a_proof_that_was_meant_for_another_is_refused(method: str) -> None:
+    """A stranger that a member was made to call can't go on as that member elsewhere."""
+    async with asyncio.timeout(10), SERVERS[method]() as address:
+        stolen = CallSigner(SECRET, "6.6.6.6:666").metadata(method)
+        status, why = await refusal(address, method, stolen)
+        assert status == "UNAUTHENTICATED"
+        assert why.startswith(f"the call is for 6.6.6.6:666, and here is {address}")
+
+
+@pytest.mark.parametrize("method", [PLACE, "/baton.KvData/Read"])
+async def test_a_server_says_what_it_takes_before_it_knows_anybody(method: str) -> None:
+    """Calls of a connection, and bytes of a call that nobody reads: the first frame of HTTP/2."""
+    initial_window, max_streams = 4, 3
+    async with asyncio.timeout(10), SERVERS[method]() as address:
+        told = await settings_of(address)
+    assert told[initial_window] == WINDOW_BYTES
+    assert told[max_streams] == MAX_STREAMS
+
+
+async def settings_of(address: str) -> dict[int, int]:
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0")
+        head = await reader.readexactly(9)
+        body = await reader.readexactly(int.from_bytes(head[:3], "big"))
+        assert head[3] == 4, "a server begins with SETTINGS"
+        return dict(struct.iter_unpack(">HI", body))
+    finally:
+        writer.close()
+
+
+async def test_a_server_goes_by_the_address_that_it_advertises() -> None:
+    server = build_server(Trust(SECRET))
+    add_conductor_service(server, Untouched())  # type: ignore[arg-type]
+    port = await listen(server, "127.0.0.1", 0, Trust(SECRET), "10.9.8.7")
+    here = f"127.0.0.1:{port}"
+    try:
+        status, why = await refusal(here, PLACE, CallSigner(SECRET, here).metadata(PLACE))
+        assert status == "UNAUTHENTICATED" and f"here is 10.9.8.7:{port}" in why
+    finally:
+        await server.stop(None)
