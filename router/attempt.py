@@ -17,7 +17,7 @@ from baton.errors import (
     Unavailable,
     error_from_grpc_status,
 )
-from router.inbox import Inbox, Item, Relay
+from router.inbox import DeliveryCrashed, Inbox, Item, Relay
 from router.links import Links, WorkerLink
 from router.merge import Merge, joined
 
@@ -184,6 +184,8 @@ class Attempt:
     def _lost(self, worker_id: WorkerId, error: BatonError) -> list[RequestOutput]:
         """A link broke. A prefill worker that gave its token is the decode worker's concern:
         that has the blocks already, or will say that it can't get them."""
+        if isinstance(error, DeliveryCrashed):
+            raise error
         if self._is_spent(worker_id):
             return []
         raise AttemptFailed(error, [self._worker(worker_id)])

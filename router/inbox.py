@@ -19,6 +19,10 @@ MAX_UNREAD = 8192
 whoever leaves so many unread does not read at all."""
 
 
+class DeliveryCrashed(BatonError):
+    """A bug in what is done with an output: its request ends, and no other placement would help."""
+
+
 class Inbox:
     """One reader; whoever writes never waits. Single event loop.
 

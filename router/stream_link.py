@@ -12,7 +12,7 @@ from baton.core.task import Task
 from baton.core.trust import Trust
 from baton.errors import BatonError, Unavailable
 from baton.rpc.router_stream import SubmitEncoder, cancel_message
-from router.inbox import Inbox
+from router.inbox import DeliveryCrashed, Inbox
 
 log = structlog.get_logger(__name__)
 
@@ -76,13 +76,23 @@ class StreamLink(ABC):
             failure = str(await self.serve())
         except BatonError as error:
             failure = str(error)
+        except Exception:
+            log.exception("link_crashed", worker=self._worker.id)
+            failure = "internal error"
         finally:
             self.on_break(failure)
 
     def deliver(self, output: RequestOutput) -> None:
+        """An exception in what becomes of it (a bug of ours) ends that request, and neither the
+        stream nor the others on it."""
         inbox = self._inboxes.get((output.request_id, output.epoch))
-        if inbox is not None:
+        if inbox is None:
+            return
+        try:
             inbox.put(self._worker.id, output)
+        except Exception:
+            log.exception("delivery_crashed", worker=self._worker.id, request_id=output.request_id)
+            inbox.put(self._worker.id, DeliveryCrashed("internal error"))
 
     def give_up(self, failure: str) -> None:
         """Breaks it now."""

@@ -7,7 +7,7 @@ import grpc.aio
 
 from baton.core.handoff import Inspection, WorkerRef
 from baton.core.ids import Epoch, RequestId
-from baton.core.request import RequestSpec
+from baton.core.request import RequestOutput, RequestSpec
 from baton.core.states import Role
 from baton.core.task import Task
 from baton.rpc.v1 import worker_pb2 as pb
@@ -22,6 +22,8 @@ class EncodedStream(Protocol):
     def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None: ...
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None: ...
+
+    def refuse(self, output: RequestOutput) -> None: ...
 
     async def message(self) -> bytes:
         """Waits for outputs and takes all that are there, as one ``WorkerMessage``. Raises

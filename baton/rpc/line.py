@@ -17,6 +17,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import TypeVar
 
+import structlog
 from google.protobuf.message import DecodeError, Message
 
 from baton.errors import BatonError, Invalid, Unavailable
@@ -34,6 +35,8 @@ CLOSE_SECONDS = 2.0
 """For a peer to read why it is refused."""
 
 Parsed = TypeVar("Parsed", bound=Message)
+
+log = structlog.get_logger(__name__)
 
 
 class Kind(IntEnum):
@@ -156,6 +159,9 @@ class Line(Frames):
                 self._on_control(kind, payload)
         except BatonError as error:
             self.refuse(error)
+        except Exception:  # a bug: this line ends, and nothing else does
+            log.exception("line_crashed")
+            self.refuse(BatonError("internal error"))
 
     def _on_early(self, kind: int, payload: bytes) -> None:
         if kind == Kind.REFUSAL:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 import grpc.aio
+import structlog
 
 from baton.core.placement import Placement
 from baton.core.trust import Trust
@@ -31,6 +32,8 @@ message at most 16."""
 CONNECT_SECONDS = 2.0
 
 Answer = asyncio.Future[Placement]
+
+log = structlog.get_logger(__name__)
 
 
 class PlacementStream(ABC):
@@ -57,6 +60,8 @@ class PlacementStream(ABC):
             await self.converse()
         except BatonError as error:
             failure = error
+        except Exception:  # a bug: this stream ends, and nothing else does
+            log.exception("placement_stream_crashed")
         finally:
             self._end(failure)
 
@@ -107,6 +112,9 @@ class PlacementStream(ABC):
                 answer.set_result(answer_from_proto(told))
             except BatonError as error:
                 answer.set_exception(error)
+            except Exception as error:  # this answer's own end, and not that of the others
+                log.warning("placement_unreadable", exc_info=True)
+                answer.set_exception(Unavailable(f"an answer can't be read: {error!r}"))
 
     def _end(self, failure: BatonError) -> None:
         self.alive = False

@@ -1,6 +1,6 @@
 """The router's side of its stream to a worker: messages out, outputs in."""
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import grpc.aio
 
@@ -9,9 +9,10 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.rpc.channel import translated
-from baton.rpc.convert import output_from_proto, ref_to_proto, spec_to_proto
+from baton.rpc.convert import ref_to_proto, spec_to_proto
 from baton.rpc.encoded_outputs import varint
 from baton.rpc.line import parsed
+from baton.rpc.outputs import read_outputs
 from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
@@ -60,12 +61,12 @@ async def converse(
     try:
         with translated():
             async for message in call:
-                for output in message.outputs:
-                    deliver(output_from_proto(output))
+                for output in read_outputs(message):
+                    deliver(output)
     finally:
         call.cancel()
 
 
-def outputs_of(payload: bytes) -> list[RequestOutput]:
-    """Of a ``WorkerMessage``. Raises Invalid."""
-    return [output_from_proto(each) for each in parsed(pb.WorkerMessage, payload).outputs]
+def outputs_of(payload: bytes) -> Iterator[RequestOutput]:
+    """Reads a ``WorkerMessage``. Raises Invalid for one that is none."""
+    return read_outputs(parsed(pb.WorkerMessage, payload))

@@ -8,10 +8,10 @@ from typing import Any
 import structlog
 
 from baton.errors import BatonError
-from baton.rpc.convert import output_to_proto
 from baton.rpc.encoded_service import EncodedCore, EncodedStream
 from baton.rpc.line import Line, parsed
 from baton.rpc.line_server import OpenService
+from baton.rpc.outputs import write_outputs
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.worker_service import RouterStream, WorkerCore, take
 
@@ -61,8 +61,7 @@ def encoded_worker_lines(core: EncodedCore) -> dict[str, OpenService]:
 
 
 async def _encoded_outputs(stream: RouterStream) -> bytes:
-    outputs = [output_to_proto(output) for output in await stream.outputs()]
-    return pb.WorkerMessage(outputs=outputs).SerializeToString()
+    return write_outputs(await stream.outputs()).SerializeToString()
 
 
 async def _message(stream: EncodedStream) -> bytes:

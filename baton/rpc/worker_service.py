@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 import grpc
 import grpc.aio
+import structlog
 
 from baton.core.handoff import Inspection, PullEvent, PullOpen, WorkerRef
 from baton.core.ids import Epoch, RequestId
@@ -13,13 +14,16 @@ from baton.core.request import RequestOutput, RequestSpec
 from baton.core.states import Role
 from baton.core.task import Task
 from baton.errors import BatonError, Invalid
-from baton.rpc.convert import output_to_proto, ref_from_proto, spec_from_proto
+from baton.rpc.convert import MAX_ID_BYTES, ref_from_proto, spec_from_proto
 from baton.rpc.handoff_convert import event_to_proto, inspection_to_proto, open_from_proto
+from baton.rpc.outputs import failed_output, write_outputs
 from baton.rpc.server import abort, answer
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 
 Context = grpc.aio.ServicerContext[Any, Any]
+
+log = structlog.get_logger(__name__)
 
 _TASKS = {pb.TASK_PREFILL: Task.PREFILL, pb.TASK_DECODE: Task.DECODE, pb.TASK_WHOLE: Task.WHOLE}
 _ROLES = {pb.WORKER_ROLE_PREFILL: Role.PREFILL, pb.WORKER_ROLE_DECODE: Role.DECODE}
@@ -27,6 +31,10 @@ _ROLES = {pb.WORKER_ROLE_PREFILL: Role.PREFILL, pb.WORKER_ROLE_DECODE: Role.DECO
 
 class RouterStream(Protocol):
     """One router's stream: the lease of everything that came over it."""
+
+    def refuse(self, output: RequestOutput) -> None:
+        """Tells the end of a request that could not be taken."""
+        ...
 
     def submit(self, spec: RequestSpec, task: Task, source: WorkerRef | None) -> None:
         """Takes the request; what is wrong with it comes as an output. Never raises."""
@@ -74,8 +82,7 @@ class WorkerCore(Protocol):
 
 async def _write_outputs(stream: Any, context: Context) -> None:
     while True:
-        outputs = [output_to_proto(output) for output in await stream.outputs()]
-        await context.write(pb.WorkerMessage(outputs=outputs))
+        await context.write(write_outputs(await stream.outputs()))
 
 
 class WorkerService(pb_grpc.WorkerServicer):
@@ -130,17 +137,32 @@ def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
 
 
 def take(stream: RouterStream, message: pb.RouterMessage) -> None:
-    """Hands one message of the router to the core. Raises Invalid for one that can't be read, which
-    ends the stream."""
+    """Hands one message of the router to the core. A request that can't be read is refused by its
+    name; raises Invalid for one that has none, which ends the stream."""
     match message.WhichOneof("message"):
         case "submit":
-            submit = message.submit
-            source = ref_from_proto(submit.source) if submit.HasField("source") else None
-            if submit.task not in _TASKS:
-                raise Invalid(f"unknown task {submit.task}", param="task")
-            stream.submit(spec_from_proto(submit.spec), _TASKS[submit.task], source)
+            _submit(stream, message.submit)
         case "cancel":
             stream.cancel(RequestId(message.cancel.request_id), Epoch(message.cancel.epoch))
+
+
+def _submit(stream: RouterStream, submit: pb.Submit) -> None:
+    """An exception that one request raises is its own end, and not that of the others that came
+    over the stream."""
+    name, epoch = submit.spec.request_id, submit.spec.epoch
+    try:
+        source = ref_from_proto(submit.source) if submit.HasField("source") else None
+        if submit.task not in _TASKS:
+            raise Invalid(f"unknown task {submit.task}", param="task")
+        stream.submit(spec_from_proto(submit.spec), _TASKS[submit.task], source)
+    except Exception as error:
+        if not 0 < len(name) <= MAX_ID_BYTES:
+            raise Invalid("a request has a name", param="request_id") from error
+        if not isinstance(error, BatonError):
+            log.exception("submit_crashed", request_id=name, epoch=epoch)
+            stream.cancel(RequestId(name), Epoch(epoch))
+            error = BatonError("internal error")
+        stream.refuse(failed_output(name, epoch, error))
 
 
 async def _take_all(stream: RouterStream, requests: AsyncIterator[pb.RouterMessage]) -> None:

@@ -39,6 +39,10 @@ class OutputStream:
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         self._cancel(request_id, epoch)
 
+    def refuse(self, output: RequestOutput) -> None:
+        """Tells the end of a request that could not be taken."""
+        self.put(output)
+
     def put(self, output: RequestOutput) -> None:
         """Dropped once closed; a router that leaves too much unread is closed."""
         if self.closed:

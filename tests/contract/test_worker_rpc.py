@@ -24,6 +24,7 @@ from baton.rpc.encoded_service import add_encoded_worker_service
 from baton.rpc.line_client import ClientLine, open_line
 from baton.rpc.line_server import LineServer, OpenService
 from baton.rpc.server import build_server, listen
+from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 from baton.rpc.worker_client import (
@@ -262,22 +263,29 @@ async def test_a_cancelled_request_is_freed_and_others_go_on(served: Open, run: 
     assert ended == ["stays"]
 
 
-@pytest.mark.parametrize(
-    ("message", "why"),
-    [
-        (submit(request("r", [1], 2), 77), "unknown task 77"),
-        (pb.RouterMessage(submit=pb.Submit(task=pb.TASK_WHOLE)), "request_id must have"),
-    ],
-)
-async def test_what_can_t_be_read_ends_the_stream(
-    served: Open, run: Run, message: pb.RouterMessage, why: str
-) -> None:
+async def test_a_request_that_can_t_be_read_is_refused_alone(served: Open, run: Run) -> None:
+    async with served() as (running, _, decode):
+        stream = run(decode, None)
+        await stream.write(submit(request("odd", [1], 2), 77))
+        await stream.write(submit(request("sound", [1, 2, 3], 4), pb.TASK_WHOLE))
+        outputs: list[pb.RequestOutput] = []
+        while len(ended := {each.request_id for each in outputs if each.finish_reason}) < 2:
+            outputs += (await stream.read()).outputs
+        await running.decode.wait_until_free()
+        await stream.leave()
+    told = {each.request_id: each for each in outputs if each.finish_reason}
+    assert ended == {"odd", "sound"}
+    assert (told["odd"].error_status, told["odd"].error) == ("INVALID_ARGUMENT", "unknown task 77")
+    assert told["sound"].finish_reason == common.FINISH_REASON_LENGTH
+
+
+async def test_a_request_without_a_name_ends_the_stream(served: Open, run: Run) -> None:
     async with served() as (running, _, decode):
         stream = run(decode, None)
         if run is LineRun:  # gRPC can't end a call while it writes
             await stream.write(submit(request("before", list(range(20)), 190), pb.TASK_WHOLE))
-        await stream.write(message)
-        with pytest.raises(Invalid, match=why):
+        await stream.write(pb.RouterMessage(submit=pb.Submit(task=pb.TASK_WHOLE)))
+        with pytest.raises(Invalid, match="a request has a name"):
             await read_all(stream)
         await running.decode.wait_until_free()
         await stream.leave()

@@ -13,7 +13,7 @@ from baton.core.request import FinishReason, RequestOutput, RequestSpec, Samplin
 from baton.core.task import Task
 from baton.errors import BatonError, Corrupt, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from router.attempt import Deadlines
-from router.inbox import Inbox
+from router.inbox import DeliveryCrashed, Inbox
 from router.journey import Guide, Journey, JourneyConfig
 from router.key_chain import KeyChain
 from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
@@ -187,6 +187,18 @@ async def test_retryable_statuses_go_elsewhere(status: str, suspects: set[str]) 
     assert await task == expected(12)
     assert scene.placer.queries[1].excluded == suspects
     assert scene.p0.cancelled == scene.d0.cancelled == [("r", 1)]
+
+
+async def test_a_bug_in_its_delivery_ends_the_request_at_once() -> None:
+    """No other placement would help; the worker is told to let go of it."""
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.d0.jobs[0].inbox.put(scene.d0.ref.id, DeliveryCrashed("internal error"))
+    with pytest.raises(DeliveryCrashed):
+        await task
+    assert len(scene.placer.queries) == 1
+    assert scene.d0.cancelled == scene.p0.cancelled == [("r", 1)]
 
 
 async def test_a_source_that_was_reborn_is_done_without() -> None:

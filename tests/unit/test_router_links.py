@@ -20,6 +20,7 @@ from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.core.trust import Trust
 from baton.errors import Overloaded, Unavailable
+from baton.rpc.convert import output_from_proto
 from baton.rpc.line_server import LineServer
 from baton.rpc.server import abort, build_server, listen
 from baton.rpc.v1 import common_pb2, conductor_pb2, conductor_pb2_grpc
@@ -28,7 +29,7 @@ from baton.rpc.worker_service import add_worker_service
 from baton.worker.stream import OutputStream
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
-from router.inbox import Inbox
+from router.inbox import DeliveryCrashed, Inbox
 from router.links import WorkerLinks
 from router.placement import FirstThatAnswers, PlaceQuery
 from router.ring import RingPlacer
@@ -176,6 +177,73 @@ async def test_a_broken_link_tells_everybody_and_a_new_one_connects(worker: Work
     async with worker() as (core, ref, _), open_links() as links:
         links.link(ref).submit(SPEC, Task.WHOLE, None, Inbox())
         await core.wait(lambda: core.submitted)
+
+
+async def test_a_bug_in_what_becomes_of_an_output_ends_its_request_alone(worker: Worker) -> None:
+    async with worker() as (core, ref, _), open_links() as links:
+        spoiled, other = Inbox(), Inbox()
+        link = links.link(ref)
+        link.submit(SPEC, Task.WHOLE, None, spoiled)
+        link.submit(replace(SPEC, request_id=RequestId("q")), Task.WHOLE, None, other)
+        await core.wait(lambda: len(core.submitted) == 2)
+
+        def crash(worker_id: WorkerId, taken: RequestOutput) -> bool:
+            raise ZeroDivisionError
+
+        spoiled.relay = crash
+        taking = asyncio.create_task(spoiled.take())
+        await asyncio.sleep(0)
+        for each in (output("r", 1), output("q", 2)):
+            core.streams[0].put(each)
+        [(_, error)] = await taking
+        assert isinstance(error, DeliveryCrashed)
+        assert await other.take() == [("w", output("q", 2))]
+        assert link.alive and not links.shunned()
+
+
+async def test_an_output_that_can_t_be_read_or_written_ends_its_request_alone(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one of a version that says what this one does not know."""
+
+    def odd(message: Any) -> RequestOutput:
+        if message.request_id == "r":
+            raise KeyError(77)
+        return output_from_proto(message)
+
+    monkeypatch.setattr("baton.rpc.outputs.output_from_proto", odd)
+    async with worker() as (core, ref, _), open_links() as links:
+        inboxes = {name: Inbox() for name in "rqs"}
+        for name, inbox in inboxes.items():
+            spec = replace(SPEC, request_id=RequestId(name))
+            links.link(ref).submit(spec, Task.WHOLE, None, inbox)
+        await core.wait(lambda: len(core.submitted) == 3)
+        for each in (output("r", 1), output("q", -1), output("s", 3)):
+            core.streams[0].put(each)
+        statuses = {}
+        for name in "rq":
+            [(_, told)] = await inboxes[name].take()
+            assert isinstance(told, RequestOutput)
+            statuses[name] = told.details["error_status"]
+        assert statuses == {"r": "DATA_LOSS", "q": "INTERNAL"}
+        assert await inboxes["s"].take() == [("w", output("s", 3))]
+        assert links.is_alive(ref)
+
+
+async def test_a_link_that_crashes_ends_alone(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def crash(*_: object) -> None:
+        raise ZeroDivisionError
+
+    for way in ("router.grpc_link.converse", "router.line_link.open_line"):
+        monkeypatch.setattr(way, crash)
+    async with worker() as (_, ref, _), open_links() as links:
+        inbox = Inbox()
+        links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
+        [(_, error)] = await inbox.take()
+        assert isinstance(error, Unavailable) and "internal error" in str(error)
+        assert links.link(ref).alive  # the next one
 
 
 @pytest.mark.parametrize("line", ["", "127.0.0.1:9"])

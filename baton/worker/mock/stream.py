@@ -5,9 +5,10 @@ from collections.abc import Callable
 
 from baton.core.handoff import WorkerRef
 from baton.core.ids import Epoch, RequestId
-from baton.core.request import RequestSpec
+from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import Overloaded
+from baton.rpc.encoded_outputs import encoded
 from baton.rpc.frames import MAX_MESSAGE_BYTES
 
 MAX_UNREAD_BYTES = MAX_MESSAGE_BYTES // 4
@@ -43,6 +44,10 @@ class MockStream:
 
     def cancel(self, request_id: RequestId, epoch: Epoch) -> None:
         self._cancel(request_id, epoch)
+
+    def refuse(self, output: RequestOutput) -> None:
+        """Tells the end of a request that could not be taken."""
+        self.put(encoded(output))
 
     def put(self, message: bytes) -> None:
         """Dropped once closed; a router that leaves too much unread is closed."""
