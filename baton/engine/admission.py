@@ -1,9 +1,13 @@
 """What an engine refuses at its door, because it could never be served."""
 
-from baton.core.request import RequestSpec
+import math
+from collections.abc import Sequence
+
+from baton.core.ids import TokenId
+from baton.core.request import MAX_LOGPROBS, RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
-from baton.engine.constraint import Constraint
+from baton.engine.constraint import Constraint, WalledConstraint
 from baton.errors import Invalid
 
 
@@ -29,6 +33,7 @@ def check_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_blocks: 
             param="max_tokens",
             code="context_length_exceeded",
         )
+    check_sampling(spec.sampling, config)
     needed = config.blocks_for(most_kv_tokens(spec, task))
     if needed > num_blocks:
         raise Invalid(
@@ -38,10 +43,50 @@ def check_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_blocks: 
         )
 
 
-def check_constraint(spec: RequestSpec, constraint: Constraint | None) -> None:
-    """Raises Invalid for a grammar that nobody would hold the answer to."""
-    if spec.sampling.grammar is not None and constraint is None:
+def check_tokens(token_ids: Sequence[TokenId], config: EngineConfig) -> None:
+    """Raises Invalid for one that the model does not have: to look it up would end the worker."""
+    size = config.vocab_size
+    if size and token_ids and not 0 <= min(token_ids) <= max(token_ids) < size:
+        raise Invalid(f"token ids are between 0 and {size - 1}", param="token_ids")
+
+
+def check_sampling(sampling: SamplingParams, config: EngineConfig) -> None:
+    """Raises Invalid for what no sampler can compute with; a router checks more closely."""
+    for name in _NUMBERS:
+        if not math.isfinite(getattr(sampling, name)):
+            raise Invalid(f"{name} is {getattr(sampling, name)}, and must be finite", param=name)
+    if sampling.temperature < 0 or sampling.top_k < 0 or sampling.repetition_penalty <= 0:
+        raise Invalid(
+            f"temperature is {sampling.temperature} and top_k {sampling.top_k}, and must be at "
+            f"least 0; repetition_penalty is {sampling.repetition_penalty}, and must be above 0",
+            param="sampling",
+        )
+    if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
+        raise Invalid("every logit_bias must be finite", param="logit_bias")
+    if (sampling.logprobs or 0) > MAX_LOGPROBS or (sampling.prompt_logprobs or 0) > MAX_LOGPROBS:
+        raise Invalid(f"there are at most {MAX_LOGPROBS} logprobs for a token", param="logprobs")
+    check_tokens([token_id for token_id, _ in sampling.logit_bias], config)
+    check_tokens(sampling.stop_token_ids, config)
+
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def walled(spec: RequestSpec, constraint: Constraint | None) -> Constraint | None:
+    """The constraint of an answer that has a grammar. Raises Invalid for a grammar that nobody
+    would hold the answer to."""
+    if constraint is not None:
+        return WalledConstraint(constraint)
+    if spec.sampling.grammar is not None:
         raise Invalid("this worker can't follow grammars", param="response_format")
+    return None
 
 
 def most_kv_tokens(spec: RequestSpec, task: Task) -> int:

@@ -28,6 +28,8 @@ class EngineConfig:
     ``admission_window`` bounds how many of those that wait are looked at closely in one step
     (each costs a walk along its cached prefix). With ``fairness``, a tenant that was given more
     than another by ``fairness_slack_tokens`` goes behind it.
+
+    Token ids of requests are below ``vocab_size``; None: not checked.
     """
 
     block_tokens: int
@@ -44,6 +46,7 @@ class EngineConfig:
     fairness: bool = True
     fairness_slack_tokens: int = SLACK_TOKENS
     admission_window: int = 32
+    vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -89,4 +92,5 @@ _LEAST: dict[str, float] = {
     "growth_tokens": 0,
     "fairness_slack_tokens": 1,
     "admission_window": 1,
+    "vocab_size": 1,
 }

@@ -3,8 +3,12 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+import structlog
+
 from baton.core.grammar import Grammar
 from baton.core.ids import TokenId
+
+log = structlog.get_logger(__name__)
 
 
 class Constraint(Protocol):
@@ -25,6 +29,37 @@ class Constraint(Protocol):
         """The answer goes on with this token. Never raises: what may not come is an error of the
         next :meth:`mask`."""
         ...
+
+
+class WalledConstraint:
+    """Another constraint, whose crash ends its own request: a step is many requests'."""
+
+    def __init__(self, inner: Constraint) -> None:
+        self._inner = inner
+        self._crash = ""
+
+    @property
+    def error(self) -> str:
+        return self._crash or self._inner.error
+
+    def mask(self) -> bytes:
+        if not self._crash:
+            try:
+                return self._inner.mask()
+            except BaseException as error:  # a native library's panic is no Exception
+                self._note(error)
+        return b""
+
+    def accept(self, token_id: TokenId) -> None:
+        if not self._crash:
+            try:
+                self._inner.accept(token_id)
+            except BaseException as error:
+                self._note(error)
+
+    def _note(self, error: BaseException) -> None:
+        log.error("grammar_crashed", exc_info=error)
+        self._crash = f"the grammar can't be followed any more: {type(error).__name__}"
 
 
 class Constraints(Protocol):

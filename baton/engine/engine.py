@@ -12,7 +12,7 @@ from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.core.tenant import tenant_tag
-from baton.engine.admission import check_constraint, check_spec
+from baton.engine.admission import check_spec, check_tokens, walled
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
 from baton.engine.constraint import Constraint
@@ -104,7 +104,8 @@ class Engine:
         is taken, Overloaded when the queue is full."""
         assert task is not Task.DECODE, "a DECODE request enters by reserve()"
         self._check(spec, task)
-        check_constraint(spec, constraint)
+        check_tokens(spec.token_ids, self._config)
+        constraint = walled(spec, constraint)
         num_waiting = len(self._scheduler.lineups[Phase.WAITING])
         if num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{num_waiting} requests are waiting already")
@@ -134,13 +135,14 @@ class Engine:
 
         ``token_id`` is the answer's next token, known to the client already; ``constraint`` that of
         :meth:`add`, before it. If the answer ends with it, the request ends here, without an
-        output. NotFound if there is no such reservation; Invalid without a needed constraint.
+        output. NotFound if there is no such reservation; Invalid without a needed constraint, or
+        for a token that the model does not have.
         """
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RESERVED:
             raise NotFound(f"there is no reservation for request {request_id}")
-        check_constraint(sequence.spec, constraint)
-        sequence.constraint = constraint
+        sequence.constraint = constraint = walled(sequence.spec, constraint)
+        check_tokens((*sequence.spec.token_ids, token_id), self._config)
         sequence.num_computed = sequence.num_known
         self._scheduler.seal_computed(sequence)
         sequence.first_start = 0  # here nothing is counted as cached: the source did that

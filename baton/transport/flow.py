@@ -112,7 +112,7 @@ async def gather(
 
     try:
         await _side_by_side(lane, min(LANES, len(waiting)))
-    except asyncio.CancelledError:
+    except BaseException:  # cancelled, or a bug in ``check``: nothing may hide a stray
         if any(failure.strays for failure in failures):
             raise _joined(failures) from None
         raise

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 from baton.engine.engine import Engine, StepResult
-from baton.errors import Overloaded, Unavailable
+from baton.errors import BatonError, Overloaded, Unavailable
 
 T = TypeVar("T")
 MAX_COMMANDS = 8192
@@ -20,7 +20,8 @@ class EngineDoor(Protocol):
     async def call(self, command: Callable[[Engine], T]) -> T:
         """Runs ``command`` between two steps and returns its value. A caller that is
         cancelled does not stop its command. Raises what the command raises, Overloaded when
-        too many wait, Unavailable when the engine has stopped."""
+        too many wait, Unavailable when the engine has stopped. A bug in a command is its caller's
+        concern, unless it has damaged the engine's books: then it ends the engine, too."""
         ...
 
     def send(self, command: Callable[[Engine], object]) -> None:
@@ -70,6 +71,8 @@ class EngineThread:
                 value = command(engine)
             except Exception as error:
                 self._post(_fail, future, error)
+                if not isinstance(error, BatonError):
+                    engine.check_integrity()
             else:
                 self._post(_resolve, future, value)
 

@@ -77,7 +77,9 @@ class Hold:
         self._endpoint = endpoint
 
     def acknowledge(self, num_blocks: int) -> None:
-        self._num_acknowledged = max(self._num_acknowledged, num_blocks)
+        """The reader has the first ``num_blocks``; what it was not told of, it can't have."""
+        told = min(num_blocks, len(self._refs))
+        self._num_acknowledged = max(self._num_acknowledged, told)
         self._changed.set()
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from baton.clock import Clock
 from baton.core.handoff import (
     BlockRef,
+    Endpoint,
     PullChunk,
     PullDone,
     PullEvent,
@@ -120,24 +121,27 @@ class Intake:
         when the answer ended with it.
 
         What it holds is in ``landing``; the caller starts the request at the engine, or aborts
-        it if this raises (Unavailable, DeadlineExceeded, Corrupt, Invalid, NotFound) or is
-        cancelled.
+        it if this raises (Unavailable, DeadlineExceeded, Invalid, NotFound; Corrupt for what a
+        sound source would not say, which another one may mend) or is cancelled.
         """
         async with self._peers.pull(source.address, self._opening(spec, source)) as reader:
             scheduled = await self._next(reader, self._config.queue_seconds)
             if not isinstance(scheduled, PullScheduled):
-                raise Invalid(f"a hand-off begins with `scheduled`, not {scheduled}")
-            await self._prepare(spec, scheduled, landing)
+                raise Corrupt(f"a hand-off begins with `scheduled`, not {type(scheduled).__name__}")
+            await self._prepare(spec, source, scheduled, landing)
             while not isinstance(
                 event := await self._next(reader, self._config.chunk_seconds), PullDone
             ):
                 if not isinstance(event, PullChunk):
-                    raise Invalid(f"unexpected {event} in a hand-off")
+                    raise Corrupt(f"unexpected {type(event).__name__} in a hand-off")
                 await self._take_chunk(reader, event, landing)
+            if event.finished:
+                return None
+            _check_whole(landing)
             shipment = landing.shipment
             shipment.landed_at = self._clock.monotonic()
             shipment.exposed_seconds = shipment.landed_at - shipment.last_chunk_at
-            return None if event.finished else event.token_id
+            return event.token_id
 
     def _opening(self, spec: RequestSpec, source: WorkerRef) -> PullOpen:
         return PullOpen(
@@ -154,19 +158,27 @@ class Intake:
         async with _deadline(seconds, "the prefill worker was silent"):
             return await reader.next_event()
 
-    async def _prepare(self, spec: RequestSpec, scheduled: PullScheduled, landing: Landing) -> None:
+    async def _prepare(
+        self, spec: RequestSpec, source: WorkerRef, scheduled: PullScheduled, landing: Landing
+    ) -> None:
         """Connects and reserves."""
+        endpoint = scheduled.endpoint
         if scheduled.num_tokens != len(spec.token_ids):
-            raise Invalid(f"source has {scheduled.num_tokens} tokens, not {len(spec.token_ids)}")
+            raise Corrupt(f"source has {scheduled.num_tokens} tokens, not {len(spec.token_ids)}")
         if scheduled.checksum_algorithm != self._layout.checksum_algorithm:
-            raise Invalid(f"unknown checksum algorithm {scheduled.checksum_algorithm!r}")
-        transport = self._transports.get(scheduled.endpoint.transport)
+            raise Corrupt(f"unknown checksum algorithm {scheduled.checksum_algorithm!r}")
+        if (endpoint.owner, endpoint.generation) != (source.id, source.generation):
+            raise Corrupt(
+                f"{source.id} of life {source.generation} offers the memory of {endpoint.owner!r} "
+                f"of life {endpoint.generation}"
+            )
+        transport = self._transports.get(endpoint.transport)
         if transport is None:
-            raise Invalid(f"source chose {scheduled.endpoint.transport!r}, which was not offered")
+            raise Corrupt(f"source chose {endpoint.transport!r}, which was not offered")
         landing.transport = transport
         landing.shipment.transport = transport.name
         landing.shipment.scheduled_at = self._clock.monotonic()
-        landing.peer = await in_thread(lambda: transport.connect(scheduled.endpoint))
+        landing.peer = await _connected(transport, endpoint)
         landing.reservation = await self._reserve(spec)
         landing.shipment.reserved_at = self._clock.monotonic()
         landing.num_read = landing.reservation.num_cached_blocks
@@ -187,8 +199,9 @@ class Intake:
         assert landing.reservation is not None
         landing.shipment.last_chunk_at = self._clock.monotonic()
         end = chunk.first_block + len(chunk.blocks)
-        if chunk.first_block > landing.num_read or end > len(landing.reservation.block_ids):
-            raise Invalid(f"blocks [{chunk.first_block}, {end}) do not follow {landing.num_read}")
+        fits = 0 <= chunk.first_block < end <= len(landing.reservation.block_ids)
+        if not fits or chunk.first_block > landing.num_read:
+            raise Corrupt(f"blocks [{chunk.first_block}, {end}) do not follow {landing.num_read}")
         if end > landing.num_read:
             blocks = chunk.blocks[landing.num_read - chunk.first_block :]
             block_ids = landing.reservation.block_ids[landing.num_read : end]
@@ -201,7 +214,7 @@ class Intake:
     ) -> None:
         """Raises Corrupt or Unavailable after the last attempt."""
         if any(block.size_bytes != self._layout.block_bytes for block in blocks):
-            raise Invalid(f"a block has {self._layout.block_bytes} bytes here")
+            raise Corrupt(f"a block has {self._layout.block_bytes} bytes here")
         for attempt in range(READ_ATTEMPTS):
             try:
                 if await self._read_once(blocks, block_ids, landing):
@@ -225,9 +238,28 @@ class Intake:
         except TransferFailed as error:
             landing.strays = error.strays
             raise
+        except Invalid as error:  # blocks that lie outside of the source's memory
+            raise Corrupt(f"source {landing.peer.endpoint.owner}: {error}") from error
         landing.shipment.size_bytes += result.size_bytes
         landing.shipment.reading_seconds += result.seconds
         return result.num_good == len(blocks)
+
+
+def _check_whole(landing: Landing) -> None:
+    """Raises Corrupt unless every block of the reservation was shipped: what was never written must
+    not be answered from."""
+    assert landing.reservation is not None
+    num_blocks = len(landing.reservation.block_ids)
+    if landing.num_read < num_blocks:
+        raise Corrupt(f"source shipped {landing.num_read} of {num_blocks} blocks and said it's all")
+
+
+async def _connected(transport: Transport, endpoint: Endpoint) -> Peer:
+    """Raises Corrupt for a descriptor that is none of the transport's."""
+    try:
+        return await in_thread(lambda: transport.connect(endpoint))
+    except Invalid as error:
+        raise Corrupt(f"source {endpoint.owner}: {error}") from error
 
 
 async def _while_held(reader: PullReader, reading: Coroutine[Any, Any, None]) -> None:

@@ -199,7 +199,8 @@ class WorkerProgram:
 
     def _engine_config(self) -> EngineConfig:
         settings = self._settings
-        limit = load_model_config(resolve_model(settings.model)).max_position_embeddings
+        model = load_model_config(resolve_model(settings.model))
+        limit = model.max_position_embeddings
         return EngineConfig(
             block_tokens=settings.block_tokens,
             max_step_tokens=settings.max_step_tokens,
@@ -210,6 +211,7 @@ class WorkerProgram:
             order=settings.prefill_order,
             fairness=settings.tenant_fairness,
             max_model_tokens=min(settings.max_model_tokens or limit, limit),
+            vocab_size=model.vocab_size,
         )
 
     def _open_transports(self) -> dict[str, Transport]:

@@ -97,6 +97,9 @@ class StorePrefixes:
         except (BatonError, TimeoutError) as error:
             extension.error = str(error) or "timeout"
             log.warning("store_fetch_failed", placement=spec.request_id, error=extension.error)
+        except Exception as error:  # a bug costs a recompute, and nobody's answer
+            extension.error = repr(error)
+            log.exception("store_fetch_crashed", placement=spec.request_id)
         extension.seconds = self._clock.monotonic() - began
         return extension
 
@@ -182,6 +185,8 @@ class StorePrefixes:
                 extension.error = str(error)
                 placement = extension.request_id
                 log.warning("store_fetch_failed", placement=placement, error=extension.error)
+            except Exception:  # a bug: the rest of the prompt is computed
+                log.exception("store_fetch_crashed", placement=extension.request_id)
 
     async def _fetch_back(self, extension: Extension) -> None:
         """From the end of the stored prefix towards what is computed, until they meet: the

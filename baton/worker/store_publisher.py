@@ -51,6 +51,8 @@ class StorePublisher:
                 await self._publish(run)
             except BatonError as error:
                 self._tell(str(error))
+            except Exception:  # a bug: these blocks are not kept
+                log.exception("store_put_crashed")
             else:
                 self._told = ""
             finally:

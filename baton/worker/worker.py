@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock
@@ -20,7 +21,7 @@ from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.engine.constraint import Constraint, Constraints
 from baton.engine.engine import Engine, StepResult
-from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
+from baton.errors import BatonError, Corrupt, Invalid, NotFound, Overloaded, Unavailable
 from baton.threads import in_thread
 from baton.transport.base import Transport
 from baton.transport.links import LinkMeter
@@ -48,6 +49,9 @@ MAX_COMPILING = 2
 
 PULLS = "pulls"
 """The name of all links to other hosts' workers together."""
+
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +114,7 @@ class Worker:
         self._arrived = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._handover: asyncio.Task[None] | None = None
+        self._step_bug = ""
         self._load = Load()
         self._answers = AnswerMeter()
         self._links = LinkMeter()
@@ -117,7 +122,7 @@ class Worker:
     # -- life ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serves until cancelled. A bug in any task ends it."""
+        """Serves until cancelled. A bug in what all requests share ends it."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             self._duty.begin()
@@ -227,12 +232,13 @@ class Worker:
         job.runner = self._tasks.create_task(self._guard(job, work))
 
     async def _guard(self, job: Job, work: Callable[[], Awaitable[None]]) -> None:
-        """Runs a job's way into the engine. Whatever ends it early frees what it holds."""
+        """Runs a job's way into the engine. Whatever ends it early frees what it holds; also a bug
+        is the end of this job alone."""
         try:
             await work()
-        except BatonError as error:
+        except Exception as error:
             job.runner = None
-            self._fail(job, error)
+            self._fail(job, self._own_error(job, error))
             self._abort_in_engine(job)
         except asyncio.CancelledError:
             job.runner = None
@@ -276,7 +282,10 @@ class Worker:
             self._end(job, Outcome.DONE)
             return
         request_id = job.spec.request_id
-        await self._engine.call(lambda engine: engine.start(request_id, token_id, constraint))
+        try:
+            await self._engine.call(lambda engine: engine.start(request_id, token_id, constraint))
+        except Invalid as error:  # of a request that was taken, only the source's token is new
+            raise Corrupt(f"source {source.id} ended with token {token_id}: {error}") from error
 
     def _note_pull(self, shipment: Shipment) -> None:
         """Of what came from another host."""
@@ -310,6 +319,13 @@ class Worker:
             job.stream.put(failure_of(replace(job.spec, request_id=job.request_id), error))
             self._witness.failed(job, error)
             self._end(job, Outcome.FAILED)
+
+    def _own_error(self, job: Job, error: Exception) -> BatonError:
+        """What its router is told of ``error``; a bug is logged with its traceback."""
+        if isinstance(error, BatonError):
+            return error
+        log.error("request_crashed", request_id=job.request_id, exc_info=error)
+        return BatonError("internal error")
 
     def _end(self, job: Job, outcome: Outcome = Outcome.DROPPED) -> None:
         """Forgets the job and frees what it holds. While its way in is still running, that
@@ -389,21 +405,35 @@ class Worker:
     # -- steps ------------------------------------------------------------------------------
 
     def on_step(self, result: StepResult) -> None:
-        """Called with each step's result, in order."""
-        self._store.note_step(result)
-        self._witness.stepped(result, self._jobs)
+        """Called with each step's result, in order. A step is many requests': an exception in what
+        one of them gets ends that one."""
+        self._note_step(result)
         for progress in result.progress:
             job = self._jobs.get(progress.request_id)
             if job is not None and job.hold is not None:
                 job.hold.advance(progress)
         for output in result.outputs:
-            self._deliver(output)
+            job = self._jobs.get(output.request_id)
+            if job is None:
+                continue
+            try:
+                self._deliver(job, output)
+            except Exception as error:
+                self._fail(job, self._own_error(job, error))
         self._intake.notice_room()
 
-    def _deliver(self, output: RequestOutput) -> None:
-        job = self._jobs.get(output.request_id)
-        if job is None:
-            return
+    def _note_step(self, result: StepResult) -> None:
+        """For metrics and the store, for want of which no answer fails. A bug is told once, not
+        with every step."""
+        try:
+            self._store.note_step(result)
+            self._witness.stepped(result, self._jobs)
+        except Exception as error:
+            if repr(error) != self._step_bug:
+                log.exception("step_not_noted")
+            self._step_bug = repr(error)
+
+    def _deliver(self, job: Job, output: RequestOutput) -> None:
         if job.extension is not None:
             job.details.update(job.extension.details(output.cached_tokens))
             self._witness.answered(job, output, job.extension)

@@ -1,18 +1,33 @@
 """Hand-offs between two workers: whole, cancelled anywhere, damaged, and cut off."""
 
 import asyncio
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from baton.core.grammar import Grammar, GrammarKind
-from baton.core.handoff import Endpoint, PullOpen, WorkerRef
-from baton.core.ids import Epoch, Generation, WorkerId
+from baton.core.handoff import (
+    CHECKSUM_XXH3,
+    BlockRef,
+    Endpoint,
+    PullChunk,
+    PullDone,
+    PullEvent,
+    PullOpen,
+    PullScheduled,
+    WorkerRef,
+)
+from baton.core.ids import BlockKey, Epoch, Generation, TokenId, WorkerId
 from baton.core.request import FinishReason
 from baton.core.task import Task
 from baton.engine.fake_runner import reference_answer
 from baton.errors import Invalid, NotFound
+from baton.rpc.worker_client import PullPeers
 from baton.transport.base import Span
 from baton.worker.worker import WorkerConfig
 from tests.grammar_house import EOS, answers, asking, byte_grammars, choice, regex, schema
@@ -234,6 +249,115 @@ async def test_a_link_that_stays_bad_is_an_error_and_frees_both_sides(fault: str
     assert outputs[-1].finish_reason is FinishReason.ERROR
     status = {"corrupt": "DATA_LOSS", "lost": "UNAVAILABLE"}[fault]
     assert outputs[-1].details["error_status"] == status
+
+
+class LyingSource:
+    """A source that says what it is told to say, instead of what is so."""
+
+    def __init__(self, *events: PullEvent) -> None:
+        self._events = list(events)
+
+    @asynccontextmanager
+    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator["LyingSource"]:
+        yield self
+
+    async def next_event(self) -> PullEvent:
+        return self._events.pop(0)
+
+    async def acknowledge(self, num_blocks: int) -> None: ...
+
+    async def ended(self) -> None:
+        await asyncio.get_running_loop().create_future()
+
+
+class OddTokens:
+    """Sources that end with a token that there is not."""
+
+    def __init__(self, peers: PullPeers) -> None:
+        self._peers = peers
+
+    @asynccontextmanager
+    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[Any]:
+        async with self._peers.pull(address, opening) as reader:
+            sound = reader.next_event
+
+            async def next_event() -> PullEvent:
+                event = await sound()
+                return PullDone(TokenId(256), False) if isinstance(event, PullDone) else event
+
+            reader.next_event = next_event  # type: ignore[method-assign]
+            yield reader
+
+
+def scheduled(**changes: Any) -> PullScheduled:
+    endpoint = Endpoint("memory", "prefill", 1, "here", 128 * 32, b"")
+    return PullScheduled(replace(endpoint, **changes), 40, CHECKSUM_XXH3)
+
+
+def chunk(first: int, count: int, offset: int = 0, size: int = 32) -> PullChunk:
+    return PullChunk(first, (BlockRef(offset, size, 0, BlockKey(b"")),) * count)
+
+
+DONE = PullDone(TokenId(5), False)
+
+
+@pytest.mark.parametrize(
+    ("events", "why"),
+    [
+        ([DONE], "begins with `scheduled`, not PullDone"),
+        ([scheduled(), DONE], "shipped 0 of 10 blocks"),
+        ([scheduled(), scheduled()], "unexpected PullScheduled"),
+        ([scheduled(), chunk(0, 0)], "do not follow"),
+        ([scheduled(), chunk(1, 9)], "do not follow"),
+        ([scheduled(), chunk(0, 11)], "do not follow"),
+        ([scheduled(), chunk(0, 10, size=31)], "a block has 32 bytes"),
+        ([scheduled(), chunk(0, 10, offset=128 * 32)], "lies outside its regions"),
+        ([scheduled(), chunk(0, 10)], "arrived damaged"),
+        ([scheduled(owner="another")], "offers the memory of 'another'"),
+        ([scheduled(generation=2)], "of life 2"),
+        ([scheduled(transport="nixl")], "was not offered"),
+        ([scheduled(region_size_bytes=1)], "region of prefill has"),
+        ([PullScheduled(scheduled().endpoint, 39, CHECKSUM_XXH3)], "39 tokens, not 40"),
+        ([PullScheduled(scheduled().endpoint, 40, "md5")], "unknown checksum algorithm"),
+    ],
+)
+async def test_a_source_that_lies_fails_one_request(events: list[PullEvent], why: str) -> None:
+    """As something that another placement mends; and no answer comes from unwritten blocks."""
+    async with cluster() as running:
+        running.decode.worker._intake._peers = LyingSource(*events)
+        stream = running.decode.worker.open_stream()
+        stream.submit(request("r", list(range(40)), 8), Task.DECODE, running.prefill.ref)
+        [output] = await collect(stream, bool)
+        running.decode.worker._intake._peers = running.peers
+        assert (output.token_ids, output.details["error_status"]) == ((), "DATA_LOSS")
+        assert why in output.error
+        spec = request("good", list(range(40)), 8)
+        assert tokens_of(await hand_off(running, spec)) == reference_answer(spec)[0]
+        await running.decode.wait_until_free()
+
+
+async def test_a_token_that_the_model_does_not_have_fails_one_request() -> None:
+    """To look it up would end the worker."""
+    async with cluster(vocab_size=256) as running:
+        stream = running.decode.worker.open_stream()
+        for name, prompt, task, changes in (
+            ("prompt", [256], Task.WHOLE, {}),
+            ("stop", [1], Task.WHOLE, {"stop_token_ids": (TokenId(256),)}),
+            ("bias", [1], Task.WHOLE, {"logit_bias": ((TokenId(256), 1.0),)}),
+            ("nan", [1], Task.WHOLE, {"presence_penalty": math.nan}),
+        ):
+            stream.submit(request(name, prompt, 8, **changes), task, None)
+            [output] = await collect(stream, bool)
+            assert output.details["error_status"] == "INVALID_ARGUMENT", name
+        running.decode.worker._intake._peers = OddTokens(running.peers)
+        running.prefill.worker.open_stream().submit(request("odd", [1], 8), Task.PREFILL, None)
+        stream.submit(request("odd", [1], 8), Task.DECODE, running.prefill.ref)
+        [output] = await collect(stream, bool)
+        assert output.details["error_status"] == "DATA_LOSS"
+        running.decode.worker._intake._peers = running.peers
+        spec = request("good", [1, 2, 3], 8)
+        assert tokens_of(await hand_off(running, spec)) == reference_answer(spec)[0]
+        await running.decode.wait_until_free()
 
 
 async def test_a_source_that_is_gone_is_unavailable() -> None:

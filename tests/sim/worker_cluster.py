@@ -125,10 +125,15 @@ def make_node(
     constraints: Constraints | None = None,
     eos: frozenset[TokenId] = frozenset(),
     spans: Spans | None = None,
+    vocab_size: int | None = None,
 ) -> Node:
     runner = SharedRunner(num_blocks)
     engine_config = EngineConfig(
-        block_tokens=BLOCK_TOKENS, max_model_tokens=256, max_step_tokens=16, chunk_tokens=8
+        block_tokens=BLOCK_TOKENS,
+        max_model_tokens=256,
+        max_step_tokens=16,
+        chunk_tokens=8,
+        vocab_size=vocab_size,
     )
     engine = Engine(
         runner,
@@ -175,11 +180,13 @@ async def cluster(
     constraints: Constraints | None = None,
     eos: frozenset[TokenId] = frozenset(),
     spans: Spans | None = None,
+    vocab_size: int | None = None,
 ) -> AsyncIterator[Cluster]:
     fabric, peers = MemoryFabric(), MemoryPeers()
     config = config or WorkerConfig()
-    prefill = make_node("prefill", fabric, peers, prefill_blocks, config, constraints, eos, spans)
-    decode = make_node("decode", fabric, peers, decode_blocks, config, constraints, eos, spans)
+    shared = (config, constraints, eos, spans, vocab_size)
+    prefill = make_node("prefill", fabric, peers, prefill_blocks, *shared)
+    decode = make_node("decode", fabric, peers, decode_blocks, *shared)
     running = [asyncio.create_task(node.worker.run()) for node in (prefill, decode)]
     for node in (prefill, decode):
         node.thread.start()
