@@ -27,6 +27,7 @@ from baton.values import (
     AsSwitch,
     CollectorUrl,
     Count,
+    Names,
     Order,
     Origins,
     Pairs,
@@ -41,6 +42,7 @@ from baton.values import (
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK_DEVICE = "lo"
 PREFIX = "BATON_"
 CONFIG_VARIABLE, HOME_VARIABLE = "BATON_CONFIG", "BATON_HOME"
 SECRETS = {"cluster_secret", "api_keys", "admin_key", "tenant_secret", "redis_url"}
@@ -212,6 +214,12 @@ class Settings(BaseSettings):
     # KV movement and storage
     transports: Transports = ()
     """Empty (or ``auto``): all that can start, best first."""
+    nixl_interfaces: Names = ()
+    """Network devices that NIXL may use, as UCX calls them (``eth1``, ``mlx5_0:1``). Empty: none,
+    and it moves KV within a host only (docs/network.md)."""
+    nixl_private_network: bool = False
+    """Stated by the operator: only this cluster is on the networks of ``nixl_interfaces``. Whoever
+    is may read and write the memory of workers and stores: UCX and RDMA authenticate nobody."""
     store_bytes: Size = 256 * 2**20
     store_disk_bytes: SizeOrNone = 2**30
     """Of the store's SSD tier; 0: none."""
@@ -363,6 +371,7 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
     except ValidationError as error:
         raise Invalid(_explain(error)) from error
     check_exposure(settings)
+    check_fabric(settings)
     check_bounds(settings)
     return settings
 
@@ -448,6 +457,20 @@ def check_exposure(settings: Settings) -> None:
             f"host is {settings.host!r}: listening beyond loopback needs api_keys "
             "(BATON_API_KEYS=key=tenant) or a tenants_file, or allow_open_http=true if that is what"
             " you want"
+        )
+
+
+def check_fabric(settings: Settings) -> None:
+    """NIXL on a network needs the operator's word that nobody else is on it. Raises Invalid."""
+    exposed = [name for name in settings.nixl_interfaces if name != LOOPBACK_DEVICE]
+    if exposed and not settings.nixl_private_network:
+        raise Invalid(
+            f"nixl_interfaces is {','.join(settings.nixl_interfaces)}: UCX and RDMA authenticate "
+            "nobody and encrypt nothing, whatever cluster_secret and certificates say. Whoever is "
+            "on that network can read prompts and answers out of workers and stores, write any of "
+            "their memory, and so run code as them. If only this cluster's machines are on it, say "
+            "so with nixl_private_network=true (BATON_NIXL_PRIVATE_NETWORK); else leave "
+            "nixl_interfaces empty, and KV goes between hosts over gRPC, with the secret and TLS"
         )
 
 

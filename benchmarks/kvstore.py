@@ -37,7 +37,7 @@ from baton.core.store import LeaseQuery, PutRequest
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.transport.base import Peer, Transport
 from baton.transport.flow import gather
-from baton.transport.nixl import _HEADER, _new_agent
+from baton.transport.nixl import _HEADER, new_agent
 from baton.transport.region import HostMemory
 from baton.transport.select import host_id, open_transports
 from baton.worker.kv_layout import KvLayout
@@ -123,16 +123,17 @@ async def client(name: str, address: str, door: str) -> AsyncIterator[Client]:
     memory = HostMemory("bench", POOL)
     bytes_ = np.frombuffer(memory.view, dtype=np.uint8)
     bytes_[:] = np.random.default_rng(1).integers(256, size=POOL, dtype=np.uint8)
-    transport = open_transports(
+    opened = open_transports(
         [name],
         owner=f"bench-{name}",
         generation=1,
         region=memory.region,
         clock=CLOCK,
         listen_host="127.0.0.1",
-    )[name]
+    )
+    (transport,) = opened.values()
     calls = KvStoreClient(address, None, "" if name == "grpc" else door, 60.0)
-    endpoint: Endpoint = await calls.open([name], host_id())
+    endpoint: Endpoint = await calls.open([transport.name], host_id())
     yield Client(memory, transport, transport.connect(endpoint), calls, count())
     await calls.close()
     transport.close()
@@ -174,7 +175,7 @@ def bare_nixl(size: int, rounds: int) -> float:
     """One descriptor, polled without a pause, over NIXL's own API."""
     memory = HostMemory("bare", POOL)
     memory.view[:] = bytes(POOL)
-    agent = _new_agent("bare-store")
+    agent = new_agent("bare-store")
     agent.register_memory([(memory.region.address, POOL, 0, "")], "DRAM")
     times = []
     with transport_peer("nixl", POOL) as endpoint:

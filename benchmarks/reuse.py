@@ -73,8 +73,9 @@ class Bench:
         pool = self.runner.pool
         region = Region(pool.address, pool.size_bytes, pool.device, pool.file_descriptor)
         self.transports = open_transports(
-            (), owner="bench", generation=1, region=region, clock=CLOCK, listen_host="127.0.0.1"
-        )
+            (), owner="bench", generation=1, region=region, clock=CLOCK, listen_host="127.0.0.1",
+            nixl_interfaces=("lo",),
+        )  # fmt: skip
         self.layout = KvLayout(
             self.runner.kv_layout,
             pool.block_bytes,

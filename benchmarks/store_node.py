@@ -32,6 +32,7 @@ async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
         region=memory.region,
         clock=clock,
         listen_host="127.0.0.1",
+        nixl_interfaces=("lo",),  # so that it can be reached as if from another host
     )
     disk = DiskTier(folder / "disk", disk_bytes) if disk_bytes else None
     shelf = Shelf(arena_bytes)

@@ -19,9 +19,9 @@ import numpy as np
 
 from baton.clock import SystemClock
 from baton.core.handoff import Endpoint
-from baton.transport.base import Span, Transport
+from baton.transport.base import Span
 from baton.transport.flow import transfer
-from baton.transport.nixl import _HEADER, _new_agent
+from baton.transport.nixl import _HEADER, new_agent
 from baton.transport.region import HostMemory
 from baton.transport.select import open_transports
 from benchmarks.machine import describe, median_seconds
@@ -61,14 +61,15 @@ def plain_copy(memory: HostMemory, size: int, rounds: int) -> float:
 
 def ours(name: str, memory: HostMemory, size: int, block: int, rounds: int) -> float:
     clock = SystemClock()
-    transport: Transport = open_transports(
+    opened = open_transports(
         [name],
         owner="bench",
         generation=1,
         region=memory.region,
         clock=clock,
         listen_host="127.0.0.1",
-    )[name]
+    )
+    (transport,) = opened.values()
     spans = scattered(size, block)
     with peer(name, size) as endpoint, asyncio.Runner() as loop:
         connected = transport.connect(endpoint)
@@ -81,7 +82,7 @@ def ours(name: str, memory: HostMemory, size: int, block: int, rounds: int) -> f
 
 def bare_nixl(memory: HostMemory, size: int, rounds: int) -> float:
     """One descriptor, polled without a pause, over NIXL's own API."""
-    agent = _new_agent("bare")
+    agent = new_agent("bare")
     agent.register_memory([(memory.region.address, size, 0, "")], "DRAM")
     with peer("nixl", size) as endpoint:
         address, _, _ = _HEADER.unpack_from(endpoint.metadata)

@@ -74,6 +74,7 @@ class KvStoreProgram:
             listen_host=settings.grpc_host,
             advertise_host=settings.advertise_address,
             trust=settings.trust,
+            nixl_interfaces=settings.nixl_interfaces,
         )
         self._node = StoreNode(
             self._generation,

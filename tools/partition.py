@@ -76,6 +76,8 @@ class SpreadCluster:
             "port": PORT,
             "allow_open_http": True,
             "transports": "nixl,grpc",
+            "nixl_interfaces": "eth0",
+            "nixl_private_network": True,
             "threads": 1,
         }
         named = {f"BATON_{key.upper()}": str(value) for key, value in settings.items()}

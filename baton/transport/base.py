@@ -70,12 +70,14 @@ class TransferState(StrEnum):
 class Capabilities:
     """``local_only``: both sides must be on one host. ``devices``: which memory it can read
     and write. ``copies_in_post``: whether ``post`` may take as long as copying the bytes, so
-    that an event loop leaves it to a thread.
+    that an event loop leaves it to a thread. ``waits_in_post``: whether it may also wait for
+    another ``post`` to end, so that an event loop leaves even a small one to a thread.
     """
 
     local_only: bool
     devices: frozenset[str]
     copies_in_post: bool
+    waits_in_post: bool = False
 
 
 class Peer(Protocol):

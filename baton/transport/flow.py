@@ -171,9 +171,10 @@ async def _transfer(
             after = None
 
     try:
-        if not transport.capabilities().copies_in_post:
+        can = transport.capabilities()
+        if not can.copies_in_post:
             transport.post(batch)
-        elif transport.capabilities().local_only and batch.size_bytes <= INLINE_BYTES:
+        elif can.local_only and not can.waits_in_post and batch.size_bytes <= INLINE_BYTES:
             post_and_look()
         else:
             await in_thread(post_and_look)

@@ -1,4 +1,9 @@
-"""NIXL: RDMA, TCP or shared memory through UCX, from host or device memory.
+"""NIXL: shared memory, and RDMA or TCP where an operator names a network, through UCX, from host or
+device memory.
+
+UCX authenticates nobody: whoever reaches one of its sockets, or an RDMA device that it opened, can
+read and write this process's memory. So it opens no network device by itself. Within a host it
+speaks through memory files and process_vm_readv, which the kernel keeps to processes of one user.
 
 As tried with 1.5.1 on host memory: a dead peer raises nixlRemoteDisconnectError at the next
 post or check; a frozen one leaves a TCP transfer in PROC for ever, so deadlines are ours; over
@@ -18,7 +23,10 @@ import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import structlog
 
 from baton.clock import Clock
 from baton.core.handoff import Endpoint
@@ -28,6 +36,17 @@ from baton.transport.links import LinkMeter, earlier_lives
 from baton.transport.spans import checked_spans, expect_transport
 
 NAME = "nixl"
+LOCAL_NAME = "nixl_local"
+"""Without a network: a name of its own, so that no member on another host tries to use it."""
+
+LOCAL_TLS = ("posix", "cma", "self")
+"""UCX's transports for host memory on one host. ``sysv`` is left out: its segments can be attached
+by number, ``posix``'s only through /proc of a process of the same user."""
+
+CUDA_TLS = ("cuda",)
+"""UCX's alias for copies within a GPU, between GPUs of one host, and over NVLink."""
+
+DEVICE_FOLDERS = (Path("/sys/class/net"), Path("/sys/class/infiniband"))
 WHEELS = ("nixl_cu13", "nixl_cu12")
 """The top-level package ``nixl`` only chooses between these, and imports torch to do so."""
 
@@ -37,6 +56,8 @@ PROGRESS_WAIT_MICROS = 100_000
 HOST_LANES = 2
 """Within a host UCX copies in ``post``, and two cores copy 1.4 times as fast as one. A GPU's own
 engines copy its memory, so there one lane will do."""
+
+log = structlog.get_logger(__name__)
 
 _HEADER = struct.Struct("<QHB")
 """Address of the region, its device's number, and whether it is device memory."""
@@ -84,13 +105,17 @@ class NixlTransport:
     """Reads through a few lanes; peers read what the first one exports. ``post`` holds its lane
     for as long as UCX copies, which within a host it may do at once; so ``prepare`` leaves the
     agents alone, and ``poll`` and ``release`` come back later when the lane is taken. Progress
-    threads of NIXL's own serve the peers' reads."""
+    threads of NIXL's own serve the peers' reads.
+
+    ``interfaces`` are the network devices that UCX may use, as it calls them (``eth1``,
+    ``mlx5_0:1``). Without one, it reaches its own host only, and listens on no network."""
 
     owner: str
     generation: int
     clock: Clock
     host_id: str
-    name: str = NAME
+    interfaces: tuple[str, ...] = ()
+    name: str = field(init=False)
     _peers: dict[tuple[str, int], NixlPeer] = field(default_factory=dict)
     _meter: LinkMeter = field(default_factory=LinkMeter)
     _peers_lock: threading.RLock = field(default_factory=threading.RLock)
@@ -98,16 +123,24 @@ class NixlTransport:
     _lanes: list[_Lane] = field(default_factory=list)
     _turn: int = 0
 
+    def __post_init__(self) -> None:
+        self.name = NAME if self.interfaces else LOCAL_NAME
+
     def capabilities(self) -> Capabilities:
-        devices = frozenset({"cpu", "cuda"})
-        return Capabilities(local_only=False, devices=devices, copies_in_post=True)
+        return Capabilities(
+            local_only=self.name == LOCAL_NAME,
+            devices=frozenset({"cpu", "cuda"}),
+            copies_in_post=True,
+            waits_in_post=True,
+        )
 
     def register(self, region: Region) -> None:
         self._region = region
         memory, device = _memory(region.device)
         with _foreign("start"):
             for number in range(HOST_LANES if memory == "DRAM" else 1):
-                agent = _new_agent(f"{self.owner}-{self.generation}-{number}")
+                name = f"{self.owner}-{self.generation}-{number}"
+                agent = new_agent(name, self.interfaces, on_device=memory == "VRAM")
                 registered = agent.register_memory(
                     [(region.address, region.size_bytes, device, "")], memory
                 )
@@ -121,10 +154,10 @@ class NixlTransport:
         with lane.lock, _foreign("export"):
             metadata = header + lane.agent.get_agent_metadata()
         size = self._region.size_bytes
-        return Endpoint(NAME, self.owner, self.generation, self.host_id, size, metadata)
+        return Endpoint(self.name, self.owner, self.generation, self.host_id, size, metadata)
 
     def connect(self, endpoint: Endpoint) -> NixlPeer:
-        expect_transport(endpoint, NAME)
+        expect_transport(endpoint, self.name)
         key = (endpoint.owner, endpoint.generation)
         with self._peers_lock:
             if key not in self._peers:
@@ -288,8 +321,12 @@ def _free(transfer: NixlTransfer, lane: _Lane) -> bool:
     return True
 
 
-def _new_agent(name: str) -> Any:
-    """Raises Unavailable when no wheel can be imported or UCX doesn't start."""
+def new_agent(name: str, interfaces: Sequence[str] = (), *, on_device: bool = False) -> Any:
+    """An agent of NIXL with UCX behind it, which opens ``interfaces`` and no other network device.
+
+    Raises Invalid for an interface that this host doesn't have, Unavailable when no wheel can be
+    imported or UCX doesn't start."""
+    check_interfaces(interfaces)
     os.environ.setdefault("NIXL_LOG_LEVEL", "ERROR")
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
     for wheel in WHEELS:
@@ -300,9 +337,53 @@ def _new_agent(name: str) -> Any:
         logging.getLogger("nixl").setLevel(logging.ERROR)
         logging.getLogger(wheel).setLevel(logging.ERROR)
         _leave_at_exit()
-        with _patient_progress(api.nixlBind):
-            return api.nixl_agent(name, api.nixl_agent_config(backends=["UCX"]))
+        with _patient_progress(api.nixlBind), _environment(_ucx_settings(interfaces, on_device)):
+            agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
+            # Shared memory can't tell UCX that a peer has died; checksums and deadlines do (above).
+            agent.create_backend(
+                "UCX", {"ucx_error_handling_mode": "peer" if interfaces else "none"}
+            )
+            return agent
     raise Unavailable(f"transport nixl: none of {', '.join(WHEELS)} can be imported")
+
+
+def check_interfaces(interfaces: Sequence[str]) -> None:
+    """Raises Invalid for a device that this host doesn't have; UCX would go on without it."""
+    there = sorted({path.name for folder in DEVICE_FOLDERS for path in folder.glob("*")})
+    for interface in interfaces:
+        if interface.partition(":")[0] not in there:
+            raise Invalid(
+                f"nixl_interfaces: this host has no network device {interface!r}; it has "
+                f"{', '.join(there)}",
+                param="nixl_interfaces",
+            )
+
+
+def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
+    """UCX's variables. Which of its transports use the named interfaces is up to the operator
+    (``UCX_TLS``); without any, nothing that an environment says can open a network."""
+    if interfaces:
+        return {"UCX_NET_DEVICES": ",".join(interfaces)}
+    wanted = os.environ.get("UCX_TLS")
+    local = ",".join((*LOCAL_TLS, *(CUDA_TLS if on_device else ())))
+    if wanted not in (None, local):
+        log.warning("ucx_tls_ignored", wanted=wanted, used=local, reason="nixl_interfaces is empty")
+    return {"UCX_TLS": local}
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Sets variables for a C library that reads them within, and puts back what was there."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @functools.cache

@@ -11,11 +11,12 @@ from baton.core.trust import Trust
 from baton.errors import BatonError, Invalid
 from baton.transport.base import Region, Transport
 from baton.transport.grpc_stream import GrpcTransport
-from baton.transport.nixl import NixlTransport
+from baton.transport.nixl import LOCAL_NAME, NixlTransport
 from baton.transport.shm import ShmTransport
 
 BEST_FIRST = ("shm", "nixl", "grpc")
-LOCAL_ONLY = frozenset({"shm", "memory"})
+LOCAL_ONLY = frozenset({"shm", "memory", LOCAL_NAME})
+"""Names of transports whose both sides must be on one host."""
 
 log = structlog.get_logger(__name__)
 
@@ -37,13 +38,20 @@ def open_transports(
     listen_host: str,
     advertise_host: str | None = None,
     trust: Trust | str | None = None,
+    nixl_interfaces: Sequence[str] = (),
 ) -> dict[str, Transport]:
-    """Opened and registered, best first. ``names`` is empty for all that can start; one that
-    is named and can't start is an error, one that isn't is left out with a log line."""
+    """Opened and registered, best first, by the names that peers know them by. ``names`` is empty
+    for all that can start; one that is named and can't start is an error, one that isn't is left
+    out with a log line. NIXL uses ``nixl_interfaces`` and no other network device; without one it
+    is called ``nixl_local``."""
     wanted = names or [name for name in BEST_FIRST if region.device == "cpu" or name == "nixl"]
     opened: dict[str, Transport] = {}
     for name in wanted:
-        transport = _new(name, owner, generation, clock, listen_host, advertise_host, trust)
+        transport = (
+            _new_nixl(owner, generation, clock, nixl_interfaces)
+            if name == "nixl"
+            else _new(name, owner, generation, clock, listen_host, advertise_host, trust)
+        )
         try:
             transport.register(region)
         except BatonError as error:
@@ -51,7 +59,7 @@ def open_transports(
                 raise
             log.warning("transport_left_out", transport=name, reason=str(error))
         else:
-            opened[name] = transport
+            opened[transport.name] = transport
     if not opened:
         raise Invalid("no transport can serve this worker's memory", param="transports")
     return opened
@@ -68,8 +76,6 @@ def _new(
 ) -> Transport:
     if name == "shm":
         return cast(Transport, ShmTransport(owner, generation, clock, host_id()))
-    if name == "nixl":
-        return cast(Transport, NixlTransport(owner, generation, clock, host_id()))
     if name == "grpc":
         transport = GrpcTransport(
             owner,
@@ -82,6 +88,11 @@ def _new(
         )
         return cast(Transport, transport)
     raise Invalid(f"unknown transport {name!r}; there are {', '.join(BEST_FIRST)}")
+
+
+def _new_nixl(owner: str, generation: int, clock: Clock, interfaces: Sequence[str]) -> Transport:
+    transport = NixlTransport(owner, generation, clock, host_id(), tuple(interfaces))
+    return cast(Transport, transport)
 
 
 def choose(ours: Sequence[str], readers: Sequence[str], same_host: bool) -> str:

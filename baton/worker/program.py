@@ -225,6 +225,7 @@ class WorkerProgram:
             listen_host=self._settings.grpc_host,
             advertise_host=self._settings.advertise_address,
             trust=self._settings.trust,
+            nixl_interfaces=self._settings.nixl_interfaces,
             clock=self._clock,
         )
 

@@ -1,6 +1,6 @@
 """A process of its own that serves a region: what a transport's reader reads from.
 
-    python -m tests.contract.transport_peer NAME SIZE GENERATION
+    python -m tests.contract.transport_peer NAME SIZE GENERATION [NIXL_INTERFACE]
 
 Fills the region with a pattern, prints its endpoint as a line of JSON, and lives until its
 standard input ends.
@@ -33,7 +33,7 @@ def endpoint_to_json(endpoint: Endpoint) -> str:
     return json.dumps({**fields, "metadata": base64.b64encode(endpoint.metadata).decode()})
 
 
-def main(name: str, size_bytes: int, generation: int) -> None:
+def main(name: str, size_bytes: int, generation: int, *interfaces: str) -> None:
     memory = HostMemory("peer", size_bytes)
     np.frombuffer(memory.view, dtype=np.uint8)[:] = pattern(size_bytes, generation)
     opened = open_transports(
@@ -43,10 +43,12 @@ def main(name: str, size_bytes: int, generation: int) -> None:
         region=memory.region,
         clock=SystemClock(),
         listen_host="127.0.0.1",
+        nixl_interfaces=interfaces,
     )
-    print(endpoint_to_json(opened[name].export()), flush=True)
+    (transport,) = opened.values()
+    print(endpoint_to_json(transport.export()), flush=True)
     sys.stdin.read()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])

@@ -51,7 +51,7 @@ def test_prefill_and_decode_ran_in_different_processes(cluster: LocalCluster) ->
     pids = {entry["id"]: entry["pid"] for entry in cluster.status()["processes"]}
     prefill, decode = headers["x-baton-prefill"], headers["x-baton-decode"]
     assert pids[prefill] != pids[decode]
-    assert headers["x-baton-transport"] in {"shm", "nixl", "grpc"}
+    assert headers["x-baton-transport"] in {"shm", "nixl_local", "grpc"}
     assert int(headers["x-baton-bytes-shipped"]) > 0
 
 

@@ -1,0 +1,93 @@
+"""NIXL opens no network by itself: UCX would let whoever reaches it write any memory."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from baton.clock import SystemClock
+from baton.config import load_settings
+from baton.errors import Invalid
+from baton.transport.nixl import LOCAL_NAME, NixlTransport, check_interfaces
+from baton.transport.region import HostMemory
+from baton.transport.select import LOCAL_ONLY, choose, open_transports
+
+SIZE = 1 << 16
+
+
+@contextmanager
+def opened(*interfaces: str) -> Iterator[NixlTransport]:
+    memory = HostMemory("region", SIZE)
+    (transport,) = open_transports(
+        ["nixl"], owner="here", generation=1, region=memory.region, clock=SystemClock(),
+        listen_host="127.0.0.1", nixl_interfaces=interfaces,
+    ).values()  # fmt: skip
+    assert isinstance(transport, NixlTransport)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+def network_sockets() -> set[Any]:
+    return set(psutil.Process().net_connections("inet"))
+
+
+@pytest.mark.parametrize("tls", ["", "tcp", "all"])
+def test_without_an_interface_it_has_no_socket_of_any_network(
+    tls: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the environment asks UCX for."""
+    if tls:
+        monkeypatch.setenv("UCX_TLS", tls)
+    before = network_sockets()
+    with opened() as transport:
+        assert network_sockets() - before == set()
+        assert transport.capabilities().local_only
+        assert transport.export().transport == LOCAL_NAME
+    assert os.environ.get("UCX_TLS", "") == tls
+
+
+def test_with_an_interface_it_listens_there_and_nowhere_else() -> None:
+    before = network_sockets()
+    with opened("lo") as transport:
+        hosts = {each.laddr.ip for each in network_sockets() - before}
+        assert hosts == {"127.0.0.1"}
+        assert not transport.capabilities().local_only
+        assert transport.export().transport == "nixl"
+
+
+def test_memory_files_of_ucx_are_for_their_user_alone() -> None:
+    with opened():
+        links = [path for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        files = [path for path in links if "ucx_shm" in str(path.readlink())]
+        assert files
+        assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+
+
+def test_between_hosts_a_local_nixl_is_not_chosen() -> None:
+    ours = ("shm", LOCAL_NAME, "grpc")
+    assert LOCAL_NAME in LOCAL_ONLY
+    assert choose(ours, ours, same_host=False) == "grpc"
+    assert choose(ours[1:], ours[1:], same_host=True) == LOCAL_NAME
+    networked = ("shm", "nixl", "grpc")
+    assert choose(networked, networked, same_host=False) == "nixl"
+    assert choose(networked, ours, same_host=False) == "grpc"
+
+
+def test_an_interface_that_is_not_there_is_named() -> None:
+    with pytest.raises(Invalid, match=r"no network device 'fabric7:1'; it has .*lo"):
+        check_interfaces(["lo", "fabric7:1"])
+
+
+@pytest.mark.parametrize("lock", [{}, {"cluster_secret": "s"}])
+def test_a_network_needs_the_operators_word(lock: dict[str, str]) -> None:
+    with pytest.raises(Invalid, match="Whoever is on that network can read prompts and answers"):
+        load_settings(nixl_interfaces="mlx5_0:1", **lock)
+    settings = load_settings(nixl_interfaces="mlx5_0:1,eth1", nixl_private_network=True, **lock)
+    assert settings.nixl_interfaces == ("mlx5_0:1", "eth1")
+    assert load_settings(nixl_interfaces="lo").nixl_interfaces == ("lo",)
