@@ -53,6 +53,30 @@ def problems(values: Object) -> list[str]:
             setting(pools__decode__model__source="pvc"),
             "pools.decode.model has no model: its source is pvc, so set model.pvc.claimName",
         ),
+        # NIXL on a network
+        (
+            setting(nixl__interfaces=["net1"]),
+            "nixl.interfaces opens NIXL, and UCX and RDMA authenticate nobody: whoever is on that"
+            " network can read and write the memory of workers and stores; set"
+            " nixl.privateNetwork=true if only this release is on it",
+        ),
+        (
+            setting(nixl__networks="fabric"),
+            "nixl.networks gives pods a second network that nobody uses: set nixl.interfaces to its"
+            " device, as in [net1]",
+        ),
+        (
+            setting(pools__decode__settings__nixl_interfaces=["eth1"]),
+            "pools.decode.settings.nixl_interfaces opens NIXL, and UCX and RDMA authenticate"
+            " nobody: set pools.decode.settings.nixl_private_network=true if only this release is"
+            " on that network",
+        ),
+        (
+            setting(pools__decode__rdma__enabled=True),
+            "pools.decode.rdma is enabled, and NIXL may use no network device: set"
+            " pools.decode.settings.nixl_interfaces (or nixl.interfaces) to the device, as in"
+            ' "mlx5_0:1"',
+        ),
         (
             setting(pools__decode__sharedMemory="2Gi"),
             "pools.decode.sharedMemory (2Gi) counts against pools.decode.resources.limits.memory"

@@ -5,7 +5,7 @@ template of problems writes one line for each.
 {{- define "baton.checks" -}}
 {{- $problems := list -}}
 {{- range list "baton.poolProblems" "baton.ownerProblems" "baton.memoryProblems" "baton.redisProblems"
-      "baton.authProblems" "baton.networkProblems" "baton.accountProblems" "baton.missingProblems" -}}
+      "baton.authProblems" "baton.networkProblems" "baton.fabricProblems" "baton.accountProblems" "baton.missingProblems" -}}
 {{- range include . $ | splitList "\n" -}}
 {{- with trim . -}}{{- $problems = append $problems . -}}{{- end -}}
 {{- end -}}
@@ -199,6 +199,27 @@ router.httpRoute belongs to no gateway: set router.httpRoute.parentRefs
 {{- end -}}
 {{- if and .Values.router.batches.claimName (or (gt (int .Values.router.replicas) 1) .Values.router.hpa.enabled) }}
 router.batches.claimName is for one router: set router.replicas=1, or do without the claim
+{{- end -}}
+{{- end -}}
+
+{{/* NIXL on a network: whose it is, and which. */}}
+{{- define "baton.fabricProblems" -}}
+{{- $nixl := .Values.nixl -}}
+{{- $all := dict "nixl_interfaces" $nixl.interfaces "nixl_private_network" $nixl.privateNetwork -}}
+{{- if and $nixl.networks (not $nixl.interfaces) }}
+nixl.networks gives pods a second network that nobody uses: set nixl.interfaces to its device, as in [net1]
+{{- end -}}
+{{- if and $nixl.interfaces (not $nixl.privateNetwork) }}
+nixl.interfaces opens NIXL, and UCX and RDMA authenticate nobody: whoever is on that network can read and write the memory of workers and stores; set nixl.privateNetwork=true if only this release is on it
+{{- end -}}
+{{- range $key, $pool := include "baton.pools" . | fromJson -}}
+{{- $told := merge (deepCopy $pool.settings) (ternary $all dict (not (empty $nixl.interfaces))) (deepCopy $.Values.settings) -}}
+{{- if and (get $pool.settings "nixl_interfaces") (not (get $told "nixl_private_network")) }}
+pools.{{ $key }}.settings.nixl_interfaces opens NIXL, and UCX and RDMA authenticate nobody: set pools.{{ $key }}.settings.nixl_private_network=true if only this release is on that network
+{{- end -}}
+{{- if and $pool.rdma.enabled (not (get $told "nixl_interfaces")) }}
+pools.{{ $key }}.rdma is enabled, and NIXL may use no network device: set pools.{{ $key }}.settings.nixl_interfaces (or nixl.interfaces) to the device, as in "mlx5_0:1"
+{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -15,12 +15,24 @@ baton.yaml: what all programs share. Whatever is secret, or differs between pods
 {{- $_ := set $own "rpc_tls_key" "/etc/baton-rpc-tls/tls.key" -}}
 {{- $_ := set $own "rpc_tls_ca" "/etc/baton-rpc-tls/ca.crt" -}}
 {{- end -}}
+{{- with .Values.nixl.interfaces -}}
+{{- $_ := set $own "nixl_interfaces" (join "," .) -}}
+{{- $_ := set $own "nixl_private_network" $.Values.nixl.privateNetwork -}}
+{{- end -}}
 {{- if .Values.traces.endpoint -}}
 {{- $_ := set $own "trace_endpoint" .Values.traces.endpoint -}}
 {{- $_ := set $own "trace_sample" .Values.traces.sample -}}
 {{- end -}}
 {{- $default := dict "redis_wait_seconds" 60 "worker_wait_seconds" 10 -}}{{/* pods start in any order */}}
 {{- toYaml (merge $own (deepCopy .Values.settings) $default) -}}
+{{- end -}}
+
+{{/* A second network for pods that move KV. What a pod's own annotations say wins. Takes root, role and v. */}}
+{{- define "baton.fabricAnnotation" -}}
+{{- $key := "k8s.v1.cni.cncf.io/networks" -}}
+{{- if and .root.Values.nixl.networks (not (hasKey (.v.podAnnotations | default dict) $key)) (has .role (list "prefill" "decode" "kvstore" "ray-worker")) -}}
+{{ $key }}: {{ .root.Values.nixl.networks | quote }}
+{{- end -}}
 {{- end -}}
 
 {{/* Where programs listen, the same in every pod; as JSON. */}}

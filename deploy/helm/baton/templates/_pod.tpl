@@ -21,6 +21,9 @@ metadata:
     {{- with .checksums }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
+    {{- with include "baton.fabricAnnotation" . }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with .v.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}

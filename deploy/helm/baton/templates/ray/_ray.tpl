@@ -32,6 +32,9 @@ metadata:
     {{- end }}
   annotations:
     checksum/config: {{ include "baton.config" .root | sha256sum }}
+    {{- with include "baton.fabricAnnotation" . }}
+    {{- . | nindent 4 }}
+    {{- end }}
     {{- with .v.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
