@@ -20,9 +20,14 @@ from baton.errors import (
 from router.inbox import DeliveryCrashed, Inbox, Item, Relay
 from router.links import Links, WorkerLink
 from router.merge import Merge, joined
+from router.soundness import ANY_VOCABULARY, MAX_ERROR_CHARACTERS, Unsound, flaw_of
 
 RETRYABLE_STATUSES = frozenset({"UNAVAILABLE", "DEADLINE_EXCEEDED", "DATA_LOSS", "NOT_FOUND"})
 """What another placement may mend."""
+
+
+MAX_RETRY_AFTER_SECONDS = 3600.0
+"""A worker that says more is not believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,7 @@ class Attempt:
         *,
         goes_on: bool = False,
         relay: Relay | None = None,
+        vocab_size: int = ANY_VOCABULARY,
     ) -> None:
         two = placement.prefill is not None and placement.prefill.id != placement.decode.id
         alone = not two or (spec.max_new_tokens == 1 and not goes_on)
@@ -84,6 +90,8 @@ class Attempt:
             if worker is not None
         }
         self._inbox = Inbox()
+        self._vocab_size = vocab_size
+        self._max_tokens = spec.sampling.max_tokens
         self._relay = relay
         if relay is not None:
             self._inbox.relay = self._hand_on
@@ -148,9 +156,12 @@ class Attempt:
         is_next = output.first_index == merge.next_index and self._decoding
         if not (is_plain and is_next and worker_id == self._decode.id):
             return False
+        tokens, end = output.token_ids, output.first_index + len(output.token_ids)
+        if not tokens or end > self._max_tokens or max(tokens) >= self._vocab_size:
+            return False  # who looks at it closely says what is wrong
         if output.epoch != self._spec.epoch or self._relay is None or not self._relay(output):
             return False
-        merge.next_index += len(output.token_ids)
+        merge.next_index = end
         self._expect("next token", self._deadlines.token_gap)
         return True
 
@@ -168,6 +179,10 @@ class Attempt:
             return self._lost(worker_id, item)
         if item.epoch != self._spec.epoch:
             return []
+        flaw = flaw_of(item, self._spec, self._vocab_size)
+        if flaw:
+            liar = self._worker(worker_id)
+            raise AttemptFailed(Unsound(f"worker {worker_id} sent {flaw}"), [liar])
         if item.finish_reason in (FinishReason.ERROR, FinishReason.CANCELLED):
             return self._refused(worker_id, item)
         if item.finish_reason in (FinishReason.MOVED, FinishReason.TURNED_AWAY):
@@ -194,7 +209,8 @@ class Attempt:
         if self._is_spent(worker_id):
             return []
         status = output.details.get("error_status", "")
-        error = error_from_grpc_status(status, output.error or f"worker {worker_id} gave up")
+        told = output.error[:MAX_ERROR_CHARACTERS] or f"worker {worker_id} gave up"
+        error = error_from_grpc_status(status, told)
         if output.finish_reason is FinishReason.CANCELLED:
             error, status = Unavailable(f"worker {worker_id} cancelled"), "UNAVAILABLE"
         if isinstance(error, Overloaded):
@@ -246,6 +262,7 @@ class Attempt:
 
 def _retry_after(output: RequestOutput) -> float:
     try:
-        return max(0.0, float(output.details["retry_after_seconds"]))
+        seconds = float(output.details["retry_after_seconds"])
     except (KeyError, ValueError):
         return 1.0
+    return seconds if 0 <= seconds <= MAX_RETRY_AFTER_SECONDS else 1.0

@@ -15,12 +15,13 @@ from baton.core.request import RequestOutput, RequestSpec
 from baton.errors import BatonError, DeadlineExceeded, NotFound, Overloaded, Unavailable
 from baton.time_limit import TimeLimit
 from router.attempt import Attempt, AttemptFailed, AttemptLeft, Deadlines
-from router.breaker import Breakers
+from router.breaker import FAILURES, Breakers
 from router.inbox import Relay
 from router.key_chain import KeyChain, keys_of
 from router.links import Links
 from router.placement import PlaceQuery, Placer
 from router.record import JourneyRecord
+from router.soundness import ANY_VOCABULARY, Unsound
 from router.stream_link import NotReached
 
 MOVED_REASON = "the worker that had begun the answer drains: its KV is handed on"
@@ -59,13 +60,15 @@ class JourneyConfig:
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """What all journeys share."""
+    """What all journeys share. ``vocab_size`` is the model's: a worker that answers with another
+    token is not believed."""
 
     placer: Placer
     links: Links
     clock: Clock
     config: JourneyConfig = field(default_factory=JourneyConfig)
     breakers: Breakers = field(default_factory=Breakers)
+    vocab_size: int = ANY_VOCABULARY
 
     def shunned(self) -> frozenset[WorkerId]:
         """Who broke or failed others just now."""
@@ -121,6 +124,7 @@ class Journey:
                 self._config.deadlines,
                 goes_on=self._source is not None,
                 relay=partial(self._relay, relay) if relay is not None else None,
+                vocab_size=self._guide.vocab_size,
             )
             self._source = None
             try:
@@ -180,10 +184,13 @@ class Journey:
         self._guide.breakers.note_answered(worker.id for worker in workers)
 
     def _note_failure(self, failure: AttemptFailed | AttemptLeft) -> None:
-        """A worker that is full or leaves has not failed."""
+        """A worker that is full or leaves has not failed. One that says what no sound worker would
+        gets nothing more for a while, at once."""
         if isinstance(failure, AttemptFailed) and not isinstance(failure.error, Overloaded):
             now = self._guide.clock.monotonic()
-            self._guide.breakers.note_failed((worker.id for worker in failure.suspects), now)
+            times = FAILURES if isinstance(failure.error, Unsound) else 1
+            suspects = [worker.id for worker in failure.suspects]
+            self._guide.breakers.note_failed(suspects * times, now)
 
     async def _prepare_move(self, left: AttemptLeft) -> None:
         """Whoever goes on reads the KV from the worker that left, if it has it."""

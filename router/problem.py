@@ -17,6 +17,8 @@ STATUS_CODES = {
 MAX_CHARACTERS = 1000
 """Of a message, and of a field's name: what was sent may be repeated, but not megabytes of it."""
 
+MAX_RETRY_AFTER_SECONDS = 7 * 24 * 3600.0
+
 REQUEST_ERROR = "invalid_request_error"
 
 
@@ -64,7 +66,7 @@ def problem_of(error: BaseException) -> Problem:
         return Problem(500, "internal error", kind=mapping.openai_type)
     headers = {}
     if isinstance(error, Overloaded):
-        headers["retry-after"] = str(max(1, round(error.retry_after_seconds)))
+        headers["retry-after"] = _retry_after(error.retry_after_seconds)
     param, code = (error.param, error.code) if isinstance(error, Invalid) else (None, None)
     return Problem(
         mapping.http_status,
@@ -74,6 +76,11 @@ def problem_of(error: BaseException) -> Problem:
         code=code or STATUS_CODES.get(mapping.http_status),
         headers=headers,
     )
+
+
+def _retry_after(seconds: float) -> str:
+    """Whole seconds. What a peer told may be no number at all."""
+    return str(max(1, round(seconds))) if 0 <= seconds <= MAX_RETRY_AFTER_SECONDS else "1"
 
 
 def _short(text: str) -> str:

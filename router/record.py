@@ -1,5 +1,7 @@
 """What became of each request: for the debug headers, and for `baton explain`."""
 
+import math
+import re
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,6 +18,11 @@ MAX_RECORDS = 4096
 """About 5 KB each; the record that was written longest ago goes first."""
 
 NOBODY = TenantId("")
+
+MAX_DIGITS = 20
+"""Of a number that a worker tells: as many bytes as there are."""
+
+_TRANSPORT = re.compile(r"[a-z0-9_-]{1,32}")
 
 
 @dataclass(slots=True)
@@ -151,9 +158,10 @@ class JourneyRecord:
     def store_seconds(self) -> float:
         """What the request waited for the store; 0 where that is not told."""
         try:
-            return max(float(self.details.get("store_seconds", "0")), 0.0)
+            seconds = float(self.details.get("store_seconds", "0"))
         except ValueError:
             return 0.0
+        return seconds if 0 <= seconds < math.inf else 0.0
 
     @property
     def prefill(self) -> WorkerRef | None:
@@ -177,7 +185,7 @@ class JourneyRecord:
             known["x-baton-prefill"] = self.prefill.id
         if self.decode is not None:
             known["x-baton-decode"] = self.decode.id
-        if self.transport:
+        if _TRANSPORT.fullmatch(self.transport):  # it is a worker's word
             known["x-baton-transport"] = self.transport
         if self.transport or self.finish_reason:
             known["x-baton-bytes-shipped"] = str(self.bytes_shipped)
@@ -215,7 +223,7 @@ class JourneyRecord:
 
     def _note_details(self, details: Mapping[str, str]) -> None:
         shipped = details.get("bytes_shipped", "")
-        if shipped.isdecimal():
+        if shipped.isdecimal() and len(shipped) < MAX_DIGITS:
             self.bytes_shipped += int(shipped)
         self.details.update((intern(name), value) for name, value in details.items())
 
@@ -249,7 +257,7 @@ def _by_tier(cached_tokens: int, details: Mapping[str, str]) -> dict[str, int]:
     left, tiers = cached_tokens, {}
     for tier in ("disk", "dram"):
         told = details.get(f"cached_{tier}", "")
-        tiers[tier] = min(int(told), left) if told.isdecimal() else 0
+        tiers[tier] = min(int(told), left) if told.isdecimal() and len(told) < MAX_DIGITS else 0
         left -= tiers[tier]
     return {"device": left, "dram": tiers["dram"], "disk": tiers["disk"]}
 

@@ -38,7 +38,9 @@ def set_up_logs(level: str, style: str, **fields: str) -> None:
 def _renderers(style: str) -> list[Processor]:
     if style == "json":
         return [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    # Without the values of locals, which are requests' texts, and may be megabytes.
+    plain = structlog.dev.plain_traceback
+    return [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
 
 
 def _set_up_others(number: int, common: list[Processor], last: list[Processor]) -> None:

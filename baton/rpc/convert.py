@@ -12,6 +12,8 @@ from baton.core.handoff import BlockRef, Endpoint, WorkerRef
 from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
 from baton.core.priority import Priority
 from baton.core.request import (
+    MAX_LOGPROBS,
+    MAX_PROMPT_LOGPROBS,
     FinishReason,
     RequestOutput,
     RequestSpec,
@@ -25,6 +27,7 @@ from baton.errors import Invalid
 from baton.rpc.v1 import common_pb2 as pb
 
 MAX_ID_BYTES = 256
+MAX_DETAILS = 64
 MAX_REFS = 4096
 """Lives of workers that are remembered, a few hundred bytes each."""
 
@@ -199,6 +202,7 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
         message.details or message.logprobs or message.cached_tokens or message.prompt_logprobs
     ):
         return output
+    _check_size(message)
     details = dict(message.details)
     if message.error_status:
         details["error_status"] = message.error_status
@@ -210,6 +214,20 @@ def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
         details=details,
         prompt_logprobs=tuple(_logprob_from_proto(entry) for entry in message.prompt_logprobs),
     )
+
+
+def _check_size(message: pb.RequestOutput) -> None:
+    """Raises Invalid for more than any request may ask for: to read it would hold up all others."""
+    scores = message.prompt_logprobs
+    if (
+        len(message.logprobs) > len(message.token_ids)
+        or any(len(entry.top_token_ids) > MAX_LOGPROBS for entry in message.logprobs)
+        or len(scores) > MAX_PROMPT_LOGPROBS
+        or sum(1 + len(entry.top_token_ids) for entry in scores) > MAX_PROMPT_LOGPROBS
+    ):
+        raise Invalid("more logprobs than a request may ask for", param="logprobs")
+    if len(message.details) > MAX_DETAILS:
+        raise Invalid(f"{len(message.details)} details of an output", param="details")
 
 
 def hint_to_proto(hint: StoreHint | None) -> pb.StoreHint | None:

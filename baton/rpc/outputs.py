@@ -47,15 +47,18 @@ def write_outputs(outputs: Iterable[RequestOutput]) -> pb.WorkerMessage:
 
 
 def read_outputs(message: pb.WorkerMessage) -> Iterator[RequestOutput]:
-    """One that can't be read becomes its request's failure, which another worker may mend. Raises
-    Invalid for more outputs than any worker sends."""
+    """One that can't be read becomes its request's failure, which another worker may mend; the
+    first of a message is logged. Raises Invalid for more outputs than any worker sends."""
+    is_first = True
     if len(message.outputs) > MAX_OUTPUTS:
         raise Invalid(f"a message has at most {MAX_OUTPUTS} outputs, not {len(message.outputs)}")
     for each in message.outputs:
         try:
             output = output_from_proto(each)
         except Exception as error:
-            log.warning("output_unreadable", request_id=each.request_id, exc_info=True)
-            flaw = Corrupt(f"an output can't be read: {error!r}")
+            flaw = Corrupt(f"an output can't be read: {type(error).__name__} {error}")
+            if is_first:
+                log.warning("output_unreadable", request_id=each.request_id, error=str(flaw))
+            is_first = False
             output = failed_output(each.request_id, each.epoch, flaw, each.first_index)
         yield output

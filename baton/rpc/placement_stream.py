@@ -113,8 +113,9 @@ class PlacementStream(ABC):
             except BatonError as error:
                 answer.set_exception(error)
             except Exception as error:  # this answer's own end, and not that of the others
-                log.warning("placement_unreadable", exc_info=True)
-                answer.set_exception(Unavailable(f"an answer can't be read: {error!r}"))
+                flaw = Unavailable(f"an answer can't be read: {type(error).__name__} {error}")
+                log.warning("placement_unreadable", error=str(flaw))
+                answer.set_exception(flaw)
 
     def _end(self, failure: BatonError) -> None:
         self.alive = False

@@ -1,10 +1,15 @@
 """What a worker has to say to a router, cut into messages."""
 
+from typing import Any
+
 import pytest
 
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.request import MAX_PROMPT_LOGPROBS, RequestOutput, TokenLogprob
-from baton.errors import Overloaded
+from baton.core.request import MAX_PROMPT_LOGPROBS, FinishReason, RequestOutput, TokenLogprob
+from baton.errors import Invalid, Overloaded
+from baton.rpc.outputs import MAX_OUTPUTS, read_outputs
+from baton.rpc.v1 import common_pb2 as common
+from baton.rpc.v1 import worker_pb2 as pb
 from baton.worker.stream import MAX_UNREAD_SCORES, OutputStream
 
 
@@ -49,3 +54,37 @@ async def test_a_router_that_does_not_read_scores_is_closed() -> None:
     assert outgoing.closed
     with pytest.raises(Overloaded):
         await outgoing.outputs()
+
+
+def lying(**fields: Any) -> pb.WorkerMessage:
+    """An output that says too much, between two sound ones."""
+    sound = common.RequestOutput(request_id="s", epoch=1, token_ids=[7])
+    spoiled = common.RequestOutput(request_id="r", epoch=1, token_ids=[7], **fields)
+    return pb.WorkerMessage(outputs=[sound, spoiled, sound])
+
+
+ENTRY = common.TokenLogprob(token_id=1, logprob=-1.0)
+LONG = common.TokenLogprob(top_token_ids=[1] * 21, top_logprobs=[0.0] * 21)
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        lying(logprobs=[ENTRY] * 2),
+        lying(logprobs=[LONG]),
+        lying(logprobs=[common.TokenLogprob(top_token_ids=[1])]),
+        lying(prompt_logprobs=[LONG] * (MAX_PROMPT_LOGPROBS // 22 + 1)),
+        lying(details={str(number): "" for number in range(65)}),
+    ],
+)
+def test_what_says_too_much_is_its_request_s_failure(message: pb.WorkerMessage) -> None:
+    one, spoiled, other = read_outputs(message)
+    assert one == other == RequestOutput(RequestId("s"), Epoch(1), 0, (TokenId(7),))
+    assert (spoiled.request_id, spoiled.finish_reason) == ("r", FinishReason.ERROR)
+    assert spoiled.details == {"error_status": "DATA_LOSS"}
+
+
+def test_a_message_with_too_many_outputs_is_none() -> None:
+    message = pb.WorkerMessage(outputs=[common.RequestOutput()] * (MAX_OUTPUTS + 1))
+    with pytest.raises(Invalid):
+        next(read_outputs(message))

@@ -9,7 +9,13 @@ import pytest
 
 from baton.clock import SystemClock
 from baton.core.ids import Epoch, Generation, RequestId, TenantId, TokenId
-from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
+from baton.core.request import (
+    FinishReason,
+    RequestOutput,
+    RequestSpec,
+    SamplingParams,
+    TokenLogprob,
+)
 from baton.core.task import Task
 from baton.errors import BatonError, Corrupt, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from router.attempt import Deadlines
@@ -18,7 +24,9 @@ from router.journey import Guide, Journey, JourneyConfig
 from router.key_chain import KeyChain
 from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
 from router.merge import Merge, joined
+from router.problem import problem_of
 from router.record import JourneyRecord
+from router.soundness import flaw_of
 
 FAST = JourneyConfig(
     placement_seconds=0.5,
@@ -59,7 +67,9 @@ class Scene:
         self._news = asyncio.Event()
 
     def journey(self, config: JourneyConfig = FAST) -> Journey:
-        guide = Guide(self.placer, self.links, SystemClock(), config)
+        return self.journey_of(Guide(self.placer, self.links, SystemClock(), config))
+
+    def journey_of(self, guide: Guide) -> Journey:
         chain = KeyChain(b"root", 2)  # type: ignore[arg-type]
         keys = chain.keys(self.spec.token_ids)
         return Journey(guide, self.spec, TenantId("t"), "m", chain, keys, self.record)
@@ -199,6 +209,85 @@ async def test_a_bug_in_its_delivery_ends_the_request_at_once() -> None:
         await task
     assert len(scene.placer.queries) == 1
     assert scene.d0.cancelled == scene.p0.cancelled == [("r", 1)]
+
+
+LOGPROB = TokenLogprob(TokenId(1), -1.0)
+
+
+@pytest.mark.parametrize(
+    ("relays", "lie"),
+    [
+        (True, {"token_ids": (TokenId(256),)}),
+        (True, {"token_ids": ()}),
+        (True, {"token_ids": (TokenId(1),) * 12}),
+        (True, {"details": {"d": "x" * 20_000}}),
+        (False, {"token_ids": (TokenId(256),)}),
+        (False, {"token_ids": (TokenId(-1),)}),
+        (False, {"logprobs": (LOGPROB,)}),
+        (False, {"prompt_logprobs": (LOGPROB,) * 2}),
+    ],
+)
+async def test_a_worker_that_lies_is_not_believed(relays: bool, lie: dict[str, Any]) -> None:
+    """Another one goes on from the last sound token; the liar gets nothing more for a while, and
+    is named."""
+    scene = Scene(automatic=False)
+    guide = Guide(scene.placer, scene.links, SystemClock(), FAST, vocab_size=256)
+    journey = scene.journey_of(guide)
+
+    def relay(output: RequestOutput) -> bool:
+        scene.received.append(output)
+        return relays
+
+    async def collect() -> None:
+        async for output in journey.outputs(relay if relays else None):
+            scene.received.append(output)
+
+    task = asyncio.create_task(collect())
+    await settle()
+    scene.p0.step()
+    scene.d0.step()
+    await settle()
+    [job] = scene.d0.jobs
+    told = RequestOutput(RequestId("r"), Epoch(1), 2, (TokenId(1),))
+    job.inbox.put(scene.d0.ref.id, replace(told, **lie))
+    while not task.done():
+        for worker in (scene.p0, scene.p1, scene.d1):
+            worker.step()
+        await asyncio.sleep(0)
+    await task
+    assert scene.tokens == expected(12)
+    assert [each.placement.decode for each in scene.record.placements] == [
+        scene.d0.ref,
+        scene.d1.ref,
+    ]
+    assert scene.record.placements[0].error.startswith("worker d0 sent ")
+    assert guide.breakers.open_at(guide.clock.monotonic()) == {"d0"}
+
+
+async def test_logprobs_are_bounded_by_what_was_asked_for() -> None:
+    scene = Scene(logprobs=2, max_tokens=4)
+    assert await scene.collect() == expected(4)
+    top = ((TokenId(1), -1.0),) * 3
+    sound = RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(1),))
+    for entry, flaw in (
+        (TokenLogprob(TokenId(1), -1.0, top), "other logprobs than were asked for"),
+        (TokenLogprob(TokenId(1), -1.0, ((TokenId(256), -1.0),)), "other logprobs than were"),
+        (TokenLogprob(TokenId(1), -1.0, top[:2]), ""),
+    ):
+        assert flaw_of(replace(sound, logprobs=(entry,)), scene.spec, 256).startswith(flaw)
+    twice = replace(sound, logprobs=(LOGPROB, LOGPROB))
+    assert flaw_of(twice, scene.spec, 256) == "2 logprobs of 1 tokens"
+
+
+@pytest.mark.parametrize("told", ["inf", "nan", "-1", "1e9", "x"])
+async def test_how_long_to_wait_is_believed_within_reason(told: str) -> None:
+    scene = Scene(automatic=False)
+    task = asyncio.create_task(scene.collect())
+    await settle()
+    scene.p0.fail("RESOURCE_EXHAUSTED", retry_after_seconds=told)
+    with pytest.raises(Overloaded) as caught:
+        await task
+    assert problem_of(caught.value).headers == {"retry-after": "1"}
 
 
 async def test_a_source_that_was_reborn_is_done_without() -> None:
