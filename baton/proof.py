@@ -38,8 +38,10 @@ class CallSigner:
     """Proves in each call to ``target`` (host:port as the registry says it) that the caller knows
     ``secret``."""
 
-    def __init__(self, secret: str, target: str, clock: Clock | None = None) -> None:
-        self._key = derived_key(secret, "call")
+    def __init__(
+        self, secret: str, target: str, clock: Clock | None = None, purpose: str = "call"
+    ) -> None:
+        self._key = derived_key(secret, purpose)
         self._target = target
         self._clock = clock or SystemClock()
 
@@ -53,9 +55,9 @@ class CallChecker:
     """Checks what :class:`CallSigner` has made. ``names`` are the addresses that this server goes
     by: a proof for another one is worth nothing. May be called by several threads."""
 
-    def __init__(self, secret: str, clock: Clock | None = None) -> None:
+    def __init__(self, secret: str, clock: Clock | None = None, purpose: str = "call") -> None:
         self.names: set[str] = set()
-        self._key = derived_key(secret, "call")
+        self._key = derived_key(secret, purpose)
         self._clock = clock or SystemClock()
         self._seen = _Seen(self._clock)
 

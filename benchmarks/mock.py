@@ -48,7 +48,7 @@ def idle_bytes(workers: int) -> int:
 
 async def addresses(cluster: LocalCluster) -> list[str]:
     state = ClusterFolder(cluster.home, "default").running()
-    registry = RedisRegistry(state.redis_url, state.cluster)
+    registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     try:
         members = await registry.members()
     finally:

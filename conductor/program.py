@@ -44,7 +44,9 @@ class ConductorProgram:
         self.metrics = CollectorRegistry()
         self._generation = Generation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"conductor-{os.getpid()}")
-        self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
+        self._registry = RedisRegistry(
+            settings.needs_redis_url, settings.cluster, settings.cluster_secret, self._clock
+        )
         self._membership = Membership(self._registry, self._clock)
         self._server: grpc.aio.Server | None = None
         self._spans: OpenSpans | None = None

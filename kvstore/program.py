@@ -45,7 +45,7 @@ class KvStoreProgram:
         self._generation = Generation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"kvstore-{os.getpid()}")
         url = settings.needs_redis_url
-        self._registry = RedisRegistry(url, settings.cluster)
+        self._registry = RedisRegistry(url, settings.cluster, settings.cluster_secret, self._clock)
         self._index = RedisKvIndex(url, settings.cluster)
         self._server: grpc.aio.Server | None = None
         self._disk: DiskTier | None = None

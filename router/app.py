@@ -10,6 +10,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from baton.errors import BatonError
+from baton.proof import PROOF_KEY
 from router.admin import add_pools, check_admin
 from router.batches.desk import Desk
 from router.batches.routes import add_batches
@@ -23,7 +24,7 @@ from router.exchange import (
 )
 from router.front import Front, open_access_log
 from router.openapi.document import document_bytes
-from router.peers import ASKED_BY_PEER
+from router.peers import ASKED_BY_PEER, path_of
 from router.problem import Problem, problem_of
 from router.service import Service
 from router.tenants.routes import add_usage
@@ -127,11 +128,14 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/admin/requests/{request_id}")
     async def explain(request: Request, request_id: str) -> Response:
-        check_admin(service, request)
+        proof = request.headers.get(PROOF_KEY)
+        if service.peers is not None and proof is not None:
+            service.peers.check(path_of(request_id), proof)
+        else:
+            check_admin(service, request)
         explained = service.records.explain(request_id)
         if explained is None and service.peers and ASKED_BY_PEER not in request.headers:
-            key = request.headers.get("authorization")
-            explained = await service.peers.explain(request_id, key)
+            explained = await service.peers.explain(request_id)
         if explained is None:
             raise Problem(404, f"no such request is remembered: {request_id}")
         return _json(explained)

@@ -36,7 +36,7 @@ class Doorkeeper:
         # By digest: how long a look-up takes says nothing about a key.
         tenant = self.roll.keys.get(digest_of(_bearer(authorization)))
         if tenant is None:
-            raise _unauthorized("an API key is needed" if not authorization else "wrong API key")
+            raise unauthorized("an API key is needed" if not authorization else "wrong API key")
         return tenant
 
     @property
@@ -48,7 +48,7 @@ class Doorkeeper:
         if self._admin_key is not None:
             given = _bearer(authorization).encode()
             if not hmac.compare_digest(given, self._admin_key.encode()):
-                raise _unauthorized("the admin key is missing or wrong")
+                raise unauthorized("the admin key is missing or wrong")
         elif not _is_loopback(client_host):
             raise Problem(403, "without an admin key, the admin API answers this machine only")
 
@@ -65,7 +65,7 @@ def _is_loopback(host: str | None) -> bool:
         return False
 
 
-def _unauthorized(message: str) -> Problem:
+def unauthorized(message: str) -> Problem:
     return Problem(
         401,
         message,

@@ -2,6 +2,7 @@
 
 import asyncio
 import http.client
+from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
@@ -9,7 +10,9 @@ import orjson
 
 from baton.core.ids import WorkerId
 from baton.core.states import Role
+from baton.proof import MISSING, PROOF_KEY, CallChecker, CallSigner
 from baton.runtime.pinned import pinned
+from router.auth import unauthorized
 from router.cluster import Cluster
 
 ASKED_BY_PEER = "x-baton-peer"
@@ -20,27 +23,53 @@ MAX_PEERS = 64
 MAX_ANSWER_BYTES = 4 * 2**20
 
 
-class Peers:
-    """By their addresses in the registry. ``certificate`` is the one of all, if they have any."""
+PURPOSE = "peer"
+WRONG_KEY = "the admin key is missing or wrong: all routers have the same (setting admin_key)"
 
-    def __init__(self, own_id: WorkerId, cluster: Cluster, certificate: str | None) -> None:
+
+class Peers:
+    """By their addresses in the registry, ``own_address`` among them. ``certificate`` is the one of
+    all, if they have any. What they ask each other proves that they know the admin key, and does
+    not tell it: an address in the registry may be a stranger's."""
+
+    def __init__(
+        self,
+        own_id: WorkerId,
+        own_address: Callable[[], str],
+        cluster: Cluster,
+        certificate: str | None,
+        admin_key: str | None,
+    ) -> None:
         self._own_id = own_id
+        self._own_address = own_address
         self._cluster = cluster
         self._tls = pinned(certificate)
+        self._admin_key = admin_key
+        self._checker = CallChecker(admin_key, purpose=PURPOSE) if admin_key else None
 
-    async def explain(self, request_id: str, authorization: str | None) -> dict[str, Any] | None:
+    def check(self, path: str, proof: str) -> None:
+        """Raises Problem (401) unless the question for ``path`` is another router's."""
+        if self._checker is None:
+            raise unauthorized("this router has no admin key, and another asks with one")
+        self._checker.names = {self._own_address()}
+        reason = self._checker.refusal(path, [(PROOF_KEY, proof)])
+        if reason:
+            raise unauthorized(WRONG_KEY if reason == MISSING else reason)
+
+    async def explain(self, request_id: str) -> dict[str, Any] | None:
         """What the first that remembers says. Who does not answer is left out."""
         routers = (each for each in self._cluster.members if each.role is Role.ROUTER)
         addresses = [each.address for each in routers if each.id != self._own_id][:MAX_PEERS]
-        path = f"/admin/requests/{quote(request_id, safe='')}"
-        asked = [asyncio.to_thread(self._get, each, path, authorization) for each in addresses]
+        path = path_of(request_id)
+        asked = [asyncio.to_thread(self._get, each, path) for each in addresses]
         answers = await asyncio.gather(*asked)
         return next((answer for answer in answers if answer is not None), None)
 
-    def _get(self, address: str, path: str, authorization: str | None) -> dict[str, Any] | None:
+    def _get(self, address: str, path: str) -> dict[str, Any] | None:
         headers = {ASKED_BY_PEER: "1"}
-        if authorization is not None:
-            headers["authorization"] = authorization
+        if self._admin_key is not None:
+            signer = CallSigner(self._admin_key, address, purpose=PURPOSE)
+            headers |= dict(signer.metadata(path))
         connection = self._open(address)
         try:
             connection.request("GET", path, headers=headers)
@@ -60,3 +89,7 @@ class Peers:
         if self._tls is None:
             return http.client.HTTPConnection(host, int(port), timeout=PEER_SECONDS)
         return http.client.HTTPSConnection(host, int(port), timeout=PEER_SECONDS, context=self._tls)
+
+
+def path_of(request_id: str) -> str:
+    return f"/admin/requests/{quote(request_id, safe='')}"

@@ -60,7 +60,9 @@ class RouterProgram:
         self._clock = clock or SystemClock()
         self._generation = Generation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"router-{os.getpid()}")
-        self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
+        self._registry = RedisRegistry(
+            settings.needs_redis_url, settings.cluster, settings.cluster_secret, self._clock
+        )
         self._links = WorkerLinks(settings.trust)
         slo = Slo(settings.slo_first_token_seconds, settings.slo_token_gap_seconds)
         self._metrics = Metrics(slo)
@@ -198,7 +200,13 @@ class RouterProgram:
             treasury=self._treasury,
             pinner=self._pinner,
             tracing=self._open_tracing(),
-            peers=Peers(self._id, self._cluster, settings.tls_certificate),
+            peers=Peers(
+                self._id,
+                lambda: self.address,
+                self._cluster,
+                settings.tls_certificate,
+                settings.admin_key,
+            ),
             refuses_when_draining=not _has_others(settings),
         )
 

@@ -92,7 +92,7 @@ class Conversation:
 async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None:
     """Until the store holds every full block of these tokens."""
     state = ClusterFolder(cluster.home, "default").running()
-    registry = RedisRegistry(state.redis_url, state.cluster)
+    registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     members = await registry.members()
     await registry.close()
     worker = next(member for member in members if member.role is Role.DECODE)

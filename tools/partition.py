@@ -101,7 +101,7 @@ class SpreadCluster:
 
     def ready(self) -> list[Member]:
         async def ask() -> list[Member]:
-            registry = RedisRegistry(self._redis, "default")
+            registry = RedisRegistry(self._redis, "default", self._secret)
             try:
                 return [m for m in await registry.members() if m.state is WorkerState.READY]
             except BatonError:

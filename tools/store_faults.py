@@ -60,7 +60,7 @@ def waits(cluster: LocalCluster, first: int, count: int, what: str) -> float:
 
 
 async def members(state: ClusterState) -> list[Member]:
-    registry = RedisRegistry(state.redis_url, state.cluster)
+    registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     try:
         return await registry.members()
     finally:

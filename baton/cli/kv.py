@@ -184,7 +184,7 @@ async def _of_each(
 
 
 async def _members(state: ClusterState, roles: tuple[Role, ...]) -> list[Member]:
-    registry = RedisRegistry(state.redis_url, state.cluster)
+    registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     try:
         members = await registry.members()
     finally:

@@ -173,7 +173,7 @@ async def _plan(state: ClusterState) -> list[str]:
 async def members_of(state: ClusterState) -> dict[str, Member]:
     from baton.registry.redis import RedisRegistry
 
-    registry = RedisRegistry(state.redis_url, state.cluster)
+    registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
     try:
         return {member.id: member for member in await registry.members()}
     except Unavailable:

@@ -5,44 +5,59 @@ from typing import Any, cast
 
 import structlog
 
+from baton.clock import Clock, SystemClock
 from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
-from baton.errors import Invalid
+from baton.errors import Invalid, Unauthorized, Unavailable
 from baton.registry.base import MAX_MEMBERS
-from baton.registry.codec import member_from_json, member_to_json
+from baton.registry.codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
 from baton.registry.redis_url import bounded, connect
+from baton.registry.seal import Seal
 
-# What is no member, or has no generation that could be (64 bits), is older than any.
-_IS_NEWER = """
-local function is_newer(key, generation)
-  local present = redis.pcall('GET', key)
-  local ok, member = pcall(cjson.decode, present)
+MAX_ENTRY_BYTES = MAX_MEMBER_BYTES + 128
+
+# What is no member, or has no generation that could be (64 bits), is older than any. Of a sealed
+# entry the first line is the member.
+_IS_NEWER = f"""
+local function is_newer(present, generation)
+  if type(present) ~= 'string' or #present > {MAX_ENTRY_BYTES} then return false end
+  local ok, member = pcall(cjson.decode, string.match(present, '^[^\\n]*'))
   local other = ok and type(member) == 'table' and tonumber(member.generation)
   return other and other < 2 ^ 64 and other > tonumber(generation)
 end
+local present = redis.pcall('GET', KEYS[1])
 """
-# KEYS: the member, the set of ids. ARGV: JSON, generation, ttl in ms, id.
+# KEYS: the member, the set of ids. ARGV: the entry, generation, ttl in ms, id, an entry that is to
+# be written over whatever it says. Answers the newer one that is there.
 _ANNOUNCE = f"""{_IS_NEWER}
-if is_newer(KEYS[1], ARGV[2]) then return 0 end
+if is_newer(present, ARGV[2]) and present ~= ARGV[5] then return present end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[3])
 redis.call('SADD', KEYS[2], ARGV[4])
-return 1
+return false
 """
 # KEYS as above. ARGV: generation, id.
 _WITHDRAW = f"""{_IS_NEWER}
-if is_newer(KEYS[1], ARGV[1]) then return 0 end
+if is_newer(present, ARGV[1]) then return 0 end
 redis.call('DEL', KEYS[1])
 redis.call('SREM', KEYS[2], ARGV[2])
 return 1
 """
 
+ATTEMPTS = 3
+"""To write over what somebody keeps writing there who is no member."""
+
 log = structlog.get_logger(__name__)
 
 
 class RedisRegistry:
-    """Over Redis or Valkey, in the namespace ``cluster``."""
+    """Over Redis or Valkey, in the namespace ``cluster``. With a ``secret``, members are believed
+    that know it, and no others."""
 
-    def __init__(self, url: str, cluster: str) -> None:
+    def __init__(
+        self, url: str, cluster: str, secret: str | None = None, clock: Clock | None = None
+    ) -> None:
+        self._seal = Seal(secret, cluster, clock or SystemClock())
+        self._ignored: set[str] = set()  # ids, of which that was said
         self._url = url
         self._redis = connect(url)
         self._prefix = f"baton:{cluster}:member:"
@@ -51,13 +66,17 @@ class RedisRegistry:
         self.incarnation = ""
 
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
-        arguments = [
-            member_to_json(member),
-            str(member.generation),
-            str(round(ttl_seconds * 1000)),
-            member.id,
-        ]
-        return bool(await self._script(_ANNOUNCE, member.id, arguments))
+        entry, forged = self._seal.close(member_to_json(member), ttl_seconds), b""
+        generation, ttl_ms = str(member.generation), str(round(ttl_seconds * 1000))
+        for _ in range(ATTEMPTS):
+            arguments = [entry, generation, ttl_ms, member.id, forged]
+            newer = await self._script(_ANNOUNCE, member.id, arguments)
+            if newer is None:
+                return True
+            if self._member(member.id, newer) is not None:
+                return False
+            forged = newer
+        raise Unavailable(f"somebody who is no member keeps writing the entry of {member.id}")
 
     async def withdraw(self, member_id: WorkerId, generation: Generation) -> None:
         await self._script(_WITHDRAW, member_id, [str(generation), member_id])
@@ -71,8 +90,25 @@ class RedisRegistry:
         gone = [member_id for member_id, value in zip(ids, values, strict=True) if value is None]
         if gone:
             await self._call(self._redis.srem(self._ids, *gone))
-        found = [_parse(name, value) for name, value in zip(names, values, strict=True) if value]
+        self._ignored &= set(names)
+        found = [self._member(name, value) for name, value in zip(names, values, strict=True)]
         return [member for member in found if member is not None]
+
+    def _member(self, name: str, entry: bytes | None) -> Member | None:
+        """None for what is not the member of that name; the first time, the log says why."""
+        is_known = name in self._ignored
+        try:
+            member = _parsed(name, self._seal.open(entry)) if entry else None
+            self._ignored.discard(name)
+            return member
+        except Unauthorized as refused:
+            if not is_known:
+                log.warning("untrusted_member", member=name, error=str(refused))
+        except Invalid as malformed:
+            if not is_known:
+                log.warning("malformed_member", member=name, error=str(malformed))
+        self._ignored.add(name)
+        return None
 
     async def _name_memory(self) -> bytes:
         """The first one that asks names it."""
@@ -94,14 +130,9 @@ class RedisRegistry:
         return await bounded(self._url, cast(Any, call))
 
 
-def _parse(name: str, value: bytes) -> Member | None:
-    """None, and a line in the log, for what is not the member of that name."""
-    try:
-        member = member_from_json(value)
-    except Invalid as error:
-        log.warning("malformed_member", member=name, error=str(error))
-        return None
+def _parsed(name: str, content: bytes) -> Member:
+    """Raises Invalid for what is not the member of that name."""
+    member = member_from_json(content)
     if member.id != name:
-        log.warning("malformed_member", member=name, error=f"it says that it is {member.id}")
-        return None
+        raise Invalid(f"it says that it is {member.id}")
     return member

@@ -11,6 +11,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from baton.errors import Invalid, Unavailable
+from baton.registry.bounded_replies import BoundedParser
 
 T = TypeVar("T")
 TIMEOUT_SECONDS = 2.0
@@ -33,6 +34,8 @@ def connect(url: str) -> "redis.asyncio.Redis":
             socket_timeout=TIMEOUT_SECONDS,
             socket_connect_timeout=TIMEOUT_SECONDS,
             health_check_interval=0,
+            protocol=3,
+            parser_class=BoundedParser,
             retry=Retry(NoBackoff(), RETRIES),
         )
     except ValueError as error:

@@ -71,7 +71,7 @@ class WorkerProgram:
         self._generation = Generation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"{role.value}-{os.getpid()}")
         url = settings.needs_redis_url
-        self._registry = RedisRegistry(url, settings.cluster)
+        self._registry = RedisRegistry(url, settings.cluster, settings.cluster_secret, self._clock)
         self._membership = Membership(self._registry, self._clock)
         self._index = RedisKvIndex(url, settings.cluster)
         self._peers = GrpcPullPeers(settings.trust)

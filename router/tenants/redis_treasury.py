@@ -1,8 +1,10 @@
 """The treasury in Redis: a hash per tenant with limits, gone when all has drained."""
 
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+from baton.errors import Unavailable
 from baton.registry.redis_url import bounded, connect
 from router.tenants.treasury import (
     ACTIVE_SECONDS,
@@ -111,7 +113,7 @@ class RedisTreasury:
         for ask in asks:
             pipe.eval(_EXCHANGE, 1, self._prefix + ask.tenant, *_arguments(router, ask))
         told = await bounded(self._url, cast(Any, pipe.execute()), self._seconds)
-        return [_grant(each) for each in told]
+        return [_grant(ask, each) for ask, each in zip(asks, told, strict=True)]
 
     async def ping(self) -> None:
         await bounded(self._url, cast(Any, self._redis.ping()), PING_SECONDS)
@@ -133,8 +135,29 @@ def _drawing(draw: Draw | None) -> list[str | int]:
     return [draw.per_minute, draw.settled, draw.least, draw.most]
 
 
-def _grant(told: Sequence[Any]) -> Grant:
-    requests, requests_left, tokens, tokens_left, seats = told
-    return Grant(
-        Drawn(int(requests), float(requests_left)), Drawn(int(tokens), float(tokens_left)), seats
-    )
+def _grant(ask: Ask, told: Sequence[Any]) -> Grant:
+    """Raises Unavailable for what can't be granted: somebody else has written to the tenant's
+    hash."""
+    try:
+        requests, requests_left, tokens, tokens_left, seats = told
+        drawn = [
+            _drawn(ask.requests, requests, requests_left),
+            _drawn(ask.tokens, tokens, tokens_left),
+        ]
+        wanted = max(ask.hold.running, ask.hold.wanted) if ask.hold is not None else 0
+        if not 0 <= seats <= wanted:
+            raise ValueError(f"{seats} of {wanted} seats")
+    except (ValueError, TypeError, OverflowError) as error:
+        raise Unavailable(
+            f"Redis holds no limits of {ask.tenant}'s that make sense: {error}"
+        ) from error
+    return Grant(drawn[0], drawn[1], int(seats))
+
+
+def _drawn(draw: Draw | None, granted: Any, left: Any) -> Drawn:
+    """Raises ValueError, TypeError."""
+    made = Drawn(int(granted), float(left))
+    most = max(draw.least, draw.most) if draw is not None else 0
+    if not (0 <= made.granted <= most and math.isfinite(made.left)):
+        raise ValueError(f"{granted} of {most} granted, {left} left")
+    return made

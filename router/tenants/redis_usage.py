@@ -14,6 +14,9 @@ KEPT_SECONDS = MAX_DAYS * 86_400
 WRITER_SECONDS = 7 * 86_400
 """A router that did not come back for so long sends nothing again."""
 
+MAX_DIGITS = 19
+"""Of Redis's 64-bit counters; what is longer is nobody's of ours."""
+
 # KEYS: the writer's last number, then one hash per day. ARGV: the number, how long the writer's
 # number and a day are kept, then day (its place in KEYS), field and amount of each counter.
 _ADD = """
@@ -55,7 +58,7 @@ class RedisUsage:
         for day, told in zip(wanted, await self._call(pipe.execute()), strict=True):
             for name, amount in told.items():
                 key = _parse(day, name)
-                if key is not None and amount.isdigit():
+                if key is not None and amount.isdigit() and len(amount) <= MAX_DIGITS:
                     counts[key] += int(amount)
         return counts
 

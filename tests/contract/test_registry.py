@@ -164,6 +164,78 @@ async def test_what_is_no_member_keeps_nobody_out(valkey_url: str, value: bytes)
     await registry.close()
 
 
+async def test_whoever_can_write_to_redis_is_no_member_yet(valkey_url: str) -> None:
+    """A stranger's entry is ignored, and said so once; so is one of another secret's."""
+    registry = RedisRegistry(valkey_url, "sealed", "a secret")
+    other = RedisRegistry(valkey_url, "sealed", "another secret")
+    assert await registry.announce(member("a"), LONG)
+    assert await other.announce(member("b"), LONG)
+    with redis.Redis.from_url(valkey_url) as client:
+        client.sadd("baton:sealed:members", "c")
+        client.set("baton:sealed:member:c", member_to_json(member("c")))
+        assert b"a secret" not in client.get("baton:sealed:member:a")  # type: ignore[operator]
+    with capture_logs() as lines:
+        for _ in range(3):
+            assert await registry.members() == [member("a")]
+    assert [(line["event"], line["member"]) for line in lines] == [
+        ("untrusted_member", "b"), ("untrusted_member", "c"),
+    ]  # fmt: skip
+    assert "cluster_secret" in lines[0]["error"] and "it is not signed" in lines[1]["error"]
+    await registry.close()
+    await other.close()
+
+
+async def test_a_forged_newer_life_does_not_end_a_member(valkey_url: str) -> None:
+    """Who is told that a newer life has taken over gives up: only members may tell."""
+    registry = RedisRegistry(valkey_url, "coup", "a secret")
+    forged = member_to_json(member("a", 9))
+    with redis.Redis.from_url(valkey_url) as client:
+        client.set("baton:coup:member:a", forged)
+        assert await registry.announce(member("a", 5), LONG)
+        assert await registry.members() == [member("a", 5)]
+        assert await registry.announce(member("a", 6), LONG)
+        taken_over = client.get("baton:coup:member:a")
+        assert not await registry.announce(member("a", 5), LONG)
+        assert client.get("baton:coup:member:a") == taken_over
+    await registry.close()
+
+
+async def test_somebody_who_writes_faster_ends_nobody(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    registry = RedisRegistry(valkey_url, "race", "a secret")
+    with redis.Redis.from_url(valkey_url) as client:
+        script, generations = registry._script, iter(range(100, 200))
+
+        async def raced(*arguments: object) -> object:
+            client.set("baton:race:member:a", member_to_json(member("a", next(generations))))
+            return await script(*arguments)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(registry, "_script", raced)
+        with pytest.raises(Unavailable, match="somebody who is no member keeps writing"):
+            await registry.announce(member("a"), LONG)
+    await registry.close()
+
+
+async def test_replies_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody reads gigabytes because somebody wrote them there; small replies come as before."""
+    monkeypatch.setattr("baton.registry.bounded_replies.MAX_REPLY_BYTES", 1 << 20)
+    registry = RedisRegistry(valkey_url, "huge")
+    assert await registry.announce(member("a"), LONG)
+    with redis.Redis.from_url(valkey_url) as client:
+        for fill in (
+            lambda: client.set("baton:huge:member:a", bytes(2 << 20)),
+            lambda: client.sadd("baton:huge:members", *range(20_000)),
+        ):
+            fill()
+            with pytest.raises(Unavailable, match="a reply of more than 1 MiB"):
+                await registry.members()
+            client.flushdb()
+            assert await registry.announce(member("a"), LONG)
+            assert await registry.members() == [member("a")]
+    await registry.close()
+
+
 async def test_members_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("baton.registry.redis.MAX_MEMBERS", 2)
     registry = RedisRegistry(valkey_url, "crowd")

@@ -1,5 +1,6 @@
 """One suite over the treasury in Redis and its in-memory twin: what routers draw of limits."""
 
+import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -188,3 +189,32 @@ async def _seconds(client: Redis) -> float:
 
 def _counts(grant: Grant) -> tuple[int, int, int]:
     return grant.requests.granted, grant.tokens.granted, grant.seats
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("requests", "inf 0"),
+        ("requests", "nan 0"),
+        ("requests", "-1e308 1e308"),
+        ("seats:other", "-1000000"),
+        ("seats:other", "nan"),
+        ("requests:me", "1e400 0"),
+    ],
+)
+async def test_whoever_writes_to_redis_grants_nothing_impossible(
+    valkey_url: str, field: str, value: str
+) -> None:
+    """Nonsense is as good as no answer, and nobody is granted more than they asked for."""
+    ask = Ask(A, 2, requests=Draw(LIMIT, least=1, most=3), hold=Hold(4, 1, 2))
+    async with Redis.from_url(valkey_url) as client, opened(valkey_url) as treasury:
+        await client.flushdb()
+        seconds, _ = await client.time()
+        await client.hset("baton:test:limits:a", field, value)
+        await client.hset("baton:test:limits:a", "seen:other", str(seconds * 1000))
+        try:
+            [grant] = await treasury.exchange("me", [ask])
+        except Unavailable:
+            return
+        assert 0 <= grant.requests.granted <= 3 and math.isfinite(grant.requests.left)
+        assert 1 <= grant.seats <= 2

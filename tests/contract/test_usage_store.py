@@ -103,3 +103,12 @@ async def test_a_redis_that_is_gone_is_unavailable() -> None:
 def test_days_are_those_of_utc() -> None:
     assert day_of(int(FIRST_DAY_SECONDS * 1e9)) == MONDAY
     assert day_of(int((FIRST_DAY_SECONDS - 1) * 1e9)) == "2030-01-06"
+
+
+async def test_what_somebody_else_wrote_is_no_usage(valkey_url: str) -> None:
+    usage = RedisUsage(valkey_url, "odd")
+    async with Redis.from_url(valkey_url) as client:
+        for amount in ("9" * 5000, "-1", "x", ""):
+            await client.hset(f"baton:odd:usage:day:{MONDAY}", "a/prompt_tokens", amount)
+            assert await usage.read([MONDAY]) == {}
+    await usage.close()

@@ -96,7 +96,7 @@ def running(cluster: LocalCluster) -> int:
     state = ClusterFolder(cluster.home, "default").running()
 
     async def ask() -> int:
-        registry = RedisRegistry(state.redis_url, "default")
+        registry = RedisRegistry(state.redis_url, "default", state.cluster_secret)
         try:
             members = await registry.members()
         finally:

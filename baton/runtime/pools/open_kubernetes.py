@@ -28,7 +28,11 @@ async def kubernetes_pools(
     from baton.runtime.pools.kubernetes_api import KubernetesApi
 
     api = KubernetesApi(client, settings.cluster, settings.kubernetes_pools or None)
-    registry = RedisRegistry(settings.redis_url, settings.cluster) if settings.redis_url else None
+    registry = (
+        RedisRegistry(settings.redis_url, settings.cluster, settings.cluster_secret)
+        if settings.redis_url
+        else None
+    )
     reach = RegistryReach(registry, settings.trust) if registry else NoReach()
     chosen = {
         Role.PREFILL: settings.autoscale_prefill_pool,

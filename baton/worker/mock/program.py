@@ -45,7 +45,9 @@ class MockProgram:
         self._settings = settings
         self._clock = clock or SystemClock()
         self.metrics = CollectorRegistry()
-        self._registry = RedisRegistry(settings.needs_redis_url, settings.cluster)
+        self._registry = RedisRegistry(
+            settings.needs_redis_url, settings.cluster, settings.cluster_secret, self._clock
+        )
         self._host = host_id()
         self._workers: list[MockWorker] = []
         self._heartbeats: list[Heartbeat] = []

@@ -1,0 +1,87 @@
+"""Routers ask one another what they remember. Whoever is asked learns no key: an address in the
+registry may be a stranger's."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from baton.core.ids import WorkerId
+from baton.core.states import Role
+from baton.proof import PROOF_KEY, CallSigner
+from baton.text.tokenizer import Tokenizer
+from router.peers import ASKED_BY_PEER, PURPOSE, Peers, path_of
+from router.problem import Problem
+from tests.unit import test_router_http
+from tests.unit.test_router_http import House, member, open_house
+
+tokenizer = test_router_http.tokenizer
+
+KEY = "the admin's own key"
+ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"id": "c1"}'
+
+
+def peers_of(house: House, address: str, key: str | None = KEY) -> Peers:
+    return Peers(WorkerId("r0"), lambda: address, house.service.cluster, None, key)
+
+
+@asynccontextmanager
+async def listening(heard: list[bytes]) -> AsyncIterator[str]:
+    """A router, or a stranger who has written himself into the registry."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(ANSWER)
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_whoever_is_asked_learns_no_key(tokenizer: Tokenizer) -> None:
+    heard: list[bytes] = []
+    async with open_house(tokenizer, admin_key=KEY) as (house, client), listening(heard) as there:
+        house.members.list.append(replace(member("r1", Role.ROUTER), address=there))
+        await house.service.cluster.refresh()
+        house.service.peers = peers_of(house, "10.0.0.1:8000")
+        asked = await client.get(path_of("c1"), headers={"authorization": f"Bearer {KEY}"})
+        assert asked.status_code == 200 and asked.json() == {"id": "c1"}
+    assert len(heard) == 1
+    assert KEY.encode() not in heard[0] and b"authorization" not in heard[0].lower()
+    head = dict(line.split(": ", 1) for line in heard[0].decode().split("\r\n")[1:-2])
+    proof = head[PROOF_KEY]
+    peers_of(house, there).check(path_of("c1"), proof)  # a router there would let it in
+    for elsewhere in (peers_of(house, "10.0.0.2:8000"), peers_of(house, there, "another")):
+        with pytest.raises(Problem):
+            elsewhere.check(path_of("c1"), proof)
+    with pytest.raises(Problem):
+        peers_of(house, there).check(path_of("c2"), proof)
+
+
+@pytest.mark.parametrize(
+    ("target", "key", "status"),
+    [
+        ("10.0.0.1:8000", KEY, 404),
+        ("10.0.0.2:8000", KEY, 401),
+        ("10.0.0.1:8000", "guessed", 401),
+    ],
+)
+async def test_another_router_is_answered(
+    tokenizer: Tokenizer, target: str, key: str, status: int
+) -> None:
+    async with open_house(tokenizer, admin_key=KEY) as (house, client):
+        house.service.peers = peers_of(house, "10.0.0.1:8000")
+        signer = CallSigner(key, target, purpose=PURPOSE)
+        headers = {ASKED_BY_PEER: "1", **dict(signer.metadata(path_of("c1")))}
+        assert (await client.get(path_of("c1"), headers=headers)).status_code == status
+        assert (await client.get(path_of("c1"), headers=headers)).status_code == 401  # used, or bad
+        assert (await client.get("/admin/pools", headers=headers)).status_code == 401
+
+
+async def test_without_an_admin_key_no_proof_is_taken(tokenizer: Tokenizer) -> None:
+    async with open_house(tokenizer) as (house, client):
+        house.service.peers = peers_of(house, "10.0.0.1:8000", None)
+        asked = await client.get(path_of("c1"), headers={PROOF_KEY: "anything"})
+        assert asked.status_code == 401
