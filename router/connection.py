@@ -3,18 +3,26 @@
 What uvicorn leaves open is closed here: how large a request's head may be and how long it may take,
 requests that come before the one in front was answered, bodies of requests that were answered
 without them, and readers that don't read.
+
+llhttp is fed one request at a time, cut where its head or its body ends. So the head is at hand as
+it came (:mod:`router.request_head` checks it), what a body has beside its data is counted, and what
+comes behind it waits as bytes.
 """
 
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from http import HTTPStatus
+from typing import Any, NoReturn
 
+import httptools
 from uvicorn import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from router.chunks import ChunkScanner
 from router.problem import Problem
+from router.request_head import INVALID, Head, read_head
 from router.wire import PUSH
 
 MAX_TARGET_BYTES = 8192
@@ -22,6 +30,9 @@ MAX_TARGET_BYTES = 8192
 
 MAX_AHEAD_BYTES = 64 * 1024
 """Of further requests, before the answer to the first."""
+
+EMPTY_LINE = b"\r\n\r\n"
+"""Ends a head."""
 
 LINGER_SECONDS = 5.0
 """For the rest of a body that nobody wants any more: a connection that is closed on it may lose the
@@ -65,17 +76,43 @@ class CyclePush:
             self._cycle.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
+def _reason(problem: Problem) -> str:
+    if problem.code == INVALID:
+        return "http"
+    return "body" if problem.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE else "headers"
+
+
 def _tell_left(push: CyclePush | None) -> None:
     if push is not None and push.on_leave is not None:
         push.on_leave()
+
+
+class BodyCallbacks:
+    """What a parser calls that reads the rest of a message whose head was read by another."""
+
+    def __init__(self, connection: "Connection") -> None:
+        self._connection = connection
+        self._in_body = False
+        self.on_body = connection.on_body
+
+    def on_message_complete(self) -> None:
+        self._connection.parser = httptools.HttpRequestParser(self._connection)
+        self._connection.on_message_complete()
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            self._connection.on_header(name, value)
 
 
 class Connection(HttpToolsProtocol):
     """``on_refusal`` is told in one word which bound a client overstepped.
 
     A message is idle (none is coming), in its head, in its body, or whole. uvicorn's ``cycle`` is
-    the newest one whose head was whole, with its answer; older ones wait in ``pipeline``, but for
-    ``_answered_now``.
+    the newest one whose head was whole, with its answer. While that is under way, what comes behind
+    its request is kept unparsed, so uvicorn's ``pipeline`` stays empty.
     """
 
     def __init__(
@@ -90,16 +127,18 @@ class Connection(HttpToolsProtocol):
         self._on_refusal = on_refusal
         self._timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
-        self._answered_now: Any = None
         self._in_message = False
         self._has_head = False
+        self._is_upgrade = False
         self._is_last = False
         self._num_messages = 0
-        self._num_headers = 0
-        self._head_bytes = 0  # of its line and headers
-        self._unparsed_bytes = 0  # came without any effect
+        self._num_trailers = 0
+        self._head = b""  # as it came so far
+        self._tail = b""  # the last bytes before what comes: an empty line may have begun in them
+        self._body_left = 0  # where it does not come in chunks
+        self._chunks: ChunkScanner | None = None
         self._discarded_bytes = 0
-        self._ahead = b""
+        self._ahead = bytearray()
         self._problem: Problem | None = None
 
     @property
@@ -126,31 +165,21 @@ class Connection(HttpToolsProtocol):
             self._arm(self._limits.header_seconds)
 
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        if self._is_answering:
-            self._keep(data)
-            return
-        had_head, num_messages = self._has_head, self._num_messages
-        super().data_received(data)
-        if self._has_head or self._is_answering or self.transport.is_closing():
-            return
-        if self._timer is None:
+        self._unset_keepalive_if_required()
+        start = 0
+        while start < len(data) and not self.transport.is_closing():
+            if self._is_answering:
+                self._keep(data[start:])
+                return
+            start = self._parse(data, start)
+        if self._head and self._timer is None and not self.transport.is_closing():
             self._arm(self._limits.header_seconds)
-        if not had_head and num_messages == self._num_messages:
-            self._unparsed_bytes += len(data)
-            if self._unparsed_bytes > self._limits.max_header_bytes:
-                self._refuse("headers", self._too_large())
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._disarm()
         self._disarm_write()
         self._unset_keepalive_if_required()
-        for cycle in (self._answered_now, *(cycle for cycle, _ in self.pipeline)):
-            if cycle is not None and not cycle.response_complete:
-                cycle.disconnected = True
-                cycle.message_event.set()
-                _tell_left(cycle.scope.get(PUSH))
+        self._drop_request()
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -167,31 +196,27 @@ class Connection(HttpToolsProtocol):
         super().on_message_begin()
         self._in_message = True
         self._num_messages += 1
-        self._num_headers = self._head_bytes = self._unparsed_bytes = self._discarded_bytes = 0
-
-    def on_url(self, url: bytes) -> None:
-        self._count(len(url))
-        if len(self.url) + len(url) > MAX_TARGET_BYTES:
-            self._fail(Problem(414, f"the path has more than {MAX_TARGET_BYTES} bytes"))
-        super().on_url(url)
+        self._num_trailers = self._discarded_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Trailers count as well, and are dropped: no header appears after it was looked for."""
-        self._num_headers += 1
-        self._count(len(name) + len(value))
-        if self._num_headers > self._limits.max_headers:
-            self._fail(self._too_large())
+        """Trailers are dropped: no header appears after it was looked for."""
         if not self._has_head:
-            super().on_header(name, value)
+            self.headers.append((name.lower(), value))
+            return
+        self._num_trailers += 1
+        if self._num_trailers > self._limits.max_headers:
+            self._fail(self._too_large())
 
     def on_headers_complete(self) -> None:
+        head = self._check_head()
         self._has_head = True
+        self._is_upgrade = self.parser.should_upgrade()
+        self._body_left = head.length or 0
+        self._chunks = ChunkScanner() if head.length is None else None
         self._disarm()
         super().on_headers_complete()
         if self._is_last:
             self.cycle.keep_alive = False
-        # Who waits in the pipeline is no reason not to notice that the client leaves.
-        self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)
@@ -199,12 +224,13 @@ class Connection(HttpToolsProtocol):
             self._discarded_bytes += len(body)
             if self._discarded_bytes > self._limits.max_body_bytes:
                 self._abort("body")
-        elif self.pipeline and len(self.cycle.body) > MAX_AHEAD_BYTES:
-            self._abort("ahead")
 
     def on_message_complete(self) -> None:
+        if self._is_upgrade:
+            return  # llhttp takes the body for another protocol's
         super().on_message_complete()
         self._in_message = self._has_head = False
+        self._head, self._chunks = b"", None
         if self.cycle.response_complete:
             self._disarm()
             self.timeout_keep_alive_task = self.loop.call_later(
@@ -214,7 +240,6 @@ class Connection(HttpToolsProtocol):
     # -- uvicorn calls --------------------------------------------------------------------
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        self._answered_now = cycle
         cycle.scope[PUSH] = CyclePush(cycle)
         super()._start_asgi_task(cycle, app)
 
@@ -226,11 +251,8 @@ class Connection(HttpToolsProtocol):
             if self.cycle.response_complete:
                 self._arm(LINGER_SECONDS)
         elif not self._is_answering:
-            if self._in_message:  # the next one's head has begun behind this request
-                self._unset_keepalive_if_required()
-                self._arm(self._limits.header_seconds)
-            data, self._ahead = self._ahead, b""
-            if data:
+            if self._ahead:
+                data, self._ahead = bytes(self._ahead), bytearray()
                 self.data_received(data)
             else:
                 self._forget()
@@ -240,12 +262,12 @@ class Connection(HttpToolsProtocol):
         self._await_flush()
 
     def send_400_response(self, msg: str) -> None:
-        problem = self._problem or Problem(400, "this is no HTTP/1.1 request", code="invalid_http")
-        answer = self._answered_now
+        problem = self._problem or Problem(400, f"this is no HTTP/1.1 request: {msg}", code=INVALID)
+        answer = self.cycle
         if answer is not None and answer.response_started and not answer.response_complete:
             self._abort("http")
         else:
-            self._refuse("headers" if self._problem else "http", problem)
+            self._refuse(_reason(problem), problem)
 
     # -- parts ----------------------------------------------------------------------------
 
@@ -259,6 +281,88 @@ class Connection(HttpToolsProtocol):
     def _in_body(self) -> bool:
         return self._in_message and self._has_head
 
+    def _parse(self, data: bytes, start: int) -> int:
+        """Parse what comes of one message at most; return where the rest begins."""
+        if not self._in_body:
+            end = self._end_of_head(data, start)
+            self._feed_head(data[start:end])
+            return end
+        if self._chunks is None:
+            assert self._body_left, "llhttp has counted another length"
+            end = min(start + self._body_left, len(data))
+            self._body_left -= end - start
+        else:
+            try:
+                end = self._chunks.scan(data, start)
+            except Problem as problem:
+                self._problem = problem
+                self.send_400_response(str(problem))
+                return len(data)
+        self._feed(data[start:end])
+        return end
+
+    def _end_of_head(self, data: bytes, start: int) -> int:
+        """Where its empty line ends, which may have begun in what came before."""
+        tail, most = self._tail, len(EMPTY_LINE) - 1
+        if tail:
+            found = (tail + data[start : start + most]).find(EMPTY_LINE)
+            if found >= 0:
+                self._tail = b""
+                return start + found + len(EMPTY_LINE) - len(tail)
+        found = data.find(EMPTY_LINE, start)
+        if found >= 0:
+            self._tail = b""
+            return found + len(EMPTY_LINE)
+        self._tail = (tail + data[max(start, len(data) - most) :])[-most:]
+        return len(data)
+
+    def _feed_head(self, piece: bytes) -> None:
+        self._head += piece
+        if len(self._head) > self._limits.max_header_bytes:
+            self._refuse("headers", self._too_large())
+            return
+        self._feed(piece)
+        if self._has_head:
+            self._head = b""
+
+    def _feed(self, piece: bytes) -> None:
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self._ignore_upgrade()
+        except httptools.HttpParserCallbackError:
+            self.send_400_response("its target or a length can't be read")
+        except httptools.HttpParserError as error:
+            self.send_400_response(str(error))
+
+    def _ignore_upgrade(self) -> None:
+        """Read the body as HTTP/1.1 has it, by a parser that does not know of the offer."""
+        self._is_upgrade = False
+        framing = [
+            b"%b: %b\r\n" % (name, value)
+            for name, value in self.headers
+            if name in (b"content-length", b"transfer-encoding")
+        ]
+        self.parser = httptools.HttpRequestParser(BodyCallbacks(self))
+        self._feed(b"POST / HTTP/1.1\r\n" + b"".join(framing) + b"\r\n")
+
+    def _check_head(self) -> Head:
+        """Raises Problem."""
+        if len(self.headers) > self._limits.max_headers:
+            self._fail(self._too_large())
+        if len(self.url) > MAX_TARGET_BYTES:
+            self._fail(Problem(414, f"the path has more than {MAX_TARGET_BYTES} bytes"))
+        try:
+            head = read_head(self._head, self.headers)
+        except Problem as problem:
+            self._fail(problem)
+        self.url = head.target
+        self.expect_100_continue = head.waits_for_100
+        if head.authority:
+            self.headers[:] = [each for each in self.headers if each[0] != b"host"]
+            self.headers.append((b"host", head.authority))
+        return head
+
     def _keep(self, data: bytes) -> None:
         self._ahead += data
         if len(self._ahead) > MAX_AHEAD_BYTES:
@@ -270,32 +374,37 @@ class Connection(HttpToolsProtocol):
             self.scope = self.cycle.scope = {}  # type: ignore[typeddict-item]
             self.headers = []
 
-    def _count(self, num_bytes: int) -> None:
-        self._head_bytes += num_bytes
-        if self._head_bytes > self._limits.max_header_bytes:
-            self._fail(self._too_large())
-
     def _too_large(self) -> Problem:
         limits = self._limits
         bound = f"{limits.max_headers} headers and {limits.max_header_bytes} bytes of them"
         return Problem(431, f"a request has at most {bound}", code="headers_too_large")
 
-    def _fail(self, problem: Problem) -> None:
+    def _fail(self, problem: Problem) -> NoReturn:
         """Ends the parsing; uvicorn then asks for :meth:`send_400_response`."""
         self._problem = problem
         raise problem
 
     def _refuse(self, reason: str, problem: Problem) -> None:
+        """Answer instead of the app, which is told that its client has left."""
         self._on_refusal(reason)
+        self._drop_request()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
         data = problem.json
         self.transport.write(STATUS_LINE[problem.status] + head % len(data) + data)
         self.transport.close()
         self._await_flush()
 
+    def _drop_request(self) -> None:
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
+            _tell_left(cycle.scope.get(PUSH))
+
     def _abort(self, reason: str) -> None:
         if not self.transport.is_closing():
             self._on_refusal(reason)
+        self._drop_request()
         self.transport.abort()
 
     def _await_flush(self) -> None:

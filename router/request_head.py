@@ -1,0 +1,116 @@
+"""A request's head, checked before anybody acts on it (RFC 9110, RFC 9112).
+
+llhttp reads the lines and refuses most of what is malformed. What it lets through, two programs may
+read differently, and a proxy in front of us would then see other requests than we do: which host is
+meant, where a body ends, which of two equal headers counts. All of that is refused here.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from router.problem import Problem
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+INVALID = "invalid_http"
+"""The code of whatever is no HTTP/1.1."""
+
+SINGLE_HEADERS = frozenset(
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"origin",
+        b"transfer-encoding",
+    }
+)
+"""Headers that mean something only once. Of two of them, readers take the first or the last."""
+
+_LINE = re.compile(rb"(?:\r\n)*([A-Z-]+) ([!-~]+) HTTP/1\.([01])\r\n")
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]{0,5})?")
+_ABSOLUTE = re.compile(rb"https?://([^/?#@\\]+)(/[^#]*|\?[^#]*|)", re.IGNORECASE)
+
+
+class Head(NamedTuple):
+    """``target`` in origin form. ``authority`` is that of a target that names one, else empty: it
+    counts instead of Host. ``length`` is of the body in bytes; None where it comes in chunks."""
+
+    target: bytes
+    authority: bytes
+    waits_for_100: bool
+    length: int | None
+
+
+def read_head(raw: bytes, headers: Headers) -> Head:
+    """Check ``raw``, up to and including its empty line, and its ``headers`` with lower-case names.
+
+    Raises Problem (400, 417, 501).
+    """
+    line = _LINE.match(raw)
+    if line is None:
+        raise _invalid("the first line must be METHOD TARGET HTTP/1.1, with one space between")
+    method, target, minor = line.groups()
+    is_http10 = minor == b"0"
+    single = _single_headers(headers)
+    _check_host(single.get(b"host"), is_http10)
+    authority = b""
+    if target[:1] != b"/" or b"#" in target:
+        target, authority = _origin_form(method, target)
+    expects = _check_expect(single.get(b"expect"))
+    return Head(target, authority, expects and not is_http10, _body_length(single, is_http10))
+
+
+def _single_headers(headers: Headers) -> dict[bytes, bytes]:
+    single: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in SINGLE_HEADERS:
+            if name in single:
+                raise _invalid(f"the header {name.decode()} is given twice; give it once")
+            single[name] = value
+    return single
+
+
+def _check_host(host: bytes | None, is_http10: bool) -> None:
+    if host is None:
+        if not is_http10:
+            raise _invalid("the header host is missing; HTTP/1.1 needs one")
+    elif _HOST.fullmatch(host) is None:
+        raise _invalid("the header host must be a name or an address, with or without a port")
+
+
+def _origin_form(method: bytes, target: bytes) -> tuple[bytes, bytes]:
+    """The path with its query, and the authority that the target names."""
+    if method == b"CONNECT":
+        raise Problem(501, "CONNECT is not supported: this is no proxy", code=INVALID)
+    if target == b"*" and method == b"OPTIONS":
+        return target, b""
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None or _HOST.fullmatch(absolute[1]) is None:
+        raise _invalid("the target must be a path like /v1/models, or http://HOST/PATH")
+    path: bytes = absolute[2]
+    return path if path[:1] == b"/" else b"/" + path, absolute[1]
+
+
+def _check_expect(expect: bytes | None) -> bool:
+    if expect is not None and expect.lower() != b"100-continue":
+        raise Problem(417, "the header expect must be 100-continue", code=INVALID)
+    return expect is not None
+
+
+def _body_length(single: dict[bytes, bytes], is_http10: bool) -> int | None:
+    coding = single.get(b"transfer-encoding")
+    if coding is None:
+        return int(single.get(b"content-length", b"0"))  # llhttp has checked that it is a number
+    if is_http10:
+        raise _invalid("HTTP/1.0 has no transfer-encoding; use HTTP/1.1 or content-length")
+    if coding.lower() != b"chunked":
+        raise Problem(501, "the header transfer-encoding must be chunked", code=INVALID)
+    return None
+
+
+def _invalid(message: str) -> Problem:
+    return Problem(400, message, code=INVALID)

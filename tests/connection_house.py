@@ -1,0 +1,160 @@
+"""The router's HTTP connection without sockets: what a client sent in, what it is told out."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from uvicorn.server import ServerState
+
+from baton.clock import SystemClock
+from router.connection import Connection, ConnectionLimits
+from router.server import HttpServer
+
+QUIET_TURNS = 4
+"""Of the event loop without any change, after which a connection is at rest."""
+
+_STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) [^\r\n]*\r\n")
+_LENGTH = re.compile(rb"\r\ncontent-length: (\d+)\r\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A request as the app saw it."""
+
+    method: str
+    path: str
+    body: bytes
+    host: bytes = b""
+
+
+@dataclass(slots=True)
+class Told:
+    """What one connection led to. ``statuses`` are of its answers in order, without 100."""
+
+    seen: list[Seen]
+    statuses: list[int]
+    answers: list[bytes]
+    refusals: list[str]
+    is_closed: bool
+    errors: list[str] = field(default_factory=list)
+    """Exceptions that reached the event loop, or an answer that is no HTTP."""
+
+
+class MemoryTransport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
+        self.protocol: Any = None
+        self.written = bytearray()
+        self.closing = False
+        self.paused = False
+
+    def write(self, data: Any) -> None:
+        if not self.closing:
+            self.written += data
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def close(self) -> None:
+        if not self.closing:
+            self.closing = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+    def abort(self) -> None:
+        self.close()
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class ConnectionHouse:
+    """An app that answers each request with its path, and connections to it. Used inside one event
+    loop; not by two tasks at once."""
+
+    def __init__(self, limits: ConnectionLimits | None = None) -> None:
+        self._limits = limits or ConnectionLimits()
+        self._config = HttpServer(self._app, SystemClock(), self._limits)._config
+        self._seen: list[Seen] = []
+
+    async def tell(self, pieces: Sequence[bytes]) -> Told:
+        """One connection that is sent ``pieces``; the app has a turn after each of them. Raises
+        TimeoutError when it is not at rest after that."""
+        loop = asyncio.get_running_loop()
+        state, transport = ServerState(), MemoryTransport()
+        self._seen, refusals, errors = [], [], []
+        loop.set_exception_handler(lambda _, context: errors.append(str(context)))
+        connection = Connection(self._config, state, self._limits, refusals.append)
+        transport.protocol = connection
+        connection.connection_made(transport)
+        for piece in pieces:
+            await self._rest(transport, state)
+            if transport.closing:
+                break
+            if transport.paused:
+                raise TimeoutError("it does not read on")
+            connection.data_received(piece)
+        await self._rest(transport, state)
+        is_closed = transport.closing
+        transport.close()
+        await self._rest(transport, state)
+        answers, problem = _split(bytes(transport.written))
+        statuses = [int(_STATUS.match(each)[1]) for each in answers]  # type: ignore[index]
+        if problem:
+            errors.append(problem)
+        return Told(self._seen, statuses, answers, refusals, is_closed, errors)
+
+    @staticmethod
+    async def _rest(transport: MemoryTransport, state: ServerState) -> None:
+        """Returns when nothing happens any more."""
+        before, quiet = (-1, False, False, 0), 0
+        while quiet < QUIET_TURNS:
+            await asyncio.sleep(0)
+            now = len(transport.written), transport.closing, transport.paused, len(state.tasks)
+            quiet = quiet + 1 if now == before else 0
+            before = now
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        body, more = b"", True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            more = message["more_body"]
+        host = dict(scope["headers"]).get(b"host", b"")
+        self._seen.append(Seen(scope["method"], scope["path"], body, host))
+        answer = scope["path"].encode(errors="replace")
+        headers = [(b"content-length", b"%d" % len(answer))]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": answer})
+
+
+def _split(written: bytes) -> tuple[list[bytes], str]:
+    """Answers, each whole, and what is wrong with them, or nothing."""
+    answers: list[bytes] = []
+    start = 0
+    while start < len(written):
+        end = written.find(b"\r\n\r\n", start) + 4
+        head = written[start:end]
+        status = _STATUS.match(head)
+        if end < 4 or status is None:
+            return answers, f"no answer: {written[start : start + 100]!r}"
+        if status[1] == b"100":
+            start = end
+            continue
+        length = _LENGTH.search(head)
+        if length is None:
+            return answers, f"an answer without a length: {head!r}"
+        is_head = written[end : end + 1] == b""
+        size = 0 if is_head else int(length[1])
+        answers.append(written[start : end + size])
+        start = end + size
+    return answers, ""
