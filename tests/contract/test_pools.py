@@ -145,6 +145,14 @@ def ray_house(ray_cluster: Any, tmp_path: Path) -> House:
     return House(tmp_path, ray_cluster)
 
 
+def test_what_ray_writes_is_for_its_user_alone(ray_cluster: Any) -> None:
+    """Ray opens its folders and its sockets to everybody (0777), so nobody may get that far."""
+    folder = Path(ray_cluster.folder)
+    sockets = list(folder.rglob("sockets/raylet"))
+    assert len(sockets) == 1
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
 async def test_grown_and_shrunk(house: House) -> None:
     async with house.running():
         await house.pools.scale({Role.DECODE: 3})

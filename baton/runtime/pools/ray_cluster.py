@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 import ray
@@ -69,7 +70,8 @@ class RayCluster:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="ray")
-        self._folder = ""
+        self.folder = ""
+        """Of a Ray of our own: its files and sockets. Only our user may enter it."""
         self._homes: dict[str, tuple[str, str]] = {}
         self._bundle: dict[str, float] = {}
         self.host = LOOPBACK[0]
@@ -90,19 +92,20 @@ class RayCluster:
     async def close(self) -> None:
         await self._in_thread(ray.shutdown)
         self._thread.shutdown()
-        if self._folder:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        if self.folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _connect(self) -> None:
         address = self._settings.ray_address
         quiet = {"log_to_driver": False, "logging_level": logging.CRITICAL}
         if address is None:
-            self._folder = tempfile.mkdtemp(prefix="baton-ray-")
+            # Ray opens its own folder to everybody (0777), so that lies in one which only we enter.
+            self.folder = tempfile.mkdtemp(prefix="baton-ray-")
             ray.init(
                 "local",
                 include_dashboard=False,
                 object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=self._folder,
+                _temp_dir=str(Path(self.folder) / "r"),  # short: paths of sockets end at 107 bytes
                 **quiet,
             )
         else:

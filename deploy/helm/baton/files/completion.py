@@ -1,13 +1,15 @@
-"""One completion, asked as a client asks it. Arguments: the router's URL, seconds, an API key or
-nothing. Ends with code 1, and why, unless an answer comes."""
+"""One completion, asked as a client asks it. Arguments: the router's URL, seconds. An API key, if
+one is needed, in the environment (API_KEY): arguments can be read by whoever sees the process.
+Ends with code 1, and why, unless an answer comes."""
 
 import json
+import os
 import ssl
 import sys
 import urllib.error
 import urllib.request
 
-url, seconds, key = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+url, seconds, key = sys.argv[1], float(sys.argv[2]), os.environ.get("API_KEY")
 
 # A certificate of the router is for its names outside, so here only the answer counts.
 unverified = ssl.create_default_context()
