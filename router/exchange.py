@@ -155,7 +155,7 @@ class AnswerExchange(Exchange):
         preparer = service.preparer(asker)
         prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
         field = body.format[0] if body.format is not None else FORCED_CALL
-        await service.formats.admit(prompts[0].sampling.grammar, field)
+        await service.formats.admit(prompts[0].sampling.grammar, field, tenant)
         await self._promise(prompts, body)
         choices = service.choices(request_id, asker, body, prompts, arrived_at)
         if self._trace is not None:

@@ -1,67 +1,92 @@
-"""Grammars that clients send: compiled once before they go anywhere, and remembered."""
+"""Grammars that clients send: tried once before they go anywhere, and remembered."""
 
 import asyncio
 import hashlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
-from baton.text.grammar import check
+from baton.text.grammar_checker import GrammarChecker
 from baton.text.grammar_source import rule_of
 from router.problem import Problem
 
 MAX_KNOWN = 4096
 """Verdicts on grammars, of a few hundred bytes each; the one asked for longest ago goes first."""
 
-MAX_COMPILING = 2
-"""Threads, each for half a second at most: hostile grammars wait for one another."""
-
 FORCED_CALL = "tools"
 """The field that a grammar of ours comes from."""
 
+Check = Callable[[Grammar, str], Awaitable[None]]
+"""Tries a grammar of a tenant. Raises Invalid, Overloaded or Unavailable."""
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Of those who ask for one grammar: one tries it, and the others wait."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    num_askers: int = 0
+
 
 class Formats:
-    """Single event loop."""
+    """Verdicts are each tenant's own: what others have asked for can't be told by how long an
+    answer takes. Single event loop."""
 
-    def __init__(self, check: Callable[[Grammar], None] = check) -> None:
-        self._check = check
+    def __init__(self, check: Check | None = None) -> None:
+        self._check = check or GrammarChecker().check
         self._known: OrderedDict[bytes, str] = OrderedDict()
-        self._turns: dict[bytes, asyncio.Lock] = {}
-        """Of grammars that are being compiled: whoever asks for the same waits."""
-        self._compiling = asyncio.Semaphore(MAX_COMPILING)
+        self._turns: dict[bytes, _Turn] = {}
 
-    async def admit(self, grammar: Grammar | None, field: str = FORCED_CALL) -> None:
-        """Raises Problem (400) that names ``field`` for what no answer could be held to."""
+    async def admit(
+        self, grammar: Grammar | None, field: str = FORCED_CALL, tenant: str = ""
+    ) -> None:
+        """Raises Problem (400) that names ``field`` for what no answer could be held to, and
+        Overloaded or Unavailable when that can't be found out."""
         if grammar is None:
             return
-        complaint = await self._complaint(grammar)
+        complaint = await self._complaint(grammar, tenant)
         if complaint:
             raise Problem(400, f"{field}: {complaint}", param=field, code="invalid_value")
 
-    async def _complaint(self, grammar: Grammar) -> str:
+    async def _complaint(self, grammar: Grammar, tenant: str) -> str:
         """Empty when there is none."""
-        key = hashlib.blake2b(f"{grammar.kind}:{grammar.text}".encode(errors="replace")).digest()
+        key = _key(grammar, tenant)
         if key not in self._known:
-            async with self._turns.setdefault(key, asyncio.Lock()):
-                if key not in self._known:
-                    await self._learn(key, grammar)
-            self._turns.pop(key, None)
+            await self._learn_once(key, grammar, tenant)
         self._known.move_to_end(key)
         return self._known[key]
 
-    async def _learn(self, key: bytes, grammar: Grammar) -> None:
-        async with self._compiling:
-            self._known[key] = await asyncio.to_thread(self._try, grammar)
+    async def _learn_once(self, key: bytes, grammar: Grammar, tenant: str) -> None:
+        turn = self._turns.setdefault(key, _Turn())
+        turn.num_askers += 1
+        try:
+            async with turn.lock:
+                if key not in self._known:
+                    await self._learn(key, grammar, tenant)
+        finally:
+            turn.num_askers -= 1
+            if not turn.num_askers:
+                del self._turns[key]
+
+    async def _learn(self, key: bytes, grammar: Grammar, tenant: str) -> None:
+        complaint = ""
+        try:
+            await self._check(grammar, tenant)
+        except Invalid as error:
+            complaint = str(error)
+        self._known[key] = complaint
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def _try(self, grammar: Grammar) -> str:
-        try:
-            self._check(grammar)
-        except Invalid as error:
-            return str(error)
-        return ""
+
+def _key(grammar: Grammar, tenant: str) -> bytes:
+    digest = hashlib.blake2b(digest_size=32)
+    for part in (tenant, grammar.kind.value, grammar.text):
+        data = part.encode(errors="surrogatepass")
+        digest.update(len(data).to_bytes(8, "big") + data)
+    return digest.digest()
 
 
 def rule_for(grammar: Grammar, field: str) -> str | None:

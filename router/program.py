@@ -20,6 +20,7 @@ from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
 from baton.runtime.lifecycle import Program
+from baton.text.grammar_checker import GrammarChecker
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.attempt import Deadlines
@@ -28,6 +29,7 @@ from router.batches.desk import Desk
 from router.batches.library import Library
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
+from router.formats import Formats
 from router.journey import Guide, JourneyConfig
 from router.links import WorkerLinks
 from router.metrics import Metrics
@@ -72,6 +74,7 @@ class RouterProgram:
         self._tenancy: Tenancy | None = None
         self._conductors: ConductorPlacer | None = None
         self._ports: Ports | None = None
+        self._checker: GrammarChecker | None = None
         self._state = WorkerState.JOINING
 
     # -- Program ------------------------------------------------------------------------
@@ -88,7 +91,10 @@ class RouterProgram:
         await self._await_worker()
         stores = GrpcStores(settings.trust)
         self._pinner = Pinner(self._cluster, stores, self._clock)
-        self._service = self._build_service(tokenizer, model)
+        eos = model.eos_token_ids
+        self._checker = GrammarChecker.of_model(model_dir, model.vocab_size, eos)
+        self._checker.start()
+        self._service = self._build_service(tokenizer, model, Formats(self._checker.check))
         self._tenancy = self._service.tenancy = self._build_tenancy()
         self._desk = self._build_desk()
         self._ports = self._build_ports()
@@ -130,6 +136,8 @@ class RouterProgram:
             await self._ports.close()
         if self._conductors is not None:
             await self._conductors.close()
+        if self._checker is not None:
+            self._checker.close()
         if self._tenancy is not None:
             await self._tenancy.stop()
         await close_spans(self._spans)
@@ -161,7 +169,7 @@ class RouterProgram:
             self._registry, self._clock, min(self._settings.max_model_tokens or limit, limit)
         )
 
-    def _build_service(self, tokenizer: Tokenizer, model: ModelConfig) -> Service:
+    def _build_service(self, tokenizer: Tokenizer, model: ModelConfig, formats: Formats) -> Service:
         settings = self._settings
         self._conductors = ConductorPlacer(self._cluster, self._clock, settings.trust)
         placer = FirstThatAnswers([self._conductors, RingPlacer(self._cluster)])
@@ -200,6 +208,7 @@ class RouterProgram:
             treasury=self._treasury,
             pinner=self._pinner,
             tracing=self._open_tracing(),
+            formats=formats,
             peers=Peers(
                 self._id,
                 lambda: self.address,

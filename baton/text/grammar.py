@@ -1,51 +1,24 @@
 """Answers held to their grammars: compiled and walked by llguidance, within bounds."""
 
-import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLTokenizer
 
-from baton.core.grammar import Grammar, GrammarKind
+from baton.core.grammar import Grammar
 from baton.core.ids import TokenId
 from baton.errors import Invalid
-from baton.text.grammar_source import lark_of
+from baton.text.grammar_compile import MAX_MESSAGE, compile_grammar
 from baton.text.tokenizer import load_tokenizer
-
-LIMITS = LLParserLimits(
-    max_items_in_row=2_000,
-    initial_lexer_fuel=300_000,
-    step_lexer_fuel=50_000,
-    step_max_items=20_000,
-    max_lexer_states=32_000,
-    max_grammar_size=100_000,
-    precompute_large_lexemes=False,
-    verbose_errors=False,
-)
-"""What one grammar may take: to compile, half a second and 50 MB; for a token, some milliseconds.
-Schemas in use take a thousandth of that."""
 
 MASK_THREADS = 4
 """Masks take from 5 µs to some milliseconds each, and are made while the model runs."""
 
 MAX_COMPILED = 16
 """Grammars that are kept compiled: about 1 MB each, 50 MB at worst."""
-
-_PLACE = re.compile(r"^at \d+\(\d+\): ")
-
-MAX_MESSAGE = 500
-"""Characters of a complaint, which repeats parts of the grammar."""
-
-
-def check(grammar: Grammar) -> None:
-    """Whether a grammar can be compiled, as far as that is known without a vocabulary. Takes up to
-    half a second. Raises Invalid, saying what is wrong with it."""
-    complaint = LLMatcher.validate_grammar(lark_of(grammar), None, limits=LIMITS)
-    if complaint:
-        raise _refusal(grammar, complaint)
 
 
 class Grammars:
@@ -85,10 +58,7 @@ class Grammars:
 
     def compile(self, grammar: Grammar) -> LLMatcher:
         """A matcher that shares nothing with others."""
-        matcher = LLMatcher(self._vocabulary, lark_of(grammar), log_level=0, limits=LIMITS)
-        if matcher.is_error():
-            raise _refusal(grammar, matcher.get_error())
-        return matcher
+        return compile_grammar(self._vocabulary, grammar)
 
     def forget(self, grammar: Grammar) -> None:
         """Its compiled form has grown too large to be shared any longer."""
@@ -169,12 +139,3 @@ class Walk:
         self._grammars.forget(self._grammar)
         self._matcher = self._grammars.compile(self._grammar)
         self._matcher.consume_tokens(self._answered)
-
-
-def _refusal(grammar: Grammar, complaint: str) -> Invalid:
-    if grammar.kind is not GrammarKind.LARK:  # nobody but us knows the text that it quotes
-        complaint = _PLACE.sub("", complaint.partition("\n   1 |")[0])
-    if "coerce_one_of" in complaint:
-        complaint = "oneOf needs alternatives that are plainly apart; anyOf takes any"
-    message = f"the {grammar.kind.value} can't be followed: {complaint}"
-    return Invalid(message[:MAX_MESSAGE], param="response_format")

@@ -1,6 +1,7 @@
 """Grammars of every kind as one: Lark's notation, as llguidance reads it, and what is refused."""
 
 import json
+import re
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -15,9 +16,20 @@ MAX_CHOICES = 2048
 MAX_DEPTH = 60
 """Of a schema, as objects and lists in one another; the library takes twice as much at most."""
 
+MAX_PATTERN_PROPERTIES = 64
+"""Each is compared with all others."""
+
+MAX_REFERENCES = 1024
+"""A chain of them is followed by calls within calls."""
+
+MAX_RULES = 2048
+"""Of a grammar in Lark's notation."""
+
 OPTIONS = '\n%llguidance {"no_forcing": true}\n'
 """Otherwise what can come only one way is written out ahead at each step, however long: a gigabyte
 for the pattern ``(abc){100000000}``."""
+
+_RULE = re.compile(r"\s*[?!]?\w+[^:\"/]*:")
 
 JSON_OPTIONS = {"whitespace_pattern": r"(\r?\n[ \t]{0,32}|[ \t]{0,2})"}
 """As JSON is written on one line, or indented on many. A weak model fills any room with blanks."""
@@ -66,16 +78,43 @@ def _from_schema(schema: Any) -> str:
     if "x-guidance" in schema:
         raise Invalid("x-guidance is not a keyword of JSON schema")
     check_depth(schema)
+    _check_size(schema)
     return f"%json {json.dumps({**schema, 'x-guidance': JSON_OPTIONS})}"
 
 
 def check_depth(value: Any, depth: int = MAX_DEPTH) -> None:
-    """Raises Invalid for a JSON value that is nested deeper."""
-    if depth == 0:
-        raise Invalid(f"a JSON schema is nested {MAX_DEPTH} deep at most")
-    children = value.values() if isinstance(value, dict) else value
-    for child in children if isinstance(value, (dict, list)) else ():
-        check_depth(child, depth - 1)
+    """Raises Invalid for a JSON value that is nested deeper. Iterative."""
+    level = [value]
+    for _ in range(depth):
+        level = [
+            child
+            for parent in level
+            if isinstance(parent, (dict, list))
+            for child in (parent.values() if isinstance(parent, dict) else parent)
+        ]
+        if not level:
+            return
+    raise Invalid(f"a JSON schema is nested {depth} deep at most")
+
+
+def _check_size(schema: Any) -> None:
+    """Raises Invalid for a schema whose parts multiply in each other's company."""
+    patterns = references = 0
+    parts = [schema]
+    while parts:
+        part = parts.pop()
+        if isinstance(part, dict):
+            given = part.get("patternProperties")
+            patterns += len(given) if isinstance(given, dict) else 0
+            references += isinstance(part.get("$ref"), str)
+            parts += part.values()
+        elif isinstance(part, list):
+            parts += part
+    if patterns > MAX_PATTERN_PROPERTIES:
+        most = MAX_PATTERN_PROPERTIES
+        raise Invalid(f"a JSON schema has at most {most} patternProperties, and this {patterns}")
+    if references > MAX_REFERENCES:
+        raise Invalid(f"a JSON schema has at most {MAX_REFERENCES} $ref, and this {references}")
 
 
 def _from_regex(pattern: str) -> str:
@@ -105,6 +144,9 @@ def _literal(text: str) -> str:
 def _from_lark(text: str) -> str:
     if "%llguidance" in text:
         raise Invalid("%llguidance is not supported in a grammar")
+    num_rules = sum(map(bool, map(_RULE.match, text.splitlines())))
+    if num_rules > MAX_RULES:
+        raise Invalid(f"a grammar has at most {MAX_RULES} rules, and this {num_rules}")
     return text + OPTIONS
 
 

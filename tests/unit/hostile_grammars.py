@@ -8,7 +8,7 @@ import numpy as np
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import Invalid
-from baton.text.grammar import check
+from baton.text.grammar_compile import check
 from tests.grammar_house import EOS, byte_grammars, choice, regex, schema
 
 MAX_GROWTH_MIB = 700

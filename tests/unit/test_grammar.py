@@ -18,6 +18,7 @@ from baton.core.ids import TokenId
 from baton.core.request import FinishReason
 from baton.errors import Invalid
 from baton.text import grammar as limits
+from baton.text import grammar_compile as compiling
 from baton.text.grammar import Grammars
 from baton.text.tokenizer import Tokenizer
 from tests.grammar_house import (
@@ -202,8 +203,8 @@ def test_what_cannot_be_followed_is_refused_at_once(
     grammars: Grammars, unfollowable: Grammar
 ) -> None:
     with pytest.raises(Invalid) as refusal:
-        limits.check(unfollowable)
-    assert 0 < len(str(refusal.value)) <= limits.MAX_MESSAGE
+        compiling.check(unfollowable)
+    assert 0 < len(str(refusal.value)) <= compiling.MAX_MESSAGE
     with pytest.raises(Invalid):
         grammars.open(unfollowable)
 

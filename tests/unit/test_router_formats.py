@@ -1,19 +1,18 @@
 """What clients say of an answer's format: what reaches the workers, and what is refused."""
 
 import asyncio
-import threading
 from typing import Any
 
 import pytest
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
-from baton.text.grammar import check
+from baton.text.grammar_compile import check
 from baton.text.tokenizer import Tokenizer
 from router.formats import Formats, rule_for
 from router.markup.dialect import Dialect
 from router.problem import Problem
-from tests.unit.test_router_http import CHAT, USER, open_house, tokenizer, wrong_error
+from tests.unit.test_router_http import CHAT, USER, eventually, open_house, tokenizer, wrong_error
 
 __all__ = ["tokenizer"]
 
@@ -109,63 +108,66 @@ async def test_a_call_that_is_forced_has_its_own_form(tokenizer: Tokenizer) -> N
         assert wrong_error(await client.post(CHAT, json=body))["param"] == "guided_regex"
 
 
-async def test_a_grammar_is_compiled_once_and_few_at_once() -> None:
-    compiled: list[str] = []
+class Checked:
+    """Waits until it may go on, and refuses what is bad."""
 
-    def check(grammar: Grammar) -> None:
-        compiled.append(grammar.text)
+    def __init__(self, *, going_on: bool = True) -> None:
+        self.seen: list[tuple[str, str]] = []
+        self.going_on = asyncio.Event()
+        if going_on:
+            self.going_on.set()
+
+    async def __call__(self, grammar: Grammar, tenant: str) -> None:
+        self.seen.append((grammar.text, tenant))
+        await self.going_on.wait()
         if grammar.text == "bad":
             raise Invalid("no")
 
-    formats = Formats(check)
-    good, bad = (Grammar(GrammarKind.REGEX, text) for text in ("good", "bad"))
+
+GOOD_REGEX, BAD_REGEX = (Grammar(GrammarKind.REGEX, text) for text in ("good", "bad"))
+
+
+async def test_a_grammar_is_tried_once() -> None:
+    checked = Checked()
+    formats = Formats(checked)
     for _ in range(3):
-        await formats.admit(good, "guided_regex")
+        await formats.admit(GOOD_REGEX, "guided_regex")
         with pytest.raises(Problem, match="guided_regex: no"):
-            await formats.admit(bad, "guided_regex")
+            await formats.admit(BAD_REGEX, "guided_regex")
     await formats.admit(None)
-    assert compiled == ["good", "bad"]
+    assert checked.seen == [("good", ""), ("bad", "")]
+
+
+async def test_verdicts_are_each_tenants_own() -> None:
+    """How long an answer takes tells nobody what others have asked for."""
+    checked = Checked()
+    formats = Formats(checked)
+    for tenant in ("alice", "bob", "alice"):
+        await formats.admit(GOOD_REGEX, "guided_regex", tenant)
+    assert checked.seen == [("good", "alice"), ("good", "bob")]
 
 
 async def test_the_same_grammar_from_many_at_once() -> None:
-    """Those that come while it is compiled wait for that, and are told the same."""
-    compiled: list[str] = []
-    going_on = threading.Event()
-
-    def check(grammar: Grammar) -> None:
-        compiled.append(grammar.text)
-        going_on.wait()
-        raise Invalid("no")
-
-    formats = Formats(check)
-    grammar = Grammar(GrammarKind.REGEX, "a")
-    asked = [asyncio.create_task(formats.admit(grammar, "guided_regex")) for _ in range(20)]
-    async with asyncio.timeout(10):
-        while not compiled:
-            await asyncio.sleep(0)
-    going_on.set()
+    """Those that come while it is tried wait for that, and are told the same."""
+    checked = Checked(going_on=False)
+    formats = Formats(checked)
+    asked = [asyncio.create_task(formats.admit(BAD_REGEX, "guided_regex")) for _ in range(20)]
+    await eventually(lambda: bool(checked.seen))
+    checked.going_on.set()
     told = await asyncio.gather(*asked, return_exceptions=True)
     assert [str(each) for each in told] == ["guided_regex: no"] * 20
-    assert compiled == ["a"]
+    assert len(checked.seen) == 1 and not formats._turns
 
 
-async def test_whoever_compiles_may_leave() -> None:
-    """Others that wait for the same grammar compile it themselves."""
-    compiled: list[str] = []
-    going_on = threading.Event()
-
-    def check(grammar: Grammar) -> None:
-        compiled.append(grammar.text)
-        going_on.wait()
-
-    formats = Formats(check)
-    grammar = Grammar(GrammarKind.REGEX, "a")
-    first, second = (asyncio.create_task(formats.admit(grammar)) for _ in range(2))
-    async with asyncio.timeout(10):
-        while not compiled:
-            await asyncio.sleep(0)
+async def test_whoever_tries_may_leave() -> None:
+    """Others that wait for the same grammar try it themselves."""
+    checked = Checked(going_on=False)
+    formats = Formats(checked)
+    first, second = (asyncio.create_task(formats.admit(GOOD_REGEX)) for _ in range(2))
+    await eventually(lambda: bool(checked.seen))
     first.cancel()
-    going_on.set()
+    await eventually(lambda: len(checked.seen) == 2)
+    checked.going_on.set()
     await second
     with pytest.raises(asyncio.CancelledError):
         await first

@@ -20,6 +20,7 @@ from baton.core.placement import Alternative, Placement
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.text.detokenizer import byte_level_alphabet
+from baton.text.grammar_checker import GrammarChecker
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
 from router.auth import Doorkeeper
@@ -27,6 +28,7 @@ from router.batches.desk import Desk
 from router.batches.library import Library
 from router.cluster import Cluster
 from router.connection import ConnectionLimits
+from router.formats import Formats
 from router.journey import Guide, JourneyConfig
 from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
 from router.placement import PlaceQuery
@@ -93,6 +95,10 @@ def member(name: str, role: Role, **fields: Any) -> Member:
     )  # fmt: skip
 
 
+CHECKER = GrammarChecker()
+"""One for all houses: its helpers take a while to start."""
+
+
 class House:
     """A router over one prefill and one decode twin."""
 
@@ -122,6 +128,7 @@ class House:
             clock=clock,
             new_id=lambda: f"{next(ids):x}",
             new_seed=lambda: 77,
+            formats=Formats(CHECKER.check),
         )
 
     def make_desk(self, folder: Path, **settings: Any) -> Desk:

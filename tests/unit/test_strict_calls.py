@@ -14,7 +14,8 @@ from tokenizers import decoders, models, pre_tokenizers
 from baton.core.grammar import Grammar
 from baton.core.ids import TokenId
 from baton.text.detokenizer import byte_level_alphabet
-from baton.text.grammar import Grammars, check
+from baton.text.grammar import Grammars
+from baton.text.grammar_compile import check
 from baton.text.tokenizer import Tokenizer
 from router.markup.call_form import CallForm
 from router.markup.dialect import Dialect
