@@ -114,6 +114,19 @@ class StoreClient:
             return stores[0] if stores else None
         return await self._ask_index(keys, stores)
 
+    @property
+    def has_nodes(self) -> bool:
+        """Whether there is any node that may be asked now."""
+        return bool(self._usable())
+
+    async def num_held(self, node: Member, keys: Sequence[BlockKey]) -> int:
+        """How many leading ones of ``keys`` the node holds; pins nothing. Raises as
+        :meth:`lease`."""
+        entry = self._node(node)
+        async with self._guarded(entry):
+            leased = await entry.client.lease(LeaseQuery(tuple(keys), LEASE_SECONDS, 0))
+        return leased.num_held
+
     async def lease(
         self, node: Member, keys: Sequence[BlockKey], max_bytes: int
     ) -> StoreLease | None:
@@ -158,10 +171,7 @@ class StoreClient:
 
     async def count(self, keys: Sequence[BlockKey]) -> int:
         """How many leading blocks are where a put would go. Raises as :meth:`put`."""
-        entry = self._target()
-        async with self._guarded(entry):
-            leased = await entry.client.lease(LeaseQuery(tuple(keys), LEASE_SECONDS, 0))
-        return leased.num_held
+        return await self.num_held(self._target().member, keys)
 
     async def put(
         self,
