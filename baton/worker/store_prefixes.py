@@ -250,7 +250,7 @@ class StorePrefixes:
         return num_good
 
     async def _import(
-        self, lease: StoreLease, keys: list[BlockKey], after: Sequence[BlockKey]
+        self, lease: StoreLease, keys: Sequence[BlockKey], after: Sequence[BlockKey]
     ) -> int:
         block_ids = await self._begin_import(keys, after)
         if block_ids is None:
@@ -290,7 +290,7 @@ class StorePrefixes:
         self._met.add(link)
 
     async def _begin_import(
-        self, keys: list[BlockKey], after: Sequence[BlockKey]
+        self, keys: Sequence[BlockKey], after: Sequence[BlockKey]
     ) -> list[BlockId] | None:
         """Whoever is cancelled while the engine is busy gets the blocks all the same: they are
         given back as soon as they are there."""
