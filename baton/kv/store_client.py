@@ -139,6 +139,7 @@ class StoreClient:
             leased = await entry.client.lease(query)
             if not leased.lease_id:
                 return None
+            _check_leased(node, keys, leased)
             transport, peer = await self._link(entry)
         return StoreLease(node, transport, peer, leased)
 
@@ -269,7 +270,9 @@ class StoreClient:
             endpoint: Endpoint = await node.client.open(tuple(self._transports), self._host)
             transport = self._transports.get(endpoint.transport)
             if transport is None:
-                raise Invalid(f"node chose {endpoint.transport!r}, which was not offered")
+                raise Unavailable(f"node chose {endpoint.transport!r}, which was not offered")
+            if endpoint.owner != node.member.id:
+                raise Unavailable(f"{node.member.id} offers the memory of {endpoint.owner!r}")
             node.link = (transport, await self._connected(transport, endpoint))
         return node.link
 
@@ -282,6 +285,18 @@ class StoreClient:
             connecting.add_done_callback(_ignore)
             raise DeadlineExceeded(f"can't connect to {endpoint.owner} in time")
         return connecting.result()
+
+
+def _check_leased(node: Member, keys: Sequence[BlockKey], leased: LeasedBlocks) -> None:
+    """Raises Unavailable, as of a node that is not well, for other blocks than were asked for."""
+    blocks = leased.blocks
+    if [block.key for block in blocks] != list(keys[: len(blocks)]):
+        raise Unavailable(f"store node {node.id} lends other blocks than it was asked for")
+    if not len(blocks) <= leased.num_held <= len(keys) or leased.num_promoted > len(blocks):
+        raise Unavailable(
+            f"store node {node.id} lends {len(blocks)} blocks, {leased.num_promoted} from disk, "
+            f"and holds {leased.num_held} of {len(keys)}"
+        )
 
 
 def _ignore(connecting: "asyncio.Future[Peer]") -> None:
