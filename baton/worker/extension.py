@@ -1,7 +1,6 @@
 """What the store gave one request."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from baton.core.ids import BlockKey, RequestId
 from baton.core.member import Member
@@ -9,9 +8,9 @@ from baton.core.member import Member
 
 @dataclass(slots=True)
 class Extension:
-    """Grows while blocks come in. ``node`` holds the first ``num_stored`` of ``keys``. The request
-    waited for ``seconds`` from ``began_at`` on, if the store was asked at all. ``split`` says which
-    are still to come, while the prompt is computed: blocks [first, end) of ``keys``."""
+    """Grows while blocks come in. The request waited for ``seconds`` from ``began_at`` on, if the
+    store was asked at all. ``split`` says which are still to come, while the prompt is
+    computed: blocks [first, end) of ``keys`` from ``node``."""
 
     request_id: RequestId
     way: str = ""
@@ -22,9 +21,7 @@ class Extension:
     seconds: float = 0.0
     error: str = ""
     node: Member | None = None
-    keys: Sequence[BlockKey] = ()
-    num_stored: int = 0
-    is_fetched: bool = False
+    keys: list[BlockKey] = field(default_factory=list)
     split: tuple[int, int] | None = None
 
     def tiers(self, cached_tokens: int) -> dict[str, int]:

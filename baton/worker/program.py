@@ -260,7 +260,7 @@ class WorkerProgram:
             self._store,
             layout,
             self._transports,
-            self._engine.keys,
+            runner.block_tokens,
             digest,
             host,
             self._clock,

@@ -21,7 +21,6 @@ from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.engine.constraint import Constraint, Constraints
 from baton.engine.engine import Engine, StepResult
-from baton.engine.prefix import KeyChain, KeyMaker
 from baton.errors import BatonError, Corrupt, Invalid, NotFound, Overloaded, Unavailable
 from baton.threads import in_thread
 from baton.transport.base import Transport
@@ -47,10 +46,6 @@ SWEEP_SECONDS = 0.25
 
 MAX_COMPILING = 2
 """Threads that compile grammars: others' requests need some, too."""
-
-MAX_HASHED_AT_ONCE = 4096
-"""Tokens of a prompt whose keys are made in the event loop, in half a millisecond; those of a
-longer one are made in a thread."""
 
 PULLS = "pulls"
 """The name of all links to other hosts' workers together."""
@@ -86,7 +81,7 @@ class Worker:
         store: PrefixStore,
         layout: KvLayout,
         transports: dict[str, Transport],
-        key_maker: KeyMaker,
+        block_tokens: int,
         model_digest: str,
         host: str,
         clock: Clock,
@@ -104,7 +99,7 @@ class Worker:
         self._store = store
         self._layout = layout
         self._transports = transports
-        self._key_maker = key_maker
+        self._block_tokens = block_tokens
         self._model_digest = model_digest
         self._host = host
         self._clock = clock
@@ -215,7 +210,7 @@ class Worker:
         return Hold(
             self._layout,
             num_tokens,
-            self._key_maker.block_tokens,
+            self._block_tokens,
             self._config.late_tokens,
             lambda complete: self._hold_closed(job, complete),
         )
@@ -258,33 +253,9 @@ class Worker:
             job.extension = Extension(spec.request_id)
             await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
             return
-        chain = await self._hash(job)
-        job.extension = extension = await self._store.find(spec, chain.keys)
-
-        def add(engine: Engine) -> int | None:
-            """None, or the cached blocks where the store holds more: it is fetched first."""
-            cached = engine.num_cached_blocks(chain.keys)
-            if extension.num_stored > cached and not extension.is_fetched:
-                return cached
-            engine.add(spec, job.task, constraint, chain)
-            return None
-
-        cached = await self._engine.call(add)
-        if cached is not None:
-            await self._store.extend(extension, cached)
-            extension.is_fetched = True
-            await self._engine.call(add)
-            self._store.follow(extension)
-
-    async def _hash(self, job: Job) -> KeyChain:
-        """The keys of its blocks, made once: nothing of it is hashed between two steps."""
-        spec = job.spec
-        if len(spec.token_ids) > MAX_HASHED_AT_ONCE:
-            chain = await in_thread(lambda: self._key_maker.chain(spec))
-        else:
-            chain = self._key_maker.chain(spec)
-        job.keys = tuple(chain.keys)
-        return chain
+        job.extension = extension = await self._store.extend(spec)
+        await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
+        self._store.follow(extension)
 
     async def _open_constraint(self, spec: RequestSpec) -> Constraint | None:
         """Where the answer is in its grammar, if it has one. A hostile one takes its time."""
@@ -297,11 +268,10 @@ class Worker:
 
     async def _receive(self, job: Job, source: WorkerRef) -> None:
         constraint = await self._open_constraint(job.spec)
-        chain = await self._hash(job)
         landing = Landing()
         self._witness.pulls(job, landing.shipment)
         try:
-            token_id = await self._intake.bring_in(job.spec, chain, source, landing)
+            token_id = await self._intake.bring_in(job.spec, source, landing)
         finally:
             if landing.strays:
                 self._quarantine(job, landing)
@@ -540,8 +510,7 @@ class Worker:
                 self._fail(job, Unavailable("no decode worker came for the request"))
 
     async def _refresh_load(self) -> None:
-        jobs = [job for job in self._jobs.values() if job.runner]
-        coming = [Coming(job.spec, job.task, job.keys) for job in jobs]
+        coming = [Coming(job.spec, job.task) for job in self._jobs.values() if job.runner]
         answers, clock = self._answers, self._clock
         mean = answers.mean
         load, self._witness.gauges.stats = await self._engine.call(

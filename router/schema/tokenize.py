@@ -1,8 +1,8 @@
 """POST /tokenize and /detokenize."""
 
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from router.schema.body import Body, wrong_field
 from router.schema.chat import Variables
@@ -33,4 +33,4 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: Annotated[list[int], Field(fail_fast=True)]
+    tokens: list[int]

@@ -1,0 +1,329 @@
+"""Hand-offs with a member that lies: as the source of a decode worker, and as a reader at a prefill
+worker.
+
+Both workers are real, over twins of the model and of the network. The liar begins from what an
+honest source says, and changes, drops, doubles and reorders it. Whatever it says, the request ends,
+in full or with an error, within seconds; nothing stays held; no unwritten block is answered from;
+and a neighbour's request is answered exactly.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from baton.clock import SystemClock
+from baton.core.handoff import (
+    CHECKSUM_XXH3,
+    BlockRef,
+    Endpoint,
+    PullChunk,
+    PullDone,
+    PullEvent,
+    PullOpen,
+    PullScheduled,
+    WorkerRef,
+)
+from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.request import FinishReason, RequestOutput, RequestSpec
+from baton.core.task import Task
+from baton.engine.fake_runner import reference_answer
+from baton.errors import BatonError, Unavailable
+from baton.worker.memory_peers import MemoryPeers
+from tests.fuzz.overheard import overheard
+from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+from tests.sim.worker_cluster import (
+    BLOCK_TOKENS,
+    DIGEST,
+    Cluster,
+    cluster,
+    collect,
+    is_finished,
+    request,
+    tokens_of,
+)
+
+NAME = "handoff"
+CLOCK = SystemClock()
+CASES_PER_CHECK = 20
+CASES_PER_CLUSTER = 200
+READER_SECONDS = 0.03
+LIAR = WorkerRef(WorkerId("liar"), "liar", Generation(1))
+NUMBERS = (0, 1, 2, 7, 255, 256, 4096, 2**31 - 1, 2**32 - 1)
+LARGE_NUMBERS = (*NUMBERS, 2**63, 2**64 - 1)
+
+
+def fuzz(seconds: float, seed: int) -> FuzzResult:
+    return asyncio.run(_fuzz(seconds, seed))
+
+
+async def _fuzz(seconds: float, seed: int) -> FuzzResult:
+    recorder, chance = Recorder(NAME, seed), np.random.default_rng(seed)
+    until = CLOCK.monotonic() + seconds
+    with overheard(recorder):
+        while CLOCK.monotonic() < until:
+            async with cluster() as running:
+                fuzzer = Fuzzer(running, recorder, chance)
+                for number in range(CASES_PER_CLUSTER):
+                    await fuzzer.case()
+                    if number % CASES_PER_CHECK == 0:
+                        await fuzzer.check()
+                    if CLOCK.monotonic() > until:
+                        break
+                await fuzzer.check()
+    return recorder.result()
+
+
+class Fuzzer:
+    """Cases against one cluster."""
+
+    def __init__(self, running: Cluster, recorder: Recorder, chance: np.random.Generator) -> None:
+        self._running = running
+        self._recorder = recorder
+        self._chance = chance
+        self._count = 0
+        self._peers = LyingPeers(running.peers, chance)
+        running.decode.worker._intake._peers = self._peers
+
+    async def case(self) -> None:
+        """One request whose source lies, or one reader that does."""
+        self._count += 1
+        if self._chance.random() < 0.7:
+            await self._bounded(self._lying_source())
+        else:
+            await self._bounded(self._lying_reader())
+
+    async def check(self) -> None:
+        """An honest hand-off is answered exactly, and nothing is left in either worker."""
+        self._recorder.begin("check")
+        await self._bounded(self._neighbour())
+        for node in (self._running.prefill, self._running.decode):
+            await self._bounded(node.wait_until_free())
+            if node.crashes:
+                self._recorder.crash(node.crashes.pop())
+
+    async def _bounded(self, work: Any) -> None:
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                await work
+        except TimeoutError:
+            self._recorder.hang(f"{HANG_SECONDS:g} s")
+        except BatonError as error:
+            if type(error) is BatonError:
+                self._recorder.server_error(error)
+        except Exception as error:
+            self._recorder.crash(repr(error))
+
+    async def _neighbour(self) -> None:
+        self._count += 1
+        spec = self._spec(f"neighbour-{self._count}")
+        prefill = self._running.prefill.worker.open_stream()
+        decode = self._running.decode.worker.open_stream()
+        prefill.submit(spec, Task.PREFILL, None)
+        decode.submit(spec, Task.DECODE, self._running.prefill.ref)
+        outputs = await collect(decode, is_finished)
+        first = await collect(prefill, bool)
+        answer = tokens_of([*first, *outputs])
+        if answer != reference_answer(spec)[0]:
+            self._recorder.crash(f"the neighbour's answer is {answer}")
+        for stream in (prefill, decode):
+            stream.close()
+
+    def _spec(self, name: str) -> RequestSpec:
+        length = int(self._chance.integers(1, 60))
+        return request(name, self._chance.integers(0, 255, length).tolist(), 8)
+
+    # -- a source that lies -----------------------------------------------------------------------
+
+    async def _lying_source(self) -> None:
+        spec = self._spec(f"r-{self._count}")
+        self._peers.script = script = self._script(spec)
+        self._recorder.begin(f"{len(spec.token_ids)} tokens: {script}")
+        stream = self._running.decode.worker.open_stream()
+        try:
+            stream.submit(spec, Task.DECODE, LIAR)
+            outputs = await collect(stream, is_finished)
+            self._judge(spec, script, outputs)
+        finally:
+            stream.close()
+
+    def _judge(
+        self, spec: RequestSpec, script: Sequence[PullEvent], outputs: Sequence[RequestOutput]
+    ) -> None:
+        """An answer without an error needs a source that shipped every block."""
+        if outputs[-1].finish_reason is FinishReason.ERROR:
+            if outputs[-1].details.get("error_status") == "INTERNAL":
+                self._recorder.server_error(outputs[-1].error)
+            return
+        told = [event for event in script if isinstance(event, PullDone)]
+        if outputs[-1].details.get("decode_cached_blocks", "0") != "0" or told[0].finished:
+            return
+        shipped = max(
+            (e.first_block + len(e.blocks) for e in script if isinstance(e, PullChunk)), default=0
+        )
+        if shipped < -(-len(spec.token_ids) // BLOCK_TOKENS):
+            self._recorder.crash(f"answered from {shipped} shipped blocks")
+
+    def _script(self, spec: RequestSpec) -> list[PullEvent]:
+        """What an honest source would say, changed in a few places."""
+        events = self._honest(spec)
+        for _ in range(int(self._chance.integers(1, 4))):
+            self._lie(events)
+        return events
+
+    def _honest(self, spec: RequestSpec) -> list[PullEvent]:
+        memory = self._running.prefill.runner.shared
+        endpoint = Endpoint("memory", "prefill", 1, "here", memory.region.size_bytes, b"")
+        size = self._running.prefill.runner.block_size_bytes
+        num_blocks = -(-len(spec.token_ids) // BLOCK_TOKENS)
+        sums = self._running.prefill.runner.checksums(list(range(num_blocks)))  # type: ignore[arg-type]
+        blocks = tuple(
+            BlockRef(number * size, size, checksum, BlockKey(b""))
+            for number, checksum in enumerate(sums)
+        )
+        middle = int(self._chance.integers(0, num_blocks + 1))
+        return [
+            PullScheduled(endpoint, len(spec.token_ids), CHECKSUM_XXH3),
+            PullChunk(0, blocks[:middle]),
+            PullChunk(middle, blocks[middle:]),
+            PullDone(TokenId(int(self._chance.integers(0, 255))), False),
+        ]
+
+    def _lie(self, events: list[PullEvent]) -> None:
+        if not events:
+            return
+        at = int(self._chance.integers(0, len(events)))
+        match int(self._chance.integers(0, 8)):
+            case 0:
+                del events[at]
+            case 1:
+                events.insert(at, events[int(self._chance.integers(0, len(events)))])
+            case 2:
+                other = int(self._chance.integers(0, len(events)))
+                events[at], events[other] = events[other], events[at]
+            case _:
+                events[at] = self._changed(events[at])
+
+    def _changed(self, event: PullEvent) -> PullEvent:
+        match event:
+            case PullScheduled():
+                return self._changed_scheduled(event)
+            case PullChunk():
+                return self._changed_chunk(event)
+            case PullDone():
+                token = TokenId(int(self._of(NUMBERS)))
+                return PullDone(token, bool(self._chance.random() < 0.3))
+
+    def _changed_scheduled(self, event: PullScheduled) -> PullScheduled:
+        endpoint = event.endpoint
+        changes: Sequence[Callable[[], PullScheduled]] = (
+            lambda: replace(event, num_tokens=int(self._of(NUMBERS))),
+            lambda: replace(event, checksum_algorithm=str(self._of(("", "crc32", "x" * 1000)))),
+            lambda: replace(event, endpoint=replace(endpoint, transport="shm")),
+            lambda: replace(event, endpoint=replace(endpoint, owner=str(self._of(("", "decode"))))),
+            lambda: replace(event, endpoint=replace(endpoint, generation=self._of(LARGE_NUMBERS))),
+            lambda: replace(event, endpoint=replace(endpoint, host="there")),
+            lambda: replace(
+                event, endpoint=replace(endpoint, region_size_bytes=self._of(LARGE_NUMBERS))
+            ),
+            lambda: replace(event, endpoint=replace(endpoint, metadata=self._chance.bytes(40))),
+        )
+        return changes[int(self._chance.integers(len(changes)))]()
+
+    def _changed_chunk(self, event: PullChunk) -> PullChunk:
+        if not event.blocks or self._chance.random() < 0.2:
+            return replace(event, first_block=int(self._of(NUMBERS)))
+        if self._chance.random() < 0.1:
+            return replace(event, blocks=event.blocks * 100)
+        at = int(self._chance.integers(0, len(event.blocks)))
+        block = event.blocks[at]
+        changes: Sequence[Callable[[], BlockRef]] = (
+            lambda: replace(block, offset_bytes=int(self._of(LARGE_NUMBERS))),
+            lambda: replace(block, size_bytes=int(self._of(LARGE_NUMBERS))),
+            lambda: replace(block, checksum=int(self._of(LARGE_NUMBERS))),
+            lambda: replace(block, key=BlockKey(self._chance.bytes(16))),
+        )
+        changed = changes[int(self._chance.integers(len(changes)))]()
+        return replace(event, blocks=(*event.blocks[:at], changed, *event.blocks[at + 1 :]))
+
+    # -- a reader that lies -----------------------------------------------------------------------
+
+    async def _lying_reader(self) -> None:
+        spec = self._spec(f"r-{self._count}")
+        opening = self._opening(spec)
+        self._recorder.begin(f"reader of {len(spec.token_ids)} tokens: {opening}")
+        stream = self._running.prefill.worker.open_stream()
+        stream.submit(spec, Task.PREFILL, None)
+        try:
+            async with asyncio.timeout(READER_SECONDS):
+                lease = await self._running.prefill.worker.open_pull(opening)
+                try:
+                    async for _ in lease.events():
+                        lease.acknowledge(int(self._of(NUMBERS)))
+                        if self._chance.random() < 0.2:
+                            break
+                finally:
+                    lease.close()
+        except TimeoutError:
+            pass  # it never acknowledges what would end it
+        finally:
+            stream.close()
+
+    def _opening(self, spec: RequestSpec) -> PullOpen:
+        opening = PullOpen(
+            spec.request_id, spec.epoch, Generation(1), DIGEST.hex(), "fake", ("memory",), "here"
+        )
+        changes: Sequence[Callable[[], PullOpen]] = (
+            lambda: opening,
+            lambda: opening,
+            lambda: replace(opening, request_id=RequestId(str(self._of(("", "x" * 300))))),
+            lambda: replace(opening, epoch=Epoch(int(self._of(NUMBERS)))),
+            lambda: replace(opening, source_generation=Generation(int(self._of(LARGE_NUMBERS)))),
+            lambda: replace(opening, model_digest=str(self._of(("", "zz", "00" * 16)))),
+            lambda: replace(opening, kv_layout=str(self._of(("", "other")))),
+            lambda: replace(opening, transports=self._of(((), ("shm",), ("",) * 1000))),
+            lambda: replace(opening, host="there"),
+        )
+        return changes[int(self._chance.integers(len(changes)))]()
+
+    def _of(self, values: Sequence[Any]) -> Any:
+        return values[int(self._chance.integers(0, len(values)))]
+
+
+class LyingPeers:
+    """Pulls from anybody but the liar are honest."""
+
+    def __init__(self, honest: MemoryPeers, chance: np.random.Generator) -> None:
+        self._honest = honest
+        self._chance = chance
+        self.script: Sequence[PullEvent] = ()
+
+    @asynccontextmanager
+    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[Any]:
+        if address == LIAR.address:
+            yield LyingReader(self.script)
+            return
+        async with self._honest.pull(address, opening) as reader:
+            yield reader
+
+
+class LyingReader:
+    """Says what stands in a script, then ends the stream."""
+
+    def __init__(self, script: Sequence[PullEvent]) -> None:
+        self._events = iter(script)
+
+    async def next_event(self) -> PullEvent:
+        await asyncio.sleep(0)
+        for event in self._events:
+            return event
+        raise Unavailable("the prefill worker ended the hand-off early")
+
+    async def acknowledge(self, num_blocks: int) -> None:
+        """Takes any number for granted."""
+
+    async def ended(self) -> None:
+        await asyncio.get_running_loop().create_future()

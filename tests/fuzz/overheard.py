@@ -1,0 +1,34 @@
+"""Bugs that nobody is told of: exceptions that reach the event loop, or end as a line in a log."""
+
+import asyncio
+import contextlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import structlog
+
+from tests.fuzz.result import Recorder
+
+
+@contextlib.contextmanager
+def overheard(recorder: Recorder) -> Iterator[None]:
+    """Records them as crashes, within a running loop. Nothing is logged meanwhile."""
+
+    def on_loop(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        recorder.crash(f"{context.get('message')}: {context.get('exception')!r}")
+
+    def on_log(logger: Any, method: str, event: dict[str, Any]) -> dict[str, Any]:
+        if method in ("error", "critical") and event.get("exc_info"):
+            recorder.crash(f"{event['event']}: {traceback.format_exc(limit=-3)}")
+        raise structlog.DropEvent
+
+    loop, processors = asyncio.get_running_loop(), structlog.get_config()["processors"]
+    before = loop.get_exception_handler()
+    loop.set_exception_handler(on_loop)
+    structlog.configure(processors=[on_log])
+    try:
+        yield
+    finally:
+        structlog.configure(processors=processors)
+        loop.set_exception_handler(before)

@@ -1,0 +1,382 @@
+"""Every protobuf of every service, random and broken, by a caller that knows the secret.
+
+The servers are the real ones: a prefill and a decode worker over a twin of the model, a store node
+and a conductor, over gRPC and over lines. Now and then a neighbour's request goes through the same
+workers: its answer must be exact, and afterwards nothing may be held. What comes back is fuzzed,
+too: converters of answers may raise nothing but errors of ours.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import grpc.aio
+import numpy as np
+from google.protobuf.message import Message
+
+from baton.clock import ManualClock, SystemClock
+from baton.core.handoff import PullOpen, WorkerRef
+from baton.core.ids import Epoch, Generation, RequestId, WorkerId
+from baton.core.member import Member
+from baton.core.request import RequestOutput, TokenLogprob
+from baton.core.states import Role, WorkerState
+from baton.core.trust import Trust
+from baton.engine.fake_runner import reference_answer
+from baton.errors import BatonError
+from baton.registry.membership import Membership
+from baton.registry.memory import MemoryRegistry
+from baton.rpc import convert, handoff_convert, kvstore_convert
+from baton.rpc.channel import open_channel
+from baton.rpc.conductor_line import CONDUCTOR_SERVICE, conductor_lines
+from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.kvstore_service import add_kvstore_service
+from baton.rpc.line_client import open_line
+from baton.rpc.line_server import LineServer
+from baton.rpc.outputs import read_outputs, write_outputs
+from baton.rpc.placement_convert import answer_from_proto, placement_from_proto
+from baton.rpc.pool_plan_convert import pool_plan_from_proto
+from baton.rpc.server import build_server, listen
+from baton.rpc.v1 import common_pb2, conductor_pb2, kvstore_pb2, worker_pb2
+from baton.rpc.worker_line import WORKER_SERVICE
+from conductor.conductor import Conductor, ConductorConfig
+from conductor.mirror import Mirror
+from tests.contract.test_worker_rpc import LineRun, Served, read_all, real_workers, submit
+from tests.fuzz.messages import MessageMaker, is_readable
+from tests.fuzz.overheard import overheard
+from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+from tests.sim.worker_cluster import request, tokens_of
+from tests.store_house import KEYS, House
+
+NAME = "protobufs"
+SECRET = "a secret of the cluster"
+CASES_PER_CHECK = 40
+ANSWER_SECONDS = 0.05
+"""For a stream to answer, before its client leaves."""
+
+LOCALHOST = "127.0.0.1"
+CLOCK = SystemClock()
+
+Parse = Callable[[Any], object]
+
+CONVERTERS: tuple[tuple[type[Message], Parse], ...] = (
+    (common_pb2.RequestSpec, convert.spec_from_proto),
+    (common_pb2.SamplingParams, convert.sampling_from_proto),
+    (worker_pb2.WorkerMessage, lambda message: list(read_outputs(message))),
+    (common_pb2.Endpoint, convert.endpoint_from_proto),
+    (common_pb2.BlockRef, convert.block_from_proto),
+    (common_pb2.WorkerRef, convert.ref_from_proto),
+    (common_pb2.StoreHint, convert.hint_from_proto),
+    (worker_pb2.PullOpen, handoff_convert.open_from_proto),
+    (worker_pb2.PullEvent, handoff_convert.event_from_proto),
+    (worker_pb2.InspectResponse, handoff_convert.inspection_from_proto),
+    (conductor_pb2.Placement, placement_from_proto),
+    (conductor_pb2.PlaceAnswer, answer_from_proto),
+    (conductor_pb2.DescribeResponse, pool_plan_from_proto),
+    (kvstore_pb2.PutRequest, kvstore_convert.put_from_proto),
+    (kvstore_pb2.LeaseRequest, kvstore_convert.lease_query_from_proto),
+    (kvstore_pb2.LeaseResponse, kvstore_convert.leased_from_proto),
+    (kvstore_pb2.BlockFilter, kvstore_convert.filter_from_proto),
+    (kvstore_pb2.StoredBlock, kvstore_convert.stored_from_proto),
+    (kvstore_pb2.WatchEvent, kvstore_convert.page_from_proto),
+)
+"""What programs read of each other's messages."""
+
+OUR_FAULT = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)
+"""Unless gRPC itself could not read the message."""
+
+LATE_WRITE = "Internal error from Core"
+"""gRPC's client says so itself when it writes to a stream that has just ended."""
+
+ROLES = (worker_pb2.WORKER_ROLE_PREFILL, worker_pb2.WORKER_ROLE_DECODE)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A method of a service, and where it is served. A drain and a change of role do what they say,
+    so neither is asked for in a way that would be followed."""
+
+    channel: Any
+    service: str
+    name: str
+    request: type[Message]
+    requests_stream: bool
+    answers_stream: bool
+
+
+@dataclass
+class Servers:
+    """Everything that runs, with ways to call it."""
+
+    workers: Served
+    prefill: WorkerRef
+    decode: WorkerRef
+    conductor_line: str
+    house: House
+    calls: list[Call]
+
+
+def fuzz(seconds: float, seed: int) -> FuzzResult:
+    return asyncio.run(_fuzz(seconds, seed))
+
+
+async def _fuzz(seconds: float, seed: int) -> FuzzResult:
+    recorder, chance = Recorder(NAME, seed), np.random.default_rng(seed)
+    with overheard(recorder):
+        async with servers() as running:
+            fuzzer = Fuzzer(running, recorder, chance)
+            until = CLOCK.monotonic() + seconds
+            while CLOCK.monotonic() < until:
+                for _ in range(CASES_PER_CHECK):
+                    await fuzzer.case()
+                await fuzzer.check()
+    return recorder.result()
+
+
+class Fuzzer:
+    """Cases against running servers."""
+
+    def __init__(self, servers: Servers, recorder: Recorder, chance: np.random.Generator) -> None:
+        self._servers = servers
+        self._recorder = recorder
+        self._chance = chance
+        self._maker = MessageMaker(chance, examples(servers))
+        self._checks = 0
+
+    async def case(self) -> None:
+        """One call, one stream, or one message to a converter."""
+        kinds: Sequence[Callable[[], Awaitable[None]]] = (
+            self._call, self._call, self._worker_line, self._conductor_line, self._convert,
+        )  # fmt: skip
+        await self._bounded(kinds[int(self._chance.integers(len(kinds)))]())
+
+    async def check(self) -> None:
+        """A neighbour's request is answered exactly, and nothing is left of what came before."""
+        self._checks += 1
+        self._recorder.begin(f"check {self._checks}")
+        await self._bounded(self._neighbour())
+        for node in (self._servers.workers.prefill, self._servers.workers.decode):
+            await self._bounded(node.wait_until_free())
+            if node.crashes:
+                self._recorder.crash(node.crashes.pop())
+        if not self._servers.house.sound():
+            self._recorder.crash(self._servers.house.node.stats().violation)
+
+    async def _bounded(self, work: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                await work
+        except TimeoutError:
+            self._recorder.hang(f"{HANG_SECONDS:g} s")
+        except BatonError as error:
+            self._note(error)
+        except Exception as error:
+            self._recorder.crash(repr(error))
+
+    def _note(self, error: BatonError) -> None:
+        """An error of ours without a kind is a bug that was caught."""
+        if type(error) is BatonError:
+            self._recorder.server_error(error)
+
+    async def _neighbour(self) -> None:
+        spec = request(f"neighbour-{self._checks}", list(range(20)), 8)
+        stream = LineRun(self._servers.decode, SECRET)
+        await stream.write(submit(spec, worker_pb2.TASK_WHOLE))
+        answer = tokens_of(await read_all(stream))
+        await stream.leave()
+        if answer != reference_answer(spec)[0]:
+            self._recorder.crash(f"the neighbour's answer is {answer}")
+
+    # -- gRPC -------------------------------------------------------------------------------------
+
+    async def _call(self) -> None:
+        call = self._servers.calls[int(self._chance.integers(len(self._servers.calls)))]
+        count = int(self._chance.integers(1, 6)) if call.requests_stream else 1
+        sent = [self._maker.wire(call.request) for _ in range(count)]
+        self._recorder.begin(f"{call.service}.{call.name} {[data.hex() for data in sent]}")
+        if call.name == "Convert" and _is_order(sent[0]):
+            return
+        try:
+            await self._ask(call, sent)
+        except grpc.aio.AioRpcError as error:
+            readable = all(is_readable(call.request, data) for data in sent)
+            if error.code() in OUR_FAULT and error.details() != LATE_WRITE and readable:
+                code = error.code()
+                self._recorder.server_error(f"{code.name} {error.details()}")
+        except asyncio.InvalidStateError:
+            pass  # the stream had ended before all was written
+
+    async def _ask(self, call: Call, sent: Sequence[bytes]) -> None:
+        path = f"/baton.rpc.v1.{call.service}/{call.name}"
+        if not call.requests_stream and not call.answers_stream:
+            await call.channel.unary_unary(path)(sent[0])
+        elif not call.requests_stream:
+            answers = call.channel.unary_stream(path)(sent[0])
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(ANSWER_SECONDS):
+                    await answers.read()
+            answers.cancel()
+        else:
+            stream = call.channel.stream_stream(path)()
+            try:
+                await self._converse(stream, sent)
+            finally:
+                stream.cancel()
+
+    async def _converse(self, stream: Any, sent: Sequence[bytes]) -> None:
+        for data in sent:
+            await stream.write(data)
+        await self._linger()
+        await stream.done_writing()
+        with contextlib.suppress(TimeoutError):  # a pull waits for its request: then we leave
+            async with asyncio.timeout(ANSWER_SECONDS):
+                while await stream.read() is not grpc.aio.EOF:
+                    pass
+
+    async def _linger(self) -> None:
+        """Sometimes, so that what was sent is not only taken but done."""
+        if self._chance.random() < 0.4:
+            await asyncio.sleep(float(self._chance.random()) * 0.02)
+
+    # -- lines ------------------------------------------------------------------------------------
+
+    async def _worker_line(self) -> None:
+        ref = self._servers.decode if self._chance.random() < 0.5 else self._servers.prefill
+        await self._line(ref.line, WORKER_SERVICE, worker_pb2.RouterMessage)
+
+    async def _conductor_line(self) -> None:
+        address = self._servers.conductor_line
+        await self._line(address, CONDUCTOR_SERVICE, conductor_pb2.PlaceRequests)
+
+    async def _line(self, address: str, service: str, kind: type[Message]) -> None:
+        sent = [self._maker.wire(kind) for _ in range(int(self._chance.integers(1, 6)))]
+        self._recorder.begin(f"line {service} {[data.hex() for data in sent]}")
+        line = await open_line(address, service, Trust(SECRET), lambda _: None, HANG_SECONDS)
+        try:
+            for data in sent:
+                line.send_message(data)
+            await self._linger()
+            unreadable = not all(is_readable(kind, data) for data in sent)
+            if unreadable:  # it is refused: wait for the word
+                self._note(await line.ended())
+        finally:
+            line.close()
+
+    # -- converters -------------------------------------------------------------------------------
+
+    async def _convert(self) -> None:
+        kind, parse = CONVERTERS[int(self._chance.integers(len(CONVERTERS)))]
+        data = self._maker.wire(kind)
+        self._recorder.begin(f"{kind.__name__} {data.hex()}")
+        if is_readable(kind, data):
+            try:
+                parse(kind.FromString(data))
+            except BatonError:
+                pass  # of any kind: it is told by the message itself
+
+
+def _is_order(data: bytes) -> bool:
+    """Whether a change of role would be made."""
+    kind = worker_pb2.ConvertRequest
+    return is_readable(kind, data) and kind.FromString(data).role in ROLES
+
+
+@asynccontextmanager
+async def servers() -> AsyncIterator[Servers]:
+    """All services on loopback, with channels that know the secret."""
+    async with AsyncExitStack() as stack:
+        workers, prefill, decode = await stack.enter_async_context(real_workers(SECRET))
+        house = House(clock=SystemClock())
+        core = await _conductor()
+        store_address = await _serve(stack, add_kvstore_service, house.node)
+        conductor_address = await _serve(stack, add_conductor_service, core)
+        line = LineServer(Trust(SECRET), conductor_lines(core))
+        line_port = await line.listen(LOCALHOST, 0)
+        stack.push_async_callback(line.close)
+        calls = []
+        for module, service, address in (
+            (worker_pb2, "Worker", prefill.address),
+            (worker_pb2, "Worker", decode.address),
+            (kvstore_pb2, "KvStore", store_address),
+            (conductor_pb2, "Conductor", conductor_address),
+        ):
+            channel = await stack.enter_async_context(open_channel(address, SECRET))
+            calls += _calls(module, service, channel)
+        yield Servers(workers, prefill, decode, f"{LOCALHOST}:{line_port}", house, calls)
+
+
+async def _serve(stack: AsyncExitStack, add: Callable[[Any, Any], None], core: Any) -> str:
+    server = build_server(SECRET)
+    add(server, core)
+    port = await listen(server, LOCALHOST, 0)
+    stack.push_async_callback(server.stop, grace=None)
+    return f"{LOCALHOST}:{port}"
+
+
+async def _conductor() -> Conductor:
+    clock = ManualClock()
+    registry = MemoryRegistry(clock)
+    for role in (Role.PREFILL, Role.DECODE):
+        name, state = WorkerId(role.value), WorkerState.READY
+        member = Member(name, role, f"{name}:1", Generation(7), state, block_tokens=16)
+        await registry.announce(member, 60.0)
+    membership = Membership(registry, clock)
+    await membership.refresh()
+    return Conductor(membership, Mirror(), clock, ConductorConfig())
+
+
+def _calls(module: Any, service: str, channel: Any) -> list[Call]:
+    """Every method of the service but Drain, after which it does nothing more."""
+    methods = module.DESCRIPTOR.services_by_name[service].methods
+    return [
+        Call(
+            channel,
+            service,
+            method.name,
+            getattr(module, method.input_type.name, None)
+            or getattr(common_pb2, method.input_type.name),
+            method.client_streaming,
+            method.server_streaming,
+        )
+        for method in methods
+        if method.name != "Drain"
+    ]
+
+
+def examples(servers: Servers) -> list[Message]:
+    """Messages that would be followed, to begin from."""
+    spec = request("r", list(range(30)), 6)
+    orders = [
+        submit(spec, worker_pb2.TASK_PREFILL),
+        submit(spec, worker_pb2.TASK_WHOLE),
+        submit(spec, worker_pb2.TASK_DECODE, servers.prefill),
+        worker_pb2.RouterMessage(cancel=worker_pb2.Cancel(request_id="r", epoch=1)),
+    ]
+    opening = PullOpen(
+        RequestId("r"), Epoch(1), servers.prefill.generation, (b"m" * 16).hex(), "fake",
+        ("memory",), "here",
+    )  # fmt: skip
+    pulls = [
+        worker_pb2.PullRequest(open=handoff_convert.open_to_proto(opening)),
+        worker_pb2.PullRequest(ack=worker_pb2.PullAck(num_blocks=1)),
+    ]
+    put = kvstore_convert.put_to_proto(servers.house.request([0, 1, 2]))
+    keys = kvstore_convert.keys_to_bytes(KEYS[:4])
+    stores = [
+        put,
+        kvstore_pb2.LeaseRequest(keys=keys, lease_seconds=0.01, max_bytes=1 << 20),
+        kvstore_pb2.PinRequest(keys=keys, seconds=0.01),
+        kvstore_pb2.ReportRequest(keys=keys),
+    ]
+    output = RequestOutput(
+        RequestId("r"), Epoch(1), 0, (1, 2), (TokenLogprob(1, -0.5, ((2, -1.0),)),)
+    )  # type: ignore[arg-type]
+    place = conductor_pb2.PlaceRequest(
+        request_id="r", epoch=1, num_tokens=30, max_new_tokens=6, block_keys=KEYS[:2]
+    )
+    places = [place, conductor_pb2.PlaceRequests(requests=[place, place])]
+    rest = [convert.spec_to_proto(spec), write_outputs([output, output])]
+    return [*orders, *pulls, *stores, *places, *rest]
