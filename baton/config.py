@@ -27,6 +27,7 @@ from baton.values import (
     AsSwitch,
     CollectorUrl,
     Count,
+    Hosts,
     Names,
     Order,
     Origins,
@@ -279,6 +280,9 @@ class Settings(BaseSettings):
     """For a request from its body's end to its answer's."""
     cors_origins: Origins = ()
     """Whose web pages may ask from a browser: exact origins, or ``*``. Never the admin API."""
+    allowed_hosts: Hosts = ()
+    """By which names a router without keys is asked beside those of loopback, as behind a proxy on
+    its machine; ``*``: any. Beyond loopback any are, unless some are named."""
     special_tokens_in_messages: Literal["parsed", "refused"] = "parsed"
     """Of users and tools: read as the model's own marks, as everywhere, or a request with one is
     refused."""
@@ -317,6 +321,13 @@ class Settings(BaseSettings):
     def model_name(self) -> str:
         """What clients call the model."""
         return self.served_model_name or Path(self.model).name
+
+    def known_hosts(self, host: str) -> tuple[str, ...] | None:
+        """The names by which whoever listens at ``host`` is asked, beside those of loopback; None:
+        any."""
+        if "*" in self.allowed_hosts or not (self.allowed_hosts or host in LOOPBACK):
+            return None
+        return (*self.allowed_hosts, *filter(None, [self.advertise_address]))
 
     @property
     def trust(self) -> Trust:

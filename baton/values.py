@@ -94,6 +94,15 @@ def _origins(value: Any) -> Any:
     return names
 
 
+def _hosts(value: Any) -> Any:
+    """Names and addresses, as in a request's Host but without a port; ``*`` for all."""
+    names = _names(value)
+    for name in names if isinstance(names, (tuple, list)) else ():
+        if name != "*" and not re.fullmatch(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+", str(name)):
+            raise ValueError("must be *, or names like baton.example.com, without a port")
+    return names
+
+
 def _pool_places(value: dict[str, str]) -> dict[str, str]:
     for pool, place in value.items():
         if not re.fullmatch(r"(prefill|decode)/[a-z0-9]([a-z0-9.-]*[a-z0-9])?", place):
@@ -118,5 +127,6 @@ CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
 PoolPlaces = Annotated[Pairs, AfterValidator(_pool_places)]

@@ -14,6 +14,9 @@ from router.service import Service
 
 MAX_BODY_BYTES = 4096
 
+PROXY_HEADERS = frozenset({"forwarded", "via", "x-forwarded-for", "x-real-ip"})
+"""A proxy on this machine sends them for clients that are elsewhere."""
+
 
 def add_pools(app: FastAPI, service: Service) -> None:
     """Each route answers with the pools as they are: what was begun goes on for a while."""
@@ -44,8 +47,12 @@ def check_admin(service: Service, request: Request) -> None:
     """Raises Problem (401, 403)."""
     host = request.client.host if request.client is not None else None
     service.doorkeeper.check_admin(request.headers.get("authorization"), host)
-    if not service.doorkeeper.has_admin_key and _is_of_a_page(request):
+    if service.doorkeeper.has_admin_key:
+        return
+    if _is_of_a_page(request):
         raise Problem(403, "without an admin key, the admin API answers no web pages")
+    if not PROXY_HEADERS.isdisjoint(request.headers.keys()):
+        raise Problem(403, "without an admin key, the admin API answers nobody behind a proxy")
 
 
 def _is_of_a_page(request: Request) -> bool:

@@ -9,6 +9,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
+from baton.core.browser_guard import BrowserGuard
 from baton.errors import BatonError
 from baton.proof import PROOF_KEY
 from router.admin import add_pools, check_admin
@@ -24,6 +25,7 @@ from router.exchange import (
 )
 from router.front import Front, open_access_log
 from router.openapi.document import document_bytes
+from router.page_check import PageCheck
 from router.peers import ASKED_BY_PEER, path_of
 from router.problem import Problem, problem_of
 from router.service import Service
@@ -45,6 +47,7 @@ def build_app(service: Service, desk: Desk | None = None) -> Front:
         build_routes(service, desk),
         {path: partial(exchange, service) for path, exchange in ANSWERS.items()},
         Cors(config.cors_origins),
+        PageCheck(service.doorkeeper, BrowserGuard(config.cors_origins, config.known_hosts)),
         service.clock,
         service.own_id,
         lambda: service.draining,
@@ -123,7 +126,9 @@ def _add_operations(app: FastAPI, service: Service) -> None:
         return Response(document_bytes(version("baton")), media_type="application/json")
 
     @app.get("/metrics")
-    async def metrics() -> Response:
+    async def metrics(request: Request) -> Response:
+        if service.doorkeeper.roll.needs_keys:
+            check_admin(service, request)  # it tells who the tenants are, and what they use
         return Response(service.metrics.render(), media_type=service.metrics.content_type)
 
     @app.get("/admin/requests/{request_id}")

@@ -12,6 +12,10 @@ from router.tenants.tenant import DEFAULT_TENANT
 
 _SCHEME = "bearer "
 
+ADMIN_PATHS = "/admin/"
+OPEN_TO_ALL = frozenset({"/health", "/ready"})
+"""They tell probes and load balancers what everybody may know, whatever they call us."""
+
 
 class Doorkeeper:
     """Without API keys everybody is the tenant ``default``; without an admin key only clients
@@ -42,6 +46,14 @@ class Doorkeeper:
     @property
     def has_admin_key(self) -> bool:
         return self._admin_key is not None
+
+    def trusts_without_key(self, path: str) -> bool:
+        """Whether a request to ``path`` may be answered although it shows no key: whoever reaches
+        us is trusted then, and so is a browser on this machine."""
+        if path in OPEN_TO_ALL:
+            return False
+        is_operators = path.startswith(ADMIN_PATHS)
+        return not (self.has_admin_key if is_operators else self.roll.needs_keys)
 
     def check_admin(self, authorization: str | None, client_host: str | None) -> None:
         """Raises Problem (401, 403)."""

@@ -15,7 +15,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from baton.clock import Clock
 from router.cors import Cors, Headers
-from router.wire import REQUEST_ID
+from router.page_check import PageCheck
+from router.problem import Problem
+from router.wire import REQUEST_ID, Wire
 
 SANE_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 """Of a client's own request id: fit for a header and a log. Others get one of ours."""
@@ -32,6 +34,7 @@ class Front:
         routes: ASGIApp,
         short_ways: Mapping[str, Callable[[], ASGIApp]],
         cors: Cors,
+        page_check: PageCheck,
         clock: Clock,
         id_prefix: str,
         is_closing: Callable[[], bool],
@@ -40,6 +43,7 @@ class Front:
         self._routes = routes
         self._short_ways = short_ways
         self._cors = cors
+        self._page_check = page_check
         self._clock = clock
         self._id_prefix = id_prefix
         self._num_requests = 0
@@ -61,6 +65,11 @@ class Front:
         self, scope: Scope, asked: Mapping[bytes, bytes], receive: Receive, reply: "Reply"
     ) -> None:
         method, short_way = scope["method"], self._short_ways.get(scope["path"])
+        try:
+            self._page_check.check(method, scope["path"], asked)
+        except Problem as problem:
+            await Wire(reply.send).fail(problem, {})
+            return
         if short_way is not None and method == "POST":
             await short_way()(scope, receive, reply.send)
         elif method == "HEAD":  # the server leaves out the body

@@ -187,6 +187,7 @@ class RouterProgram:
             body_seconds=settings.body_seconds,
             request_seconds=settings.request_seconds,
             cors_origins=settings.cors_origins,
+            known_hosts=settings.known_hosts(settings.host),
             access_log=settings.access_log,
             refuses_special_tokens=settings.special_tokens_in_messages == "refused",
         )

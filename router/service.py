@@ -68,6 +68,8 @@ class ServiceConfig:
     control_socket: str | None = None
     request_seconds: float = 3600.0
     cors_origins: tuple[str, ...] = ()
+    known_hosts: tuple[str, ...] | None = None
+    """The names that a request without a key may call us by; None: any."""
     access_log: bool = False
     refuses_special_tokens: bool = False
 

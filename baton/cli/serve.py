@@ -7,7 +7,8 @@ from typing import Any
 
 from prometheus_client import disable_created_metrics
 
-from baton.config import Settings, load_settings, prepare_threads
+from baton.config import LOOPBACK, Settings, load_settings, prepare_threads
+from baton.core.browser_guard import BrowserGuard
 from baton.core.states import Role
 from baton.errors import BatonError, Invalid
 from baton.obs.logs import set_up_logs
@@ -40,7 +41,10 @@ def run_role(role: str, status_fd: int, config: Path | None, flags: dict[str, An
         # a series more for each, of when it began, that nobody asks for
         disable_created_metrics()  # type: ignore[no-untyped-call]
         prepare_threads(settings.threads if Role(role) in WORKERS else 1)
-        ops = OpsServer(STATUS.vitals, settings.hung_seconds)
+        # Probes and scrapes from elsewhere know us by any name.
+        is_here = settings.ops_host in LOOPBACK
+        guard = BrowserGuard(hosts=settings.known_hosts(settings.ops_host) if is_here else None)
+        ops = OpsServer(STATUS.vitals, settings.hung_seconds, guard)
         address = _open(ops, settings)
         program = importlib.import_module(MODULES[Role(role)]).build(settings)
         serve(program, drain_seconds_of(settings, Role(role)), ops, address)

@@ -33,6 +33,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from baton.core.address import host_port
+from baton.core.browser_guard import BrowserGuard
 from baton.errors import Unavailable
 from baton.runtime.vitals import Vitals
 
@@ -56,8 +57,12 @@ Answer = tuple[HTTPStatus, str, bytes]
 class OpsServer:
     """:meth:`open`, then :meth:`watch` a program, :meth:`close` in the end."""
 
-    def __init__(self, vitals: Vitals, hung_seconds: float) -> None:
+    def __init__(
+        self, vitals: Vitals, hung_seconds: float, guard: BrowserGuard | None = None
+    ) -> None:
+        """``guard`` knows the names that it is asked by; None: any."""
         self.vitals = vitals
+        self.guard = guard or BrowserGuard()
         self._hung_seconds = hung_seconds
         self._registry = CollectorRegistry()
         self._registry.register(VitalsCollector(vitals))
@@ -213,11 +218,25 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "baton", ""
 
     def do_GET(self) -> None:
-        self._send(*self.server.ops.get(self.path.partition("?")[0]))
+        refusal = self._refusal()
+        if refusal:
+            self._send(HTTPStatus.FORBIDDEN, TEXT, f"{refusal}\n".encode())
+        else:
+            self._send(*self.server.ops.get(self.path.partition("?")[0]))
 
     def do_POST(self) -> None:
         here = self.connection.getsockname()[0]
-        self._send(*self.server.ops.post(self.path, self.client_address[0], here))
+        if "origin" in self.headers or self._refusal():
+            self._send(HTTPStatus.FORBIDDEN, TEXT, b"not for web pages\n")
+        else:
+            self._send(*self.server.ops.post(self.path, self.client_address[0], here))
+
+    def _refusal(self) -> str:
+        names = ("host", "origin", "sec-fetch-site")
+        host, origin, site = (self.headers.get(name) for name in names)
+        return self.server.ops.guard.refusal(
+            *(None if each is None else each.encode() for each in (host, origin, site))
+        )
 
     def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)

@@ -93,7 +93,7 @@ def _batches() -> dict[str, Any]:
 
 
 def _operations() -> dict[str, Any]:
-    metrics = _told("Metrics of this router", "Health", NOBODY)
+    metrics = _told("Metrics of this router; where keys are asked for, for admins", "Health", ADMIN)
     metrics["responses"]["200"] = _content("For Prometheus", "text/plain", TEXT)
     described = _told("This document", "Health", NOBODY)
     described["responses"]["200"] = _content("OpenAPI 3.1", "application/json", {"type": "object"})

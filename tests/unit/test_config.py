@@ -213,6 +213,18 @@ def test_origins_of_web_pages(monkeypatch: pytest.MonkeyPatch) -> None:
             load_settings(cors_origins=wrong)
 
 
+def test_names_that_a_router_is_asked_by() -> None:
+    settings = load_settings(allowed_hosts="baton.example, 10.0.0.7", advertise_address="here")
+    assert settings.known_hosts("127.0.0.1") == ("baton.example", "10.0.0.7", "here")
+    assert load_settings().known_hosts("127.0.0.1") == ()
+    assert load_settings().known_hosts("0.0.0.0") is None
+    assert load_settings(allowed_hosts="a").known_hosts("0.0.0.0") == ("a",)
+    assert load_settings(allowed_hosts="*").known_hosts("127.0.0.1") is None
+    for wrong in ("http://a.example", "a.example:80", "a/b", "a b"):
+        with pytest.raises(Invalid, match=r"allowed_hosts is .*must be \*, or names like"):
+            load_settings(allowed_hosts=wrong)
+
+
 def test_a_certificate_needs_its_key() -> None:
     with pytest.raises(Invalid, match="tls_certificate and tls_key go together"):
         load_settings(tls_certificate="a.pem")

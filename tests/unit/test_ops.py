@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from baton.clock import ManualClock
+from baton.core.browser_guard import BrowserGuard
 from baton.errors import Unavailable
 from baton.runtime.ops import MAX_REQUESTS, OpsServer, is_loopback
 from baton.runtime.vitals import Vitals
@@ -20,17 +21,17 @@ class House:
         self.clock = ManualClock()
         self.vitals = Vitals(self.clock)
         self.vitals.begin()
-        self.ops = OpsServer(self.vitals, hung_seconds=20.0)
+        self.ops = OpsServer(self.vitals, 20.0, BrowserGuard(hosts=()))
         self.address = self.ops.open("127.0.0.1", 0)
         self.drains = 0
 
     def drain(self) -> None:
         self.drains += 1
 
-    def ask(self, path: str, method: str = "GET") -> tuple[int, str]:
+    def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, str]:
         connection = HTTPConnection(self.address, timeout=10)
         try:
-            connection.request(method, path)
+            connection.request(method, path, headers=headers)
             answer = connection.getresponse()
             return answer.status, answer.read().decode().strip()
         finally:
@@ -157,3 +158,15 @@ def test_a_port_that_is_taken(house: House) -> None:
 def test_loopback() -> None:
     assert is_loopback("127.8.8.8") and is_loopback("::1")
     assert not is_loopback("192.168.0.1") and not is_loopback("::ffff:10.0.0.1")
+
+
+def test_no_web_pages(house: House) -> None:
+    """A page can send a request to loopback, and can have its own name point there."""
+    house.ops.watch(CollectorRegistry(), house.drain)
+    for page in ({"Origin": "http://evil.example"}, {"Host": "evil.example:9000"}):
+        assert house.ask("/drain", "POST", **page)[0] == 403
+        assert house.ask("/metrics", **page)[0] == 403
+    assert house.ask("/drain", "POST", Origin="http://localhost:3000")[0] == 403
+    assert house.ask("/metrics", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert house.drains == 0
+    assert house.ask("/metrics", Host="localhost:9000")[0] == 200

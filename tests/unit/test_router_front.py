@@ -9,13 +9,17 @@ import httpx
 import pytest
 
 from baton.clock import ManualClock
+from baton.core.browser_guard import BrowserGuard
 from baton.text.tokenizer import Tokenizer
+from router.auth import Doorkeeper
 from router.cors import Cors
 from router.front import Front
+from router.page_check import PageCheck
 from tests.unit import test_router_http
 from tests.unit.test_router_http import CHAT, House, chat, events, open_house, wrong_error
 
 tokenizer = test_router_http.tokenizer
+NO_CHECK = PageCheck(Doorkeeper({}, None), BrowserGuard())
 PAGE = "https://chat.example.com"
 PREFLIGHT = {
     "origin": PAGE,
@@ -102,7 +106,9 @@ async def test_a_line_of_json_for_each_request() -> None:
     async def crash(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError
 
-    front = Front(app, {"/crash": lambda: crash}, Cors(()), clock, "r", lambda: False, log)
+    front = Front(
+        app, {"/crash": lambda: crash}, Cors(()), NO_CHECK, clock, "r", lambda: False, log
+    )
     transport = httpx.ASGITransport(front, raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         await client.get("/a%0Ab?key=secret", headers={"x-request-id": "i"})

@@ -1,0 +1,171 @@
+"""Web pages and who may ask without a key: names that point here, foreign origins, metrics."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from baton.config import load_settings
+from baton.core.browser_guard import BrowserGuard
+from baton.text.tokenizer import Tokenizer
+from tests.unit import test_router_http
+from tests.unit.test_router_http import CHAT, House, chat, wrong_error
+
+tokenizer = test_router_http.tokenizer
+HERE = "127.0.0.1:8000"
+EVIL = "http://evil.example"
+KEYS = {"key": "tenant"}
+
+
+@asynccontextmanager
+async def open_here(
+    tokenizer: Tokenizer, folder: Path, host: str = "127.0.0.1", **settings: Any
+) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
+    """A router that listens at ``host``, asked by its own address."""
+    names = load_settings(host=host, allow_open_http=True).known_hosts(host)
+    house = House(tokenizer, "Hi", True, **{"known_hosts": names, **settings})
+    house.make_desk(folder)
+    async with await house.client() as client:
+        client.headers["host"] = HERE
+        yield house, client
+
+
+ASKED = [
+    ("POST", CHAT, {"json": chat()}, 200),
+    # What a page may send without asking first: no content type, or a form
+    ("POST", CHAT, {"content": b'{"model": "demo", "messages": []}'}, 400),
+    ("POST", "/v1/files", {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}, 200),
+    ("POST", "/v1/batches", {"content": b"{}"}, 400),
+    ("GET", "/v1/files", {}, 200),
+    ("GET", "/v1/models", {}, 200),
+    ("DELETE", "/v1/files/x", {}, 404),
+    ("GET", "/metrics", {}, 200),
+    ("GET", "/openapi.json", {}, 200),
+    ("GET", "/admin/pools", {}, 501),
+    ("GET", "/nothing", {}, 404),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "body", "status"), ASKED)
+async def test_pages_that_nobody_has_invited(
+    tokenizer: Tokenizer, tmp_path: Path, method: str, path: str, body: Any, status: int
+) -> None:
+    async with open_here(tokenizer, tmp_path) as (house, client):
+        for headers in (
+            {"origin": EVIL},
+            {"origin": "null"},
+            {"origin": "http://127.0.0.1.evil.example"},
+            {"sec-fetch-site": "cross-site"},
+            {"host": "evil.example:8000"},
+            {"host": "evil.example:8000", "origin": "http://evil.example:8000"},
+            {"host": "localhost.evil.example"},
+        ):
+            refused = await client.request(method, path, headers=headers, **body)
+            error = wrong_error(refused, 403)
+            assert error["code"] == "page_not_allowed", headers
+            assert "setting" in error["message"]
+        assert house.service.records.explain("chatcmpl-0") is None
+        answer = await client.request(method, path, **body)
+        assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "localhost:8000"},
+        {"host": "LOCALHOST"},
+        {"host": "baton.localhost:8000"},
+        {"host": "127.9.9.9"},
+        {"host": "[::1]:8000"},
+        {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"},
+        {"origin": "http://localhost:3000", "sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "none"},
+    ],
+)
+async def test_this_machine(tokenizer: Tokenizer, tmp_path: Path, headers: dict[str, str]) -> None:
+    async with open_here(tokenizer, tmp_path) as (_, client):
+        assert (await client.post(CHAT, json=chat(), headers=headers)).status_code == 200
+
+
+async def test_probes_by_any_name(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with open_here(tokenizer, tmp_path) as (_, client):
+        for path in ("/health", "/ready"):
+            answer = await client.get(path, headers={"host": "10.1.2.3:8000", "origin": EVIL})
+            assert answer.status_code == 200
+
+
+async def test_invited_pages_and_names(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    invited = {"cors_origins": (EVIL,), "known_hosts": ("baton.example",)}
+    async with open_here(tokenizer, tmp_path, **invited) as (_, client):
+        page = {"origin": EVIL, "host": "baton.example", "sec-fetch-site": "cross-site"}
+        assert (await client.post(CHAT, json=chat(), headers=page)).status_code == 200
+        assert (await client.get("/admin/pools", headers=page)).status_code == 403
+    async with open_here(tokenizer, tmp_path, cors_origins=("*",)) as (_, client):
+        assert (await client.post(CHAT, json=chat(), headers={"origin": EVIL})).status_code == 200
+        refused = await client.post(CHAT, json=chat(), headers={"host": "evil.example"})
+        assert refused.status_code == 403
+
+
+async def test_open_to_a_network(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """By which names it is known there, only its operator could say."""
+    async with open_here(tokenizer, tmp_path, host="0.0.0.0") as (_, client):
+        named = {"host": "baton.lan:8000"}
+        assert (await client.post(CHAT, json=chat(), headers=named)).status_code == 200
+        own = {"host": "baton.lan", "origin": "http://baton.lan:80"}
+        assert (await client.post(CHAT, json=chat(), headers=own)).status_code == 200
+        refused = await client.post(CHAT, json=chat(), headers={**named, "origin": EVIL})
+        assert refused.status_code == 403
+
+
+async def test_whoever_shows_a_key_was_meant_to(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    async with open_here(tokenizer, tmp_path, api_keys=KEYS) as (_, client):
+        page = {"authorization": "Bearer key", "origin": EVIL, "host": "evil.example"}
+        assert (await client.post(CHAT, json=chat(), headers=page)).status_code == 200
+        # The admin API has no key here, and trusts this machine.
+        refused = await client.get("/admin/pools", headers={"host": "evil"})
+        assert wrong_error(refused, 403)["code"] == "page_not_allowed"
+
+
+async def test_no_clients_of_a_proxy_without_an_admin_key(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    async with open_here(tokenizer, tmp_path) as (_, client):
+        for name in ("forwarded", "via", "x-forwarded-for", "x-real-ip"):
+            refused = await client.get("/admin/pools", headers={name: "203.0.113.7"})
+            assert "proxy" in wrong_error(refused, 403)["message"]
+
+
+async def test_metrics_tell_tenants_to_admins_only(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    user, admin = {"authorization": "Bearer key"}, {"authorization": "Bearer root"}
+    async with open_here(tokenizer, tmp_path, api_keys=KEYS, admin_key="root") as (_, client):
+        await client.post(CHAT, json=chat(), headers=user)
+        for headers in ({}, user):
+            assert "tenant" not in (await client.get("/metrics", headers=headers)).text
+        told = await client.get("/metrics", headers=admin)
+        assert 'baton_tenant_requests_total{tenant="tenant"' in told.text
+    async with open_here(tokenizer, tmp_path, api_keys=KEYS) as (_, client):
+        assert (await client.get("/metrics")).status_code == 200  # on this machine
+        refused = await client.get("/metrics", headers={"x-forwarded-for": "203.0.113.7"})
+        assert refused.status_code == 403
+
+
+def test_names_that_only_look_like_ours() -> None:
+    guard = BrowserGuard(hosts=("Baton.example",))
+    for name in (
+        b"baton.example",
+        b"BATON.example.:80",
+        b"localhost.",
+        b"127.0.0.1",
+        b"[::1]",
+        b"",
+    ):
+        is_own = name != b""
+        assert (guard.refusal(name, None, None) == "") == is_own, name
+    for name in (b"0.0.0.0", b"[::]", b"127.0.0.1.x", b"localhost.x", b"xlocalhost", b"2130706433"):
+        assert guard.refusal(name, None, None) != "", name
+    for origin in (b"ftp://localhost", b"http://localhost@evil", b"http://", b"localhost"):
+        assert guard.refusal(b"localhost", origin, None) != "", origin
+    assert guard.refusal(None, None, None) == ""
