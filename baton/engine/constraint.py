@@ -65,7 +65,9 @@ class WalledConstraint:
 class Constraints(Protocol):
     """Where constraints come from. Thread-safe."""
 
-    def open(self, grammar: Grammar, answered: Sequence[TokenId] = ()) -> Constraint:
-        """A place in ``grammar``, after the tokens that the answer has already. Takes up to half a
-        second. Raises Invalid when it can't be followed."""
+    def open(
+        self, grammar: Grammar, answered: Sequence[TokenId] = (), owner: bytes = b""
+    ) -> Constraint:
+        """A place in ``grammar``, after the tokens that the answer has already. Owners share
+        nothing. Takes up to a second. Raises Invalid when it can't be followed."""
         ...

@@ -3,7 +3,7 @@
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from llguidance import LLMatcher, LLTokenizer
@@ -11,8 +11,13 @@ from llguidance import LLMatcher, LLTokenizer
 from baton.core.grammar import Grammar
 from baton.core.ids import TokenId
 from baton.errors import Invalid
+from baton.text.deep_call import deep_call
 from baton.text.grammar_compile import MAX_MESSAGE, compile_grammar
+from baton.text.mask_threads import MaskJob, MaskThreads, TooSlow
 from baton.text.tokenizer import load_tokenizer
+
+MAX_TOO_SLOW = 1024
+"""Grammars that are remembered for a mask that took too long."""
 
 MASK_THREADS = 4
 """Masks take from 5 µs to some milliseconds each, and are made while the model runs."""
@@ -39,8 +44,9 @@ class Grammars:
             )
         except ValueError as error:
             raise Invalid(f"grammars can't be followed with this tokenizer: {error}") from error
-        self.threads = ThreadPoolExecutor(MASK_THREADS, "mask")
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self.threads = MaskThreads(MASK_THREADS)
+        self._compiled: OrderedDict[tuple[bytes, Grammar], LLMatcher] = OrderedDict()
+        self._too_slow: OrderedDict[tuple[bytes, Grammar], str] = OrderedDict()
         self._lock = threading.Lock()
 
     @classmethod
@@ -49,34 +55,53 @@ class Grammars:
         text = load_tokenizer(model_dir / "tokenizer.json").to_str()
         return cls(text, vocab_size, eos_token_ids)
 
-    def open(self, grammar: Grammar, answered: Sequence[TokenId] = ()) -> "Walk":
-        """A place in ``grammar``, after the tokens that the answer has already. Takes up to half a
-        second. Raises Invalid when it can't be compiled, or the answer isn't one of it."""
-        walk = Walk(self, grammar, self._shared(grammar).deep_copy(), answered)
+    def open(
+        self, grammar: Grammar, answered: Sequence[TokenId] = (), owner: bytes = b""
+    ) -> "Walk":
+        """A place in ``grammar``, after the tokens that the answer has already. Owners share
+        nothing. Takes up to a second for what was tried before (:mod:`baton.text.grammar_checker`).
+        Raises Invalid when it can't be compiled, or the answer isn't one of it."""
+        name = (owner, grammar)
+        with self._lock:
+            if name in self._too_slow:
+                raise Invalid(self._too_slow[name], param="response_format")
+        walk = deep_call(lambda: Walk(self, grammar, self._copy(name), answered, owner))
         walk.check()
         return walk
 
     def compile(self, grammar: Grammar) -> LLMatcher:
-        """A matcher that shares nothing with others."""
+        """A matcher that shares nothing with others. Raises Invalid."""
         return compile_grammar(self._vocabulary, grammar)
 
-    def forget(self, grammar: Grammar) -> None:
+    def forget(self, grammar: Grammar, owner: bytes = b"") -> None:
         """Its compiled form has grown too large to be shared any longer."""
         with self._lock:
-            self._compiled.pop(grammar, None)
+            self._compiled.pop((owner, grammar), None)
 
-    def _shared(self, grammar: Grammar) -> LLMatcher:
-        """Copies of it share what was found out about its states, which only grows."""
+    def refuse(self, grammar: Grammar, owner: bytes, why: str) -> None:
+        """A mask took too long: the owner's next answers are not held to it."""
+        self.forget(grammar, owner)
         with self._lock:
-            if grammar in self._compiled:
-                self._compiled.move_to_end(grammar)
-                return self._compiled[grammar]
-        matcher = self.compile(grammar)
+            self._too_slow[owner, grammar] = why
+            if len(self._too_slow) > MAX_TOO_SLOW:
+                self._too_slow.popitem(last=False)
+
+    def _copy(self, name: tuple[bytes, Grammar]) -> LLMatcher:
+        """Copies share what was found out about the grammar's states, which only grows."""
         with self._lock:
-            self._compiled[grammar] = matcher
+            matcher = self._compiled.get(name)
+            if matcher is not None:
+                self._compiled.move_to_end(name)
+        if matcher is None:
+            matcher = self.compile(name[1])
+            self._keep(name, matcher)
+        return matcher.deep_copy()
+
+    def _keep(self, name: tuple[bytes, Grammar], matcher: LLMatcher) -> None:
+        with self._lock:
+            self._compiled[name] = matcher
             if len(self._compiled) > MAX_COMPILED:
                 self._compiled.popitem(last=False)
-        return matcher
 
 
 class Walk:
@@ -84,7 +109,7 @@ class Walk:
 
     What others have found out about the grammar's states counts against its bounds, so a walk that
     meets one is walked again with states of its own: whether it ends well depends on nothing but
-    the answer.
+    the answer, and on a mask's time.
     """
 
     def __init__(
@@ -93,49 +118,66 @@ class Walk:
         grammar: Grammar,
         matcher: LLMatcher,
         answered: Sequence[TokenId] = (),
+        owner: bytes = b"",
     ) -> None:
+        """In a thread with a large stack."""
         self._grammars = grammars
         self._grammar = grammar
+        self._owner = owner
         self._matcher = matcher
         self._shares = True
         self._answered: list[int] = list(answered)
-        self._coming: Future[bytes] | None = None
+        self._coming: MaskJob | None = None
         self.error = ""
         matcher.consume_tokens(self._answered)
+        self._astray = matcher.is_error()
+        self._bits = self._next_bits()
 
     def accept(self, token_id: TokenId) -> None:
-        self._answered.append(token_id)
         self._settle()
-        self._matcher.consume_token(token_id)
-        self._coming = self._grammars.threads.submit(self._matcher.compute_bitmask)
+        if self.error:
+            return
+        self._answered.append(token_id)
+        self._coming = self._grammars.threads.submit(partial(self._advance, token_id))
 
     def mask(self) -> bytes:
-        bits = self._bits()
-        if not bits and self._shares:
-            self._walk_again()
-            bits = self._bits()
-        if not bits:
+        self._settle()
+        if not self._bits and not self.error:
             why = self._matcher.get_error().split("\n")[0] or "it allows no token"
             self.error = f"the grammar can't be followed any further: {why}"[:MAX_MESSAGE]
-        return bits
+        return self._bits
 
     def check(self) -> None:
         """Raises Invalid when the answer has gone astray."""
-        if self._matcher.is_error() and not self.mask():
+        if self._astray and not self.mask():
             raise Invalid(self.error, param="response_format")
 
-    def _bits(self) -> bytes:
-        """Empty when none is set."""
-        bits = self._settle() or self._matcher.compute_bitmask()
-        return b"" if self._matcher.is_error() or not any(bits) else bits
-
-    def _settle(self) -> bytes | None:
-        """What a thread has made, once it has: one matcher is for one of them."""
+    def _settle(self) -> None:
+        """Takes what a thread has made, once it has: one matcher is for one of them."""
         coming, self._coming = self._coming, None
-        return None if coming is None else coming.result()
+        if coming is None:
+            return
+        try:
+            self._bits = coming.result()
+        except TooSlow as slow:
+            self._bits = b""
+            self.error = f"the grammar can't be followed any further: for one token {slow}"
+            self._grammars.refuse(self._grammar, self._owner, self.error)
 
-    def _walk_again(self) -> None:
+    def _advance(self, token_id: TokenId) -> bytes:
+        """In a thread. Empty when no token may come next."""
+        self._matcher.consume_token(token_id)
+        return self._next_bits()
+
+    def _next_bits(self) -> bytes:
+        bits = self._matcher.compute_bitmask()
+        if self._is_good(bits) or not self._shares:
+            return bits if self._is_good(bits) else b""
         self._shares = False
-        self._grammars.forget(self._grammar)
+        self._grammars.forget(self._grammar, self._owner)
         self._matcher = self._grammars.compile(self._grammar)
         self._matcher.consume_tokens(self._answered)
+        return self._next_bits()
+
+    def _is_good(self, bits: bytes) -> bool:
+        return not self._matcher.is_error() and any(bits)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -30,6 +31,9 @@ MAX_WAITING = 256
 
 WALL_SECONDS = 10.0
 """A helper that has not spent its processor time by then stands still, or the machine is full."""
+
+MAX_PASSED = 256
+"""Grammars of up to 64 KiB that are remembered."""
 
 MAX_JOBS = 1000
 """A helper that has tried so many makes room for a fresh one: its memory is in pieces."""
@@ -57,6 +61,7 @@ class GrammarChecker:
         self._arguments = tuple(arguments)
         self._slots = FairSlots(num_helpers, MAX_WAITING, "grammars")
         self._idle: list[Helper] = []
+        self._passed: OrderedDict[tuple[str, Grammar], None] = OrderedDict()
         self._threads = ThreadPoolExecutor(num_helpers, "grammar-check")
 
     @classmethod
@@ -67,7 +72,12 @@ class GrammarChecker:
 
     async def check(self, grammar: Grammar, owner: str) -> None:
         """Raises Invalid, saying what is wrong with it or what it takes too much of; Overloaded
-        when too many wait; Unavailable when no helper answers. Cancelled, it ends the work."""
+        when too many wait; Unavailable when no helper answers. Cancelled, it ends the work. What
+        has passed is remembered, of each owner by itself."""
+        name = (owner, grammar)
+        if name in self._passed:
+            self._passed.move_to_end(name)
+            return
         lark_of(grammar)
         async with self._slots.turn(owner):
             helper = await self._take()
@@ -80,6 +90,9 @@ class GrammarChecker:
                 self._give(helper)
         if wrong:
             raise Invalid(wrong, param="response_format")
+        self._passed[name] = None
+        if len(self._passed) > MAX_PASSED:
+            self._passed.popitem(last=False)
 
     def start(self) -> None:
         """Makes a helper before anybody waits for it."""

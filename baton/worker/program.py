@@ -38,6 +38,7 @@ from baton.rpc.worker_service import add_worker_service
 from baton.runtime.pools.base import POOLS
 from baton.runtime.status import STATUS, report_progress, report_role
 from baton.text.grammar import Grammars
+from baton.text.grammar_checker import GrammarChecker
 from baton.transport.base import Region, Transport
 from baton.transport.select import host_id, open_transports
 from baton.worker.alike import check_alike
@@ -78,6 +79,7 @@ class WorkerProgram:
         self._server: grpc.aio.Server | None = None
         self._spans: OpenSpans | None = None
         self._lines: LineServer | None = None
+        self._checker: GrammarChecker | None = None
         self._crashed: asyncio.Future[None] | None = None
         self._address, self._line = "", ""
 
@@ -125,6 +127,8 @@ class WorkerProgram:
             await self._clock.sleep(0.05)
 
     async def stop(self) -> None:
+        if self._checker is not None:
+            self._checker.close()
         if self._lines is not None:
             await self._lines.close()
         if self._server is not None:
@@ -157,7 +161,17 @@ class WorkerProgram:
             grammars = pool.submit(self._load_grammars)
             runner = self._load_runner()
             self._grammars = grammars.result()
+        if self._grammars is not None:
+            self._checker = self._start_checker()
         return runner
+
+    def _start_checker(self) -> GrammarChecker:
+        """Grammars are tried in helper processes before they are followed in this one."""
+        path = resolve_model(self._settings.model)
+        model = load_model_config(path)
+        checker = GrammarChecker.of_model(path, model.vocab_size, model.eos_token_ids)
+        checker.start()
+        return checker
 
     def _load_runner(self) -> ModelRunner:
         settings = self._settings
@@ -269,6 +283,7 @@ class WorkerProgram:
             self._on_change,
             self._grammars,
             self._witness,
+            self._checker.check if self._checker is not None else None,
         )
 
     def _build_witness(self) -> Witness:

@@ -13,6 +13,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock
+from baton.core.grammar import Grammar
 from baton.core.handoff import Inspection, PullOpen, WorkerRef
 from baton.core.ids import Epoch, Generation, RequestId, WorkerId
 from baton.core.load import Load
@@ -22,6 +23,7 @@ from baton.core.task import Task
 from baton.engine.constraint import Constraint, Constraints
 from baton.engine.engine import Engine, StepResult
 from baton.errors import BatonError, Corrupt, Invalid, NotFound, Overloaded, Unavailable
+from baton.fair_slots import FairSlots
 from baton.threads import in_thread
 from baton.transport.base import Transport
 from baton.transport.links import LinkMeter
@@ -45,7 +47,12 @@ SWEEP_SECONDS = 0.25
 """Also how old the load is at most, but for a step, that a heartbeat tells."""
 
 MAX_COMPILING = 2
-"""Threads that compile grammars: others' requests need some, too."""
+"""Threads that compile grammars, of one tenant one: others' requests need some, too."""
+
+MAX_WAITING_GRAMMARS = 1024
+
+GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
+"""Tries a grammar of a tenant where it can do no harm: :mod:`baton.text.grammar_checker`."""
 
 PULLS = "pulls"
 """The name of all links to other hosts' workers together."""
@@ -90,6 +97,7 @@ class Worker:
         on_change: Callable[[], None] = lambda: None,
         constraints: Constraints | None = None,
         witness: Witness | None = None,
+        grammar_check: GrammarCheck | None = None,
     ) -> None:
         self._id = worker_id
         self._generation = generation
@@ -106,7 +114,8 @@ class Worker:
         self._has_heirs = has_heirs
         self._constraints = constraints
         self._witness = witness or Witness(worker_id, CollectorRegistry(), clock)
-        self._compiling = asyncio.Semaphore(MAX_COMPILING)
+        self._grammar_check = grammar_check
+        self._compiling = FairSlots(MAX_COMPILING, MAX_WAITING_GRAMMARS, "grammars")
         self._duty = Duty(role, on_change)
         self._jobs: dict[RequestId, Job] = {}  # by placement
         self._current: dict[RequestId, Job] = {}  # by request: its latest placement
@@ -258,13 +267,17 @@ class Worker:
         self._store.follow(extension)
 
     async def _open_constraint(self, spec: RequestSpec) -> Constraint | None:
-        """Where the answer is in its grammar, if it has one. A hostile one takes its time."""
+        """Where the answer is in its grammar, if it has one. Raises Invalid for one that can't be
+        followed, Overloaded or Unavailable when that can't be found out."""
         grammar, constraints = spec.sampling.grammar, self._constraints
         if grammar is None or constraints is None:
             return None
         answered = spec.token_ids[spec.num_prompt_tokens :]
-        async with self._compiling:
-            return await in_thread(lambda: constraints.open(grammar, answered))
+        owner = spec.owner
+        if self._grammar_check is not None:
+            await self._grammar_check(grammar, owner.hex())
+        async with self._compiling.turn(owner.hex()):
+            return await in_thread(lambda: constraints.open(grammar, answered, owner))
 
     async def _receive(self, job: Job, source: WorkerRef) -> None:
         constraint = await self._open_constraint(job.spec)

@@ -66,9 +66,9 @@ async def test_hostile_grammars_are_refused_with_a_reason(checker: GrammarChecke
 async def test_a_helper_is_used_again(checker: GrammarChecker) -> None:
     checker.start()
     helper = checker._idle[0]
-    for _ in range(3):
-        await checker.check(ORDINARY, "alice")
-    assert checker._idle == [helper]
+    for owner in ("alice", "bob", "alice"):
+        await checker.check(ORDINARY, owner)
+    assert checker._idle == [helper] and helper._num_jobs == 2  # what has passed is remembered
 
 
 async def test_one_that_was_killed_is_replaced(checker: GrammarChecker) -> None:
@@ -76,7 +76,8 @@ async def test_one_that_was_killed_is_replaced(checker: GrammarChecker) -> None:
     process = checker._idle[0]._process
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    await checker.check(ORDINARY, "alice")
+    await checker.check(ORDINARY, "bob")
+    assert checker._idle[0]._process is not process
 
 
 async def test_a_helper_that_stands_still(
@@ -87,7 +88,7 @@ async def test_a_helper_that_stands_still(
     monkeypatch.setattr(grammar_checker, "WALL_SECONDS", 0.05)
     os.kill(checker._idle[0]._process.pid, signal.SIGSTOP)
     with pytest.raises(Unavailable, match="no verdict in time"):
-        await checker.check(ORDINARY, "alice")
+        await checker.check(ORDINARY, "bob")
     assert checker._idle == []
 
 
