@@ -19,12 +19,14 @@ from baton.kv.index import Holder
 from baton.kv.redis_index import RedisKvIndex
 from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
+from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
 from baton.rpc.door import DoorServer, door_path
 from baton.rpc.kvstore_calls import StoreCalls
 from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.server import build_server, listen
 from baton.runtime.lifecycle import Program
+from baton.transport.departures import Departures
 from baton.transport.region import HostMemory
 from baton.transport.select import host_id, open_transports
 from kvstore.disk import DiskTier
@@ -46,6 +48,7 @@ class KvStoreProgram:
         self._id = WorkerId(settings.id or f"kvstore-{os.getpid()}")
         url = settings.needs_redis_url
         self._registry = RedisRegistry(url, settings.cluster, settings.cluster_secret, self._clock)
+        self._membership = Membership(self._registry, self._clock)
         self._index = RedisKvIndex(url, settings.cluster)
         self._server: grpc.aio.Server | None = None
         self._disk: DiskTier | None = None
@@ -76,6 +79,7 @@ class KvStoreProgram:
             trust=settings.trust,
             nixl_interfaces=settings.nixl_interfaces,
         )
+        self._departures = Departures(self._transports.values(), self._membership, self._clock)
         self._node = StoreNode(
             self._generation,
             self._memory,
@@ -105,6 +109,8 @@ class KvStoreProgram:
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._heartbeat.run())
+            tasks.create_task(self._membership.run())
+            tasks.create_task(self._departures.run())
             tasks.create_task(self._publisher.run())
             tasks.create_task(self._node.demotion.run())
             tasks.create_task(self._sweep())

@@ -145,7 +145,9 @@ class StoreClient:
 
     def blame(self, lease: StoreLease) -> None:
         """A read from the node failed: it is left alone for a while."""
-        self._node(lease.node).breaker.fail(self._clock.monotonic())
+        node = self._node(lease.node)
+        node.link = None  # the next lease connects anew
+        node.breaker.fail(self._clock.monotonic())
 
     async def forget_hint(self, node: Member, keys: Sequence[BlockKey]) -> None:
         """``node`` was named for blocks that it does not have: the index shall not again."""
@@ -250,7 +252,10 @@ class StoreClient:
         return present
 
     async def _close_retired(self) -> None:
-        """Clients of lives that have ended."""
+        """Closes the clients of lives that have ended, and of nodes that left the cluster."""
+        present = {member.id for member in self._membership.members}
+        for node_id in self._nodes.keys() - present:
+            self._retired.append(self._nodes.pop(node_id).client)
         while self._retired:
             await self._retired.pop().close()
 

@@ -131,6 +131,10 @@ class Transport(Protocol):
         """Forgets the peer and what was cached for it. Unfinished transfers FAIL."""
         ...
 
+    def idle_peers(self) -> Sequence[Peer]:
+        """The connected peers from which no read is under way."""
+        ...
+
     def prepare(self, peer: Peer, spans: Sequence[Span], timeout_seconds: float) -> Transfer:
         """A batch of reads. Neighbouring spans are coalesced.
 

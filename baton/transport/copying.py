@@ -77,6 +77,10 @@ class CopyTransport:
                 if peer.num_copies == 0:
                     self.detach(peer.endpoint)
 
+    def idle_peers(self) -> list[CopyPeer]:
+        with self._lock:
+            return [peer for peer in self._peers.values() if peer.num_copies == 0]
+
     def prepare(
         self, peer: CopyPeer, spans: Sequence[Span], timeout_seconds: float
     ) -> CopyTransfer:

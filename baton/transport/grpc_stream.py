@@ -160,6 +160,10 @@ class GrpcTransport:
                     transfer.call.cancel()
             peer.channel.close()
 
+    def idle_peers(self) -> list[GrpcPeer]:
+        with self._lock:
+            return [peer for peer in self._peers.values() if not peer.transfers]
+
     def prepare(
         self, peer: GrpcPeer, spans: Sequence[Span], timeout_seconds: float
     ) -> GrpcTransfer:

@@ -75,13 +75,15 @@ class _Lane:
 
 @dataclass(eq=False, slots=True)
 class NixlPeer:
-    """``agents``: its name in each lane."""
+    """``agents``: its name in each lane. ``handles``: in each lane, how many reads from it NIXL has
+    not let go; changed under the lane's lock."""
 
     endpoint: Endpoint
     agents: list[str]
     address: int
     device: int
     memory: str
+    handles: list[int]
     connected: bool = True
 
 
@@ -176,7 +178,8 @@ class NixlTransport:
             with lane.lock, _foreign("connect"):
                 name = lane.agent.add_remote_agent(endpoint.metadata[_HEADER.size :])
             names.append(name.decode() if isinstance(name, bytes) else str(name))
-        return NixlPeer(endpoint, names, address, device, "VRAM" if on_device else "DRAM")
+        memory = "VRAM" if on_device else "DRAM"
+        return NixlPeer(endpoint, names, address, device, memory, [0] * len(self._lanes))
 
     def disconnect(self, peer: NixlPeer) -> None:
         with self._peers_lock:
@@ -187,6 +190,12 @@ class NixlTransport:
             for lane, name in zip(self._lanes, peer.agents, strict=True):
                 with lane.lock, contextlib.suppress(Unavailable), _foreign("disconnect"):
                     lane.agent.remove_remote_agent(name)
+
+    def idle_peers(self) -> list[NixlPeer]:
+        """A frozen peer that comes back still fills the blocks of its unfinished reads, and only
+        NIXL can tell their end: it must know the peer until then."""
+        with self._peers_lock:
+            return [peer for peer in self._peers.values() if not any(peer.handles)]
 
     def prepare(
         self, peer: NixlPeer, spans: Sequence[Span], timeout_seconds: float
@@ -228,12 +237,14 @@ class NixlTransport:
             raise Unavailable(f"peer {peer.endpoint.owner} was disconnected")
         assert self._region is not None and lane is not None
         memory, _ = _memory(self._region.device)
+        number = self._lanes.index(lane)
         transfer.handle = lane.agent.initialize_xfer(
             "READ",
             lane.agent.get_xfer_descs(transfer.local, memory),
             lane.agent.get_xfer_descs(transfer.remote, peer.memory),
-            peer.agents[self._lanes.index(lane)],
+            peer.agents[number],
         )
+        peer.handles[number] += 1
         transfer.under_way = True
         return str(lane.agent.transfer(transfer.handle))
 
@@ -278,7 +289,11 @@ class NixlTransport:
         if not lane.lock.acquire(blocking=False):
             return False
         try:
-            return _has_ended(transfer) and _free(transfer, lane)
+            if not (_has_ended(transfer) and _free(transfer, lane)):
+                return False
+            if transfer.handle is not None:
+                transfer.peer.handles[self._lanes.index(lane)] -= 1
+            return True
         finally:
             lane.lock.release()
 

@@ -40,6 +40,7 @@ from baton.runtime.status import STATUS, report_progress, report_role
 from baton.text.grammar import Grammars
 from baton.text.grammar_checker import GrammarChecker
 from baton.transport.base import Region, Transport
+from baton.transport.departures import Departures
 from baton.transport.select import host_id, open_transports
 from baton.worker.alike import check_alike
 from baton.worker.engine_thread import EngineThread
@@ -101,6 +102,7 @@ class WorkerProgram:
             pipeline=RunnerThread(self._runner) if self._overlaps() else None,
         )
         self._transports = self._open_transports()
+        self._departures = Departures(self._transports.values(), self._membership, self._clock)
         self._worker = self._build_worker()
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, self._settings.heartbeat_seconds
@@ -115,6 +117,7 @@ class WorkerProgram:
             tasks.create_task(self._worker.run())
             tasks.create_task(self._store.run())
             tasks.create_task(self._membership.run())
+            tasks.create_task(self._departures.run())
             tasks.create_task(self._heartbeat.run())
             tasks.create_task(self._ask_engine())
             await self._crashed

@@ -106,6 +106,9 @@ class SimTransport:
     def disconnect(self, peer: SimPeer) -> None:
         """Nothing is held."""
 
+    def idle_peers(self) -> list[SimPeer]:
+        return []  # nothing is held of anybody
+
     def prepare(self, peer: SimPeer, spans: Sequence[Span], timeout_seconds: float) -> SimTransfer:
         joined = checked_spans(spans, self._memory.region, peer.endpoint)
         size = sum(span.size_bytes for span in joined)
