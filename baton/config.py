@@ -258,6 +258,8 @@ class Settings(BaseSettings):
     tenant_secret: str = "baton"
     allow_open_http: bool = False
     max_body_bytes: Size = 8 * 2**20
+    max_inflight_body_bytes: Size = 128 * 2**20
+    """Of all bodies together that one router has received and not made prompts of yet."""
     max_concurrent_requests: Count = 1024
     max_connections: Count = 16_384
     """Of one router; whoever comes then gets a 503. As many as files may be open, if those are

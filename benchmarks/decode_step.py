@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import thread_time
@@ -30,7 +30,7 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import SystemClock
 from baton.config import DEMO_MODEL
-from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine import runner as runner_module
@@ -114,8 +114,11 @@ class InLine:
 class NoStore:
     bytes_per_second: float | None = None
 
-    async def extend(self, spec: RequestSpec) -> Extension:
+    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> Extension:
         return Extension(spec.request_id)
+
+    async def extend(self, extension: Extension, num_cached: int) -> None:
+        raise AssertionError("nothing was found")
 
     def follow(self, extension: Extension) -> None:
         pass
@@ -145,13 +148,13 @@ def make_engine(runner: ModelRunner, pipeline: Pipeline | None = None) -> Engine
     )
 
 
-def make_worker(runner: ModelRunner, door: EngineDoor) -> Worker:
+def make_worker(runner: ModelRunner, engine: Engine, door: EngineDoor) -> Worker:
     layout = KvLayout(runner.kv_layout, runner.pool.block_bytes, "", lambda block_ids: [])
     intake = Intake(door, MemoryPeers(), {}, layout, "", "here", CLOCK, IntakeConfig())
     name = "w"
     return Worker(
         WorkerId(name), Generation(1), WorkerConfig(), door, intake, NoStore(), layout, {},
-        runner.block_tokens, "", "here", CLOCK, witness=Witness(name, CollectorRegistry(), CLOCK),
+        engine.keys, "", "here", CLOCK, witness=Witness(name, CollectorRegistry(), CLOCK),
     )  # fmt: skip
 
 
@@ -209,7 +212,7 @@ async def _steps(
 async def measure(runner: ModelRunner, batch: int, options: argparse.Namespace) -> dict[str, float]:
     """Seconds of each part."""
     engine = make_engine(runner)
-    worker = make_worker(runner, InLine(engine))
+    worker = make_worker(runner, engine, InLine(engine))
     watch = watched(runner, engine, worker)
     running = asyncio.create_task(worker.run())
     await asyncio.sleep(0)

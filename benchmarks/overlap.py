@@ -46,8 +46,9 @@ class Side:
 
     def __init__(self, runner: ModelRunner, overlaps: bool) -> None:
         pipeline = RunnerThread(runner) if overlaps else None
-        self._thread = EngineThread(make_engine(runner, pipeline), self._on_step, self._on_crash)
-        self._worker = make_worker(runner, self._thread)
+        engine = make_engine(runner, pipeline)
+        self._thread = EngineThread(engine, self._on_step, self._on_crash)
+        self._worker = make_worker(runner, engine, self._thread)
         self._tasks: list[asyncio.Task[None]] = []
         self._gate = Event()
         self._num_steps = 0

@@ -182,8 +182,12 @@ class Worker:
         self.finished.clear()
         self.tokens = []
         began = SYSTEM_CLOCK()
-        self.extension = extension = await self.store.extend(spec)
-        await self.thread.call(lambda engine: engine.add(spec, Task.WHOLE))
+        chain = self.engine.keys.chain(spec)
+        self.extension = extension = await self.store.find(spec, chain.keys)
+        cached = await self.thread.call(lambda engine: engine.num_cached_blocks(chain.keys))
+        if extension.num_stored > cached:
+            await self.store.extend(extension, cached)
+        await self.thread.call(lambda engine: engine.add(spec, Task.WHOLE, chain=chain))
         self.store.follow(extension)
         await self.first_token.wait()
         return SYSTEM_CLOCK() - began

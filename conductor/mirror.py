@@ -18,6 +18,10 @@ from baton.registry.membership import Membership
 LOOK_SECONDS = 0.2
 """Between looks at who is there; also before a watch that broke is begun again."""
 
+MAX_NODE_BLOCKS = 1 << 26
+"""Of one node, a gigabyte of the conductor's memory; what a node says to have beyond that is not
+noted. No node has so many, but a broken one may say so."""
+
 log = structlog.get_logger(__name__)
 
 Watch = Callable[[Member, Generation, int], AsyncIterator[WatchPage]]
@@ -27,11 +31,13 @@ Watch = Callable[[Member, Generation, int], AsyncIterator[WatchPage]]
 @dataclass(slots=True)
 class _View:
     """``number`` is the last change that ``table`` contains. A snapshot that is still coming in
-    is not complete: what is known of the node then is a part of what it has."""
+    is not complete: what is known of the node then is a part of what it has. So it is of one that
+    ``is_full``."""
 
     generation: Generation
     number: int = 0
     table: KeyTable = field(default_factory=KeyTable)
+    is_full: bool = False
 
 
 class Mirror:
@@ -63,8 +69,11 @@ class Mirror:
         self.num_changes += 1
         if page.tier is Tier.NONE:
             view.table.remove(page.keys)
-        else:
+        elif len(view.table) + len(page.keys) <= MAX_NODE_BLOCKS:
             view.table.add(page.keys, page.tier)
+        elif not view.is_full:
+            view.is_full = True
+            log.warning("store_too_large", node=node, num_blocks=len(view.table))
         return True
 
     def drop(self, node: WorkerId) -> None:
@@ -137,6 +146,8 @@ class Watchers:
                             break
                 except BatonError as error:
                     log.info("store_watch_broke", node=node.id, error=str(error))
+                except Exception:  # a bug, or a node that says what none does: only its blocks
+                    log.exception("store_watch_crashed", node=node.id)
                 self._mirror.drop(node.id)
                 await self._clock.sleep(LOOK_SECONDS)
         finally:

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import count
 
 from baton.core.ids import BlockKey
 from baton.text.tokenizer import Tokenizer
 from router.conversation import Conversation
+from router.private_mark import private_mark
 from router.problem import Problem
 from router.schema import ChatBody, Message
 from router.schema.tool import Tool
@@ -59,7 +59,7 @@ def _prefixes(
     if len(times) > MAX_BREAKPOINTS:
         message = f"a request has at most {MAX_BREAKPOINTS} cache_control, not {len(times)}"
         raise Problem(400, message, param="messages", code="invalid_value")
-    mark = _unused_mark(body.messages)
+    mark = private_mark(message.content for message in body.messages)
     marked = [_marked(message, mark) for message in body.messages]
     pieces = conversation.text(body.model_copy(update={"messages": marked}), tools).split(mark)
     if len(pieces) != len(times) + 1:
@@ -72,12 +72,6 @@ def _marked(message: Message, mark: str) -> Message:
     for characters, _ in reversed(message.breakpoints):
         content = content[:characters] + mark + content[characters:]
     return message.model_copy(update={"content": content})
-
-
-def _unused_mark(messages: Sequence[Message]) -> str:
-    """Characters of private use, which templates leave alone."""
-    marks = (f"\ue001{number}\ue001" for number in count())
-    return next(mark for mark in marks if not any(mark in each.content for each in messages))
 
 
 def _common(one: Sequence[int], other: Sequence[int]) -> int:

@@ -7,16 +7,14 @@ from typing import Any
 
 from baton.errors import Invalid
 from baton.text.tokenizer import SPECIAL_TOKEN_NAMES, Tokenizer
+from router.json_bounds import check_values
+from router.private_mark import private_mark
 from router.problem import Problem
 from router.schema import ChatBody, Message, TokenizeBody
 from router.schema.tool import Tool
 
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 RESERVED |= frozenset(SPECIAL_TOKEN_NAMES)
-
-END_MARK = "\ue000end\ue000"
-"""Where a message to be continued ends: characters that nobody writes (private use), so that
-templates leave them alone."""
 
 
 class Conversation:
@@ -27,10 +25,11 @@ class Conversation:
         self._source = tokenizer.chat_template_source
 
     def text(self, body: ChatBody | TokenizeBody, tools: Sequence[Tool]) -> str:
+        _check_arguments(body.messages or ())
         messages = [_message(message) for message in body.messages or ()]
         mark = ""
         if body.continue_final_message:
-            mark = _unused_mark("".join(message.content for message in body.messages or ()))
+            mark = private_mark(message.content for message in body.messages or ())
             messages[-1] = {**messages[-1], "content": f"{messages[-1]['content']}{mark}"}
         text = self._tokenizer.apply_chat_template(
             messages,
@@ -73,6 +72,13 @@ def _message(message: Message) -> Mapping[str, Any]:
     return fields
 
 
+def _check_arguments(messages: Sequence[Message]) -> None:
+    """Raises Problem (400): arguments are JSON within JSON, and hold as much."""
+    functions = [call["function"] for message in messages for call in message.tool_calls or ()]
+    texts = [each["arguments"] for each in functions if isinstance(each["arguments"], str)]
+    check_values(",".join(texts).encode(errors="replace"))
+
+
 def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     """Templates want the arguments as an object; OpenAI sends them as JSON."""
     function = call["function"]
@@ -85,13 +91,6 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         return call
     return {**call, "function": {**function, "arguments": arguments}}
-
-
-def _unused_mark(contents: str) -> str:
-    mark = END_MARK
-    while mark in contents:
-        mark += END_MARK
-    return mark
 
 
 def _before(mark: str, text: str) -> str:

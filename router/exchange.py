@@ -5,7 +5,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
 import structlog
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
@@ -17,12 +16,14 @@ from baton.time_limit import TimeLimit
 from router.choice import Choice, Delta
 from router.fingerprint import fingerprint_of
 from router.formats import FORCED_CALL
+from router.json_bounds import most_values
 from router.outlet import StreamOutlet
-from router.parse import parse
-from router.prepare import Preparer, Prompt, check_token_ids, num_scores, tokens_of
+from router.parse import Body, parse
+from router.prepare import Preparer, Prompt, detokenized, num_scores, tokenized
 from router.problem import Problem, problem_of
+from router.raw_body import RawBody
 from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
-from router.service import Service, off_loop_if_large
+from router.service import Service
 from router.tally import best_of, usage_of
 from router.tenants.visit import UNSAID_ANSWER_TOKENS, Visit, num_promised
 from router.tracing import RequestTrace
@@ -63,8 +64,8 @@ class Exchange(Response, ABC):
         self._trace: RequestTrace | None = None
 
     @abstractmethod
-    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
-        """Raises Problem or BatonError."""
+    async def answer(self, wire: Wire, raw: RawBody, tenant: TenantId) -> None:
+        """Raises Problem or BatonError. Releases ``raw`` once nothing of it is needed any more."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         wire = Wire(send, scope.get(PUSH))
@@ -91,12 +92,12 @@ class Exchange(Response, ABC):
         tenant = service.doorkeeper.tenant_of(header(scope, b"authorization"))
         visit = service.entrance.enter(tenant, declared_size(scope))
         await visit.prepare()
-        with visit as self._visit:
+        with visit as self._visit, service.raw_body(tenant) as raw:
             self._known_headers |= self._visit.headers()
-            data = await read_body(scope, receive, config.max_body_bytes, config.body_seconds)
+            await read_body(scope, receive, raw, config.max_body_bytes, config.body_seconds)
             try:
                 with TimeLimit(config.request_seconds) as whole:
-                    await while_connected(receive, self.answer(wire, data, tenant), scope.get(PUSH))
+                    await while_connected(receive, self.answer(wire, raw, tenant), scope.get(PUSH))
             except TimeoutError as error:
                 if not whole.expired:
                     raise
@@ -114,9 +115,10 @@ class Exchange(Response, ABC):
         wire, seconds = Wire(keep), self._service.config.request_seconds
         self._steps_back = BEHIND_ALL
         try:
-            with self._service.entrance.enter(tenant, idle=True) as self._visit:
-                with TimeLimit(seconds):
-                    await self.answer(wire, data, tenant)
+            visit = self._service.entrance.enter(tenant, idle=True)
+            with visit as self._visit, self._service.raw_body(tenant) as raw, TimeLimit(seconds):
+                raw.add(data)
+                await self.answer(wire, raw, tenant)
         except Exception as error:
             if not isinstance(error, BatonError | Problem | TimeoutError):
                 log.exception("request_crashed", endpoint=self.endpoint)
@@ -130,6 +132,14 @@ class Exchange(Response, ABC):
         if self._trace is not None and self._service.tracing is not None:
             self._service.tracing.end(self._trace, self.endpoint, status)
 
+    async def _parsed(self, schema: type[Body], raw: RawBody, tenant: TenantId) -> Body:
+        """Raises Problem (400). Its bytes are forgotten then."""
+        service, data = self._service, raw.take()
+        max_values = most_values(service.cluster.max_model_tokens)
+        return await service.large_work.run(
+            tenant, raw.size_bytes, lambda: parse(schema, data, max_values)
+        )
+
     @property
     def request_id(self) -> str:
         """As the client knows it; empty before there is one."""
@@ -140,20 +150,24 @@ class AnswerExchange(Exchange):
     """Chats and completions."""
 
     id_prefix: str
+    schema: type[ChatBody] | type[CompletionBody]
 
-    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+    async def answer(self, wire: Wire, raw: RawBody, tenant: TenantId) -> None:
         service = self._service
         arrived_at = service.clock.monotonic()
         request_id = f"{self.id_prefix}-{service.new_id()}"
         self._known_headers["x-baton-request-id"] = request_id
         if service.tracing is not None:
             self._trace = service.tracing.begin(request_id, self._traceparent)
-        body = await off_loop_if_large(len(data), lambda: self._parse(data))
+        body = await self._parsed(self.schema, raw, tenant)
         service.check_model(body.model)
         body.priority = max(body.priority or 0, self._steps_back)
         asker = service.asker(tenant, body)
         preparer = service.preparer(asker)
-        prompts = await off_loop_if_large(len(data), lambda: self._prepare(preparer, body))
+        prompts = await service.large_work.run(
+            tenant, raw.size_bytes, lambda: self._prepare(preparer, body)
+        )
+        raw.release()
         field = body.format[0] if body.format is not None else FORCED_CALL
         await service.formats.admit(prompts[0].sampling.grammar, field, tenant)
         await self._promise(prompts, body)
@@ -182,9 +196,6 @@ class AnswerExchange(Exchange):
         self._known_headers |= self._visit.headers()
 
     @abstractmethod
-    def _parse(self, data: bytes) -> ChatBody | CompletionBody: ...
-
-    @abstractmethod
     def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]: ...
 
     @abstractmethod
@@ -205,7 +216,8 @@ class AnswerExchange(Exchange):
         best = best_of(choices, answers, body.candidates, body.choices)
         usage = usage_of(choices, body.candidates)
         size = sum(len(answer.prompt_entries) for answer in best) * ENTRY_BYTES
-        data = await off_loop_if_large(size, lambda: wording.whole(best, usage))
+        tenant = self._visit.tenant.id
+        data = await self._service.large_work.run(tenant, size, lambda: wording.whole(best, usage))
         await wire.respond(200, JSON_HEADERS | self._debug_headers(choices[0]), data)
 
     async def _stream(
@@ -259,9 +271,7 @@ class AnswerExchange(Exchange):
 class ChatExchange(AnswerExchange):
     endpoint = "chat"
     id_prefix = "chatcmpl"
-
-    def _parse(self, data: bytes) -> ChatBody:
-        return parse(ChatBody, data)
+    schema = ChatBody
 
     def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]:
         if self._service.config.refuses_special_tokens:
@@ -283,9 +293,7 @@ class ChatExchange(AnswerExchange):
 class CompletionExchange(AnswerExchange):
     endpoint = "completions"
     id_prefix = "cmpl"
-
-    def _parse(self, data: bytes) -> CompletionBody:
-        return parse(CompletionBody, data)
+    schema = CompletionBody
 
     def _prepare(self, preparer: Preparer, body: Any) -> list[Prompt]:
         return preparer.completion(body)
@@ -298,27 +306,29 @@ class CompletionExchange(AnswerExchange):
 class TokenizeExchange(Exchange):
     endpoint = "tokenize"
 
-    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+    async def answer(self, wire: Wire, raw: RawBody, tenant: TenantId) -> None:
         service = self._service
-        body = await off_loop_if_large(len(data), lambda: parse(TokenizeBody, data))
+        body = await self._parsed(TokenizeBody, raw, tenant)
         service.check_model(body.model)
-        ids = await off_loop_if_large(len(data), lambda: tokens_of(body, service.tokenizer))
-        limit = service.cluster.max_model_tokens
-        answer = {"count": len(ids), "max_model_len": limit, "tokens": ids}
-        await wire.respond(200, JSON_HEADERS, orjson.dumps(answer))
+        tokenizer, limits = service.tokenizer, service.limits
+        answer = await service.large_work.run(
+            tenant, raw.size_bytes, lambda: tokenized(body, tokenizer, limits)
+        )
+        await wire.respond(200, JSON_HEADERS, answer)
 
 
 class DetokenizeExchange(Exchange):
     endpoint = "detokenize"
 
-    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+    async def answer(self, wire: Wire, raw: RawBody, tenant: TenantId) -> None:
         service = self._service
-        body = await off_loop_if_large(len(data), lambda: parse(DetokenizeBody, data))
+        body = await self._parsed(DetokenizeBody, raw, tenant)
         service.check_model(body.model)
-        check_token_ids(body.tokens, service.config.vocab_size, "tokens")
-        tokens, decode = body.tokens, service.tokenizer.decode
-        text = await off_loop_if_large(len(data), lambda: decode(tokens, skip_special_tokens=False))
-        await wire.respond(200, JSON_HEADERS, orjson.dumps({"prompt": text}))
+        tokenizer, limits = service.tokenizer, service.limits
+        answer = await service.large_work.run(
+            tenant, raw.size_bytes, lambda: detokenized(body, tokenizer, limits)
+        )
+        await wire.respond(200, JSON_HEADERS, answer)
 
 
 def _each(prompts: Sequence[Prompt], times: int) -> list[Prompt]:

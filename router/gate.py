@@ -1,4 +1,4 @@
-"""How many requests may be under way at once, and how many of them one tenant's."""
+"""How much may be under way at once, and how much of it one tenant's: requests, or bytes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,14 +21,16 @@ class _Guest:
 
 
 class Gate:
-    """Counts answers, so that ``n`` and lists of prompts weigh what they cost.
+    """Counts what its messages call ``counted``: answers, so that ``n`` and lists of prompts weigh
+    what they cost, or bytes.
 
     Weighted max-min among those inside: who has less than its fair share comes in while there is
     any room, who has it, while the reserve is untouched.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, counted: str = "requests") -> None:
         self._limit = limit
+        self._counted = counted
         self._guests: dict[TenantId, _Guest] = {}
         """Those that have anything inside."""
         self._weights = 0.0
@@ -81,7 +83,7 @@ class Gate:
         wanted = self.inside + count
         if wanted > self._limit:
             raise Overloaded(
-                f"{self.inside} requests are under way, and {self._limit} is the limit",
+                f"{self.inside} {self._counted} are under way, and {self._limit} is the limit",
                 retry_after_seconds=1.0,
             )
         if not shared or wanted <= self._limit - int(RESERVED_SHARE * self._limit):
@@ -90,7 +92,7 @@ class Gate:
         share = self._fair_share(tenant, weight)
         if own + count > share:
             raise Overloaded(
-                f"{own} requests of this tenant are under way, and {share:.0f} is its share "
+                f"{own} {self._counted} of this tenant are under way, and {share:.0f} is its share "
                 f"of {self._limit} while {self.inside} are",
                 retry_after_seconds=1.0,
             )

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from router.json_bounds import MAX_VALUES, check_values
 from router.problem import Problem
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -13,13 +14,25 @@ FIELD_PREFIX = "field:"
 """Begins the type of an error that a whole body is wrong by, followed by the field to name."""
 
 
-def parse(schema: type[Body], data: bytes) -> Body:
-    """Raises Problem (400) for the first error."""
+MAX_ERRORS = 1000
+"""Of one body. To describe 100,000 takes a quarter of a second, in which nothing else runs."""
+
+
+def parse(schema: type[Body], data: bytes, max_values: int = MAX_VALUES) -> Body:
+    """Raises Problem (400) for the first error, or for a body of too many values."""
+    check_values(data, max_values)
     try:
         return schema.model_validate_json(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise _problem(first) from error
+        raise _first_of(error) from error
+
+
+def _first_of(error: ValidationError) -> Problem:
+    count = error.error_count()
+    if count > MAX_ERRORS:
+        message = f"the body has {count} fields that are unknown or wrong, too many to name one"
+        return Problem(400, message, code="invalid_value")
+    return _problem(error.errors(include_url=False, include_input=False)[0])
 
 
 def _problem(error: Mapping[str, Any]) -> Problem:

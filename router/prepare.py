@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
+import orjson
+
 from baton.core.grammar import Grammar
 from baton.core.ids import BlockKey, TokenId
 from baton.core.request import MAX_PROMPT_LOGPROBS, SamplingParams
@@ -11,10 +13,11 @@ from baton.text.tokenizer import Tokenizer
 from router.breakpoints import Pin, pins_of
 from router.conversation import Conversation
 from router.formats import rule_for
+from router.json_bounds import most_values
 from router.key_chain import KeyChain
 from router.markup.dialect import Dialect
 from router.problem import Problem
-from router.schema import ChatBody, CompletionBody, Generation, TokenizeBody
+from router.schema import ChatBody, CompletionBody, DetokenizeBody, Generation, TokenizeBody
 from router.schema.tool import Tool
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -42,6 +45,11 @@ class Limits:
 
     context: int
     vocab_size: int
+
+    @property
+    def request_tokens(self) -> int:
+        """Of all prompts of one request together, or of a text that is only counted."""
+        return most_values(self.context)
 
 
 class Preparer:
@@ -71,7 +79,7 @@ class Preparer:
             )
             raise Problem(400, message, param="tools", code="unsupported_parameter")
         text = Conversation(self._tokenizer).text(body, tools)
-        ids = self._tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+        ids = self._encoded(text, "messages", special=bool(body.add_special_tokens))
         wanted = body.max_completion_tokens or body.max_tokens
         prompt = self._prompt(body, ids, "messages", wanted or self._limits.context - len(ids))
         check_scores([len(ids)], body)
@@ -105,11 +113,18 @@ class Preparer:
     def completion(self, body: CompletionBody) -> list[Prompt]:
         """Raises Problem or Invalid, naming what is wrong."""
         wanted = DEFAULT_COMPLETION_TOKENS if body.max_tokens is None else max(body.max_tokens, 1)
-        prompts = []
+        special = body.add_special_tokens is not False
+        prompts: list[Prompt] = []
+        num_tokens = 0
         for given in body.prompt:
-            if not isinstance(given, str):
+            if isinstance(given, str):
+                ids = self._encoded(given, "prompt", special=special)
+            else:
                 check_token_ids(given, self._limits.vocab_size, "prompt")
-            ids = self._encoded(given, body) if isinstance(given, str) else given
+                ids = given
+            num_tokens += len(ids)
+            if num_tokens > self._limits.request_tokens:
+                raise _too_many("prompt", self._limits.request_tokens)
             prompt = self._prompt(body, ids, "prompt", wanted)
             if body.echo:
                 text = given if isinstance(given, str) else self._tokenizer.decode(given)
@@ -118,8 +133,15 @@ class Preparer:
         check_scores([len(prompt.token_ids) for prompt in prompts], body)
         return prompts
 
-    def _encoded(self, text: str, body: CompletionBody) -> list[int]:
-        special = body.add_special_tokens is not False
+    def _encoded(self, text: str, param: str, *, special: bool) -> list[int]:
+        """Raises Problem (400) for a text that is plainly too long, before all of it is encoded."""
+        context = self._limits.context
+        if self._tokenizer.exceeds(text, context):
+            message = (
+                f"{param} has more than {context} tokens, and the model's context is {context} "
+                "tokens, the answer included"
+            )
+            raise Problem(400, message, param=param, code="context_length_exceeded")
         return self._tokenizer.encode(text, add_special_tokens=special)
 
     def _prompt(self, body: Generation, ids: Sequence[int], param: str, max_tokens: int) -> Prompt:
@@ -177,13 +199,35 @@ def _held_to(grammar: Grammar, prompt: Prompt) -> Prompt:
     return replace(prompt, sampling=replace(prompt.sampling, grammar=grammar))
 
 
-def tokens_of(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
-    """What ``/tokenize`` answers: the ids that the same body would be a prompt with."""
+def tokenized(body: TokenizeBody, tokenizer: Tokenizer, limits: Limits) -> bytes:
+    """The JSON that ``/tokenize`` answers: the ids that the same body would be a prompt with.
+    Raises Problem or Invalid."""
     if body.messages is None:
-        special = body.add_special_tokens is not False
-        return tokenizer.encode(body.prompt or "", add_special_tokens=special)
-    text = Conversation(tokenizer).text(body, body.tools or ())
-    return tokenizer.encode(text, add_special_tokens=bool(body.add_special_tokens))
+        text, param, special = body.prompt or "", "prompt", body.add_special_tokens is not False
+    else:
+        text, param = Conversation(tokenizer).text(body, body.tools or ()), "messages"
+        special = bool(body.add_special_tokens)
+    most = limits.request_tokens
+    if tokenizer.exceeds(text, most):
+        raise _too_many(param, most)
+    ids = tokenizer.encode(text, special)
+    if len(ids) > most:
+        raise _too_many(param, most)
+    return orjson.dumps({"count": len(ids), "max_model_len": limits.context, "tokens": ids})
+
+
+def detokenized(body: DetokenizeBody, tokenizer: Tokenizer, limits: Limits) -> bytes:
+    """The JSON that ``/detokenize`` answers. Raises Problem (400)."""
+    check_token_ids(body.tokens, limits.vocab_size, "tokens")
+    if len(body.tokens) > limits.request_tokens:
+        raise _too_many("tokens", limits.request_tokens)
+    text = tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return orjson.dumps({"prompt": text})
+
+
+def _too_many(param: str, most: int) -> Problem:
+    message = f"{param} has more than the {most} tokens that one request may have: send it in parts"
+    return Problem(400, message, param=param, code="too_many_tokens")
 
 
 def check_token_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:

@@ -178,6 +178,7 @@ class RouterProgram:
             vocab_size=model.vocab_size,
             aliases=frozenset({settings.model}),
             max_body_bytes=settings.max_body_bytes,
+            max_inflight_body_bytes=settings.max_inflight_body_bytes,
             max_concurrent_requests=settings.max_concurrent_requests,
             tenant_secret=settings.tenant_secret,
             slo_first_token_seconds=settings.slo_first_token_seconds,

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
 
 import structlog
 
@@ -22,6 +21,7 @@ from router.formats import Formats
 from router.gate import Gate
 from router.journey import Guide, Journey
 from router.key_chain import KeyChain
+from router.large_work import LargeWork
 from router.markup.dialect import Dialect
 from router.metrics import Metrics
 from router.peers import Peers
@@ -29,6 +29,7 @@ from router.pinner import Pinner
 from router.prepare import Limits, Preparer, Prompt
 from router.problem import Problem
 from router.prompt_entries import entries_of
+from router.raw_body import BodyBudget, RawBody
 from router.record import JourneyRecord, Records
 from router.schema import ChatBody, CompletionBody
 from router.score_budget import ScoreBudget
@@ -44,11 +45,6 @@ from router.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
-LARGE_BODY_BYTES = 32 * 1024
-"""Beyond, parsing and tokenising take milliseconds, and move to a thread."""
-
-Result = TypeVar("Result")
-
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
@@ -59,6 +55,7 @@ class ServiceConfig:
     vocab_size: int
     aliases: frozenset[str] = frozenset()
     max_body_bytes: int = 8 * 1024 * 1024
+    max_inflight_body_bytes: int = 128 * 1024 * 1024
     max_concurrent_requests: int = 1024
     body_seconds: float = 60.0
     tenant_secret: str | None = None
@@ -117,8 +114,10 @@ class Service:
     records: Records = field(default_factory=Records)
     formats: Formats = field(default_factory=Formats)
     scores: ScoreBudget = field(default_factory=ScoreBudget)
+    large_work: LargeWork = field(default_factory=LargeWork)
     dialect: Dialect = field(init=False)
     gate: Gate = field(init=False)
+    bodies: BodyBudget = field(init=False)
     ledger: TenantLedger = field(init=False)
     entrance: Entrance = field(init=False)
     usage: UsageStore = field(default_factory=MemoryUsageStore)
@@ -143,6 +142,7 @@ class Service:
         self.dialect = Dialect.of(self.tokenizer, config.tool_parser, config.reasoning_parser)
         self.special_tokens = SpecialTokens(self.tokenizer)
         self.gate = Gate(self.config.max_concurrent_requests)
+        self.bodies = BodyBudget(self.config.max_inflight_body_bytes)
         self.ledger = TenantLedger(self.metrics.tenants, self.clock)
         self.entrance = Entrance(
             self.gate,
@@ -169,6 +169,11 @@ class Service:
             message = f"The model {name!r} does not exist; this is {self.config.model!r}"
             raise Problem(404, message, param="model", code="model_not_found")
 
+    def raw_body(self, tenant_id: TenantId) -> RawBody:
+        """For a body of this tenant's that is about to come."""
+        weight = self.doorkeeper.roll.tenant(tenant_id).weight
+        return self.bodies.body(tenant_id, weight, shared=self.entrance.is_shared)
+
     def asker(self, tenant: TenantId, body: ChatBody | CompletionBody) -> Asker:
         """As of now: the roll and the workers may be others later."""
         standing = self.doorkeeper.roll.tenant(tenant).standing(
@@ -177,9 +182,12 @@ class Service:
         session = session_of(tenant, body.prompt_cache_key) if isinstance(body, ChatBody) else ""
         return Asker(tenant, standing, self.cluster.key_chain(standing.salt), session)
 
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.cluster.max_model_tokens, self.config.vocab_size)
+
     def preparer(self, asker: Asker) -> Preparer:
-        limits = Limits(self.cluster.max_model_tokens, self.config.vocab_size)
-        return Preparer(self.tokenizer, self.dialect, limits, asker.chain, self.new_seed())
+        return Preparer(self.tokenizer, self.dialect, self.limits, asker.chain, self.new_seed())
 
     def choices(
         self,
@@ -277,11 +285,6 @@ class Service:
             record.note_end("error", self.clock.monotonic(), "internal error")
             self.metrics.running.dec()
             self.metrics.note_answer(record)
-
-
-async def off_loop_if_large(size_bytes: int, call: Callable[[], Result]) -> Result:
-    """Runs ``call`` here, or in a thread when it would hold up everybody else."""
-    return await asyncio.to_thread(call) if size_bytes > LARGE_BODY_BYTES else call()
 
 
 def _spec(

@@ -8,6 +8,7 @@ from starlette.types import Receive, Scope, Send
 
 from baton.time_limit import TimeLimit
 from router.problem import Problem
+from router.raw_body import RawBody
 
 JSON_HEADERS = {"content-type": "application/json"}
 STREAM_HEADERS = {
@@ -107,24 +108,23 @@ def declared_size(scope: Scope) -> int:
     return int(length[:MAX_LENGTH_DIGITS])
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int, seconds: float) -> bytes:
-    """Raises Problem (408, 413, 415) or ClientLeft. Never holds more than ``max_bytes`` and what
-    the server hands over at once."""
+async def read_body(
+    scope: Scope, receive: Receive, body: RawBody, max_bytes: int, seconds: float
+) -> None:
+    """Into ``body``. Raises Problem (408, 413, 415), Overloaded or ClientLeft. Never holds more
+    than ``max_bytes`` and what the server hands over at once."""
     _check_headers(scope, max_bytes)
-    parts: list[bytes] = []
-    size = 0
     try:
         with TimeLimit(seconds):
             while True:
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     raise ClientLeft
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if size > max_bytes:
+                body.add(message.get("body", b""))
+                if body.size_bytes > max_bytes:
                     raise _too_large(max_bytes)
                 if not message.get("more_body", False):
-                    return b"".join(parts)
+                    return
     except TimeoutError as error:
         raise Problem(408, f"the body did not arrive within {seconds:g} s") from error
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from baton.clock import Clock
 from baton.core.answer_length import AnswerLengths
-from baton.core.block_key import KeyRoot
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
@@ -23,7 +22,7 @@ from baton.engine.integrity import check_lineups, check_owners, check_sequence
 from baton.engine.pipeline import Direct, Pipeline
 from baton.engine.plan import Row, Runner, SampledToken, StepOutput
 from baton.engine.prefill_speed import PrefillSpeed
-from baton.engine.prefix import ChainMemo
+from baton.engine.prefix import KeyChain, KeyMaker
 from baton.engine.result import (
     EngineStats,
     PassedOn,
@@ -74,8 +73,6 @@ class Engine:
                 param="block_tokens",
             )
         self._config = config
-        self._model_digest = model_digest
-        self._kv_dtype = kv_dtype
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._pool = BlockPool(runner.num_blocks)
@@ -85,7 +82,7 @@ class Engine:
         self._budget = StepBudget(config.token_gap_seconds, self._decode_speed.cost)
         self._scheduler = Scheduler(self._pool, config, self._prefill_seconds, self._budget.tokens)
         self._imports = Imports(self._pool, self._scheduler)
-        self._chains = ChainMemo(config.block_tokens)
+        self.keys = KeyMaker(model_digest, kv_dtype, config.block_tokens)
         self._sequences: dict[RequestId, Sequence] = {}
         self._num_arrivals = 0
         self._flights = Flights(
@@ -98,10 +95,17 @@ class Engine:
 
     # Requests come and go
 
-    def add(self, spec: RequestSpec, task: Task, constraint: Constraint | None = None) -> None:
+    def add(
+        self,
+        spec: RequestSpec,
+        task: Task,
+        constraint: Constraint | None = None,
+        chain: KeyChain | None = None,
+    ) -> None:
         """Queues a WHOLE or PREFILL request. ``constraint`` is that of its grammar, where the
-        answer is after ``spec.token_ids``. Raises Invalid when it could never be served or its id
-        is taken, Overloaded when the queue is full."""
+        answer is after ``spec.token_ids``, and ``chain`` that of ``self.keys`` if it was made
+        already; the engine owns it from now on. Raises Invalid when it could never be served or its
+        id is taken, Overloaded when the queue is full."""
         assert task is not Task.DECODE, "a DECODE request enters by reserve()"
         self._check(spec, task)
         check_tokens(spec.token_ids, self._config)
@@ -109,20 +113,21 @@ class Engine:
         num_waiting = len(self._scheduler.lineups[Phase.WAITING])
         if num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{num_waiting} requests are waiting already")
-        sequence = self._new_sequence(spec, task, Phase.WAITING)
+        sequence = self._new_sequence(spec, task, Phase.WAITING, chain)
         sequence.constraint = constraint
         self._enter(sequence)
         self._scheduler.enqueue(sequence)
 
-    def reserve(self, spec: RequestSpec) -> Reservation | None:
+    def reserve(self, spec: RequestSpec, chain: KeyChain | None = None) -> Reservation | None:
         """Blocks for the tokens of a DECODE request, once memory is predicted to suffice for its
         answer, too.
 
-        None when it doesn't now: try again after a later step. Raises Invalid as :meth:`add`.
+        None when it doesn't now: try again after a later step. ``chain`` and Invalid as in
+        :meth:`add`.
         Ends with :meth:`start` or :meth:`abort`.
         """
         self._check(spec, Task.DECODE)
-        sequence = self._new_sequence(spec, Task.DECODE, Phase.RESERVED)
+        sequence = self._new_sequence(spec, Task.DECODE, Phase.RESERVED, chain)
         if not self._scheduler.reserve(sequence):
             return None
         self._enter(sequence)
@@ -221,19 +226,11 @@ class Engine:
 
     def key_root(self, tenant_salt: bytes) -> BlockKey:
         """The start of a tenant's key chains."""
-        return KeyRoot(
-            self._model_digest,
-            self._kv_dtype,
-            self._config.block_tokens,
-            tenant_salt=tenant_salt,
-        ).key()
+        return self.keys.root(tenant_salt)
 
-    def cached_prefix_tokens(self, spec: RequestSpec) -> int:
-        """Tokens of the full blocks that the pool holds of this request. Changes nothing.
-
-        May be all of them, though at least the last token is always computed."""
-        chain = self._chains.get(spec, self.key_root(spec.tenant_salt))
-        return self._pool.count_cached(chain.keys) * self._config.block_tokens
+    def num_cached_blocks(self, keys: Seq[BlockKey]) -> int:
+        """How many leading ones of ``keys`` the pool holds. Changes nothing."""
+        return self._pool.count_cached(keys)
 
     def begin_import(
         self, keys: Seq[BlockKey], *, after: Seq[BlockKey] = ()
@@ -445,13 +442,15 @@ class Engine:
             raise Invalid(f"request {spec.request_id} is here already", param="request_id")
         check_spec(spec, task, self._config, self._pool.num_blocks)
 
-    def _new_sequence(self, spec: RequestSpec, task: Task, phase: Phase) -> Sequence:
+    def _new_sequence(
+        self, spec: RequestSpec, task: Task, phase: Phase, chain: KeyChain | None
+    ) -> Sequence:
         self._num_arrivals += 1
         sequence = Sequence(
             spec,
             task,
             phase,
-            chain=self._chains.get(spec, self.key_root(spec.tenant_salt)),
+            chain=chain or self.keys.chain(spec),
             arrival=self._num_arrivals,
             arrival_seconds=self._clock.monotonic(),
             max_model_tokens=self._config.max_model_tokens,
@@ -465,7 +464,6 @@ class Engine:
         return self._speed.seconds_alone(start, end, self._config.chunk_limit)
 
     def _enter(self, sequence: Sequence) -> None:
-        self._chains.forget(sequence.request_id)
         self._sequences[sequence.request_id] = sequence
 
     def _finish(self, sequence: Sequence) -> None:

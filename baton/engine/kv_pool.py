@@ -6,7 +6,6 @@ owner, however that ends.
 """
 
 import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from baton.checkpoint import ModelConfig
 from baton.engine.kv_scale import KvScale
 from baton.errors import Invalid
+from baton.memory_file import new_memory_file
 
 MEMORY = Path("/proc/meminfo")
 HEADROOM_BYTES = 256 * 1024 * 1024
@@ -69,8 +69,7 @@ class KvPool:
         self.layout = f"{str(dtype).removeprefix('torch.')}[{layout}]"
 
     def _host_memory(self, dtype: torch.dtype) -> torch.Tensor:
-        self.file_descriptor = os.memfd_create("baton-kv", os.MFD_CLOEXEC)
-        os.ftruncate(self.file_descriptor, self.size_bytes)
+        self.file_descriptor = new_memory_file("baton-kv", self.size_bytes)
         self._map = mmap.mmap(self.file_descriptor, self.size_bytes)
         return torch.frombuffer(self._map, dtype=dtype)
 

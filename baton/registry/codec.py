@@ -1,6 +1,5 @@
 """A member as JSON, checked when it comes back: Redis may hold anything."""
 
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -15,6 +14,15 @@ from baton.core.states import Role, WorkerState
 from baton.errors import Invalid
 
 MAX_MEMBER_BYTES = 64 * 1024
+
+MOST = 1e15
+"""Of any number that a member tells, whether seconds, tokens or bytes a second: a thousand of them
+are still added and multiplied without an overflow, whatever a broken member says."""
+
+MOST_GENERATION = 2**63 - 1
+"""Nanoseconds since 1970."""
+
+LEAST_RATE = 1e-3
 
 T = TypeVar("T")
 
@@ -32,7 +40,7 @@ def member_from_json(data: bytes) -> Member:
         return Member(
             id=WorkerId(_text(raw, "id")),
             role=Role(raw["role"]),
-            generation=Generation(_number(raw, "generation")),
+            generation=Generation(_count(raw, "generation", MOST_GENERATION)),
             state=WorkerState(raw["state"]),
             transports=tuple(str(name) for name in raw.get("transports", ())),
             load=_load(raw["load"]),
@@ -71,7 +79,7 @@ def _load(raw: Any) -> Load:
         decode_cost=_optional(raw, "decode_cost", _decode_cost),
         answer_tokens=_optional(raw, "answer_tokens", _amount),
         short_answer_tokens=_optional(raw, "short_answer_tokens", _amount),
-        link_bytes_per_second=_optional(raw, "link_bytes_per_second", _amount),
+        link_bytes_per_second=_optional(raw, "link_bytes_per_second", _rate),
     )
 
 
@@ -103,6 +111,14 @@ def _decode_cost(raw: Any, key: str) -> DecodeCost:
     )
 
 
+def _rate(raw: Any, key: str) -> float:
+    """What others divide by."""
+    value = _finite(raw, key)
+    if value < LEAST_RATE:
+        raise ValueError(f"{key} is {value!r}, and must be at least {LEAST_RATE:g}")
+    return value
+
+
 def _optional(raw: Any, key: str, read: Callable[[Any, str], T]) -> T | None:
     return None if raw[key] is None else read(raw, key)
 
@@ -119,15 +135,19 @@ def _hex(raw: Any, key: str) -> str:
 
 
 def _number(raw: Any, key: str) -> int:
-    if isinstance(raw[key], bool) or not isinstance(raw[key], int) or raw[key] < 0:
-        raise ValueError(f"{key} is {raw[key]!r}, and must be a number from 0")
+    return _count(raw, key, MOST)
+
+
+def _count(raw: Any, key: str, most: float) -> int:
+    if isinstance(raw[key], bool) or not isinstance(raw[key], int) or not 0 <= raw[key] <= most:
+        raise ValueError(f"{key} is {raw[key]!r}, and must be a number from 0 to {most:g}")
     return int(raw[key])
 
 
 def _finite(raw: Any, key: str) -> float:
     value = raw[key]
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{key} is {value!r}, and must be a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= MOST:
+        raise ValueError(f"{key} is {value!r}, and must be a number up to {MOST:g}")
     return float(value)
 
 

@@ -24,6 +24,11 @@ SPECIAL_TOKEN_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
 
+EASY_CHARACTERS_PER_TOKEN = 4
+"""Texts of most languages have about as many, so those that may fit are encoded once."""
+
+PIECE_CHARACTERS = 64 * 1024
+
 _BYTE_LEVEL_BYTES = byte_level_bytes(byte_level_alphabet())
 
 
@@ -75,8 +80,27 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         ids = self._fast.ids(text, add_special_tokens) if self._fast is not None else None
         if ids is None:
-            ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+            # Other than ``encode``, lets other threads run, and notes no offsets.
+            given = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            ids = given[0].ids
         return ids
+
+    def exceeds(self, text: str, max_tokens: int) -> bool:
+        """Whether ``text`` has more tokens than that, as far as is known without encoding all of
+        it: False says that encoding it takes memory and time in proportion to ``max_tokens``.
+
+        Its pieces are encoded until they have twice as many. Where a text is cut changes the
+        tokens around the cut, and never halves them.
+        """
+        if len(text) <= EASY_CHARACTERS_PER_TOKEN * max_tokens:
+            return False
+        counted = 0
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[start : start + PIECE_CHARACTERS]
+            counted += len(self.encode(piece, add_special_tokens=False))
+            if counted > 2 * max_tokens:
+                return True
+        return False
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Ids that the vocabulary does not have (padding of the model's) are skipped."""

@@ -227,8 +227,8 @@ class GrpcTransport:
                 writer.write(message)
         except grpc.RpcError as error:
             transfer.error = f"{error.code().name}: {error.details()}"
-        except Invalid as error:
-            transfer.error = str(error)
+        except Exception as error:  # more bytes than were asked for, or a bug: never DONE
+            transfer.error = str(error) or repr(error)
         else:
             if writer.missing_bytes:
                 transfer.error = f"{writer.missing_bytes} bytes are missing"
@@ -352,4 +352,6 @@ def _unpack(request: bytes, generation: int, region_size_bytes: int) -> list[tup
         raise Invalid("malformed read request")
     if any(offset + size > region_size_bytes for offset, size in spans):
         raise Invalid("a span lies outside the region")
+    if sum(size for _, size in spans) > region_size_bytes:
+        raise Invalid("the spans are larger than the region, all together")
     return spans

@@ -5,6 +5,7 @@ import mmap
 import os
 import weakref
 
+from baton.memory_file import new_memory_file
 from baton.transport.base import Region
 
 
@@ -13,9 +14,8 @@ class HostMemory:
     writable window on it."""
 
     def __init__(self, name: str, size_bytes: int) -> None:
-        self.file_descriptor = os.memfd_create(name, os.MFD_CLOEXEC)
+        self.file_descriptor = new_memory_file(name, size_bytes)
         self._close_file = weakref.finalize(self, os.close, self.file_descriptor)
-        os.ftruncate(self.file_descriptor, size_bytes)
         self._map = mmap.mmap(self.file_descriptor, size_bytes)
         self.view = memoryview(self._map)
         self._pin = (ctypes.c_char * size_bytes).from_buffer(self._map)

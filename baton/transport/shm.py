@@ -2,12 +2,14 @@
 
 A region lives in a memory file without a name, which a peer of the same user opens as
 ``/proc/<pid>/fd/<fd>``. The kernel frees it when the last of both lets go, however they end.
-A process id that was given to someone else meanwhile is told by the process's start time.
+A process id that was given to someone else meanwhile is told by the process's start time. What a
+peer says of its file is checked: only a memory file of that size which can't shrink is mapped.
 """
 
 import ctypes
 import mmap
 import os
+import stat
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 from baton.clock import Clock
 from baton.core.handoff import Endpoint
 from baton.errors import Invalid, Unavailable
+from baton.memory_file import flaw_of_memory_file
 from baton.transport.base import Capabilities, Region, Span
 from baton.transport.copying import CopyTransport, copy_memory
 
@@ -58,8 +61,11 @@ class ShmTransport(CopyTransport):
         if len(endpoint.metadata) != _METADATA.size:
             raise Invalid("malformed shm endpoint")
         pid, descriptor, started = _METADATA.unpack(endpoint.metadata)
+        path = Path(f"/proc/{pid}/fd/{descriptor}")
         try:
-            file = os.open(f"/proc/{pid}/fd/{descriptor}", os.O_RDWR | os.O_CLOEXEC)
+            if not stat.S_ISREG(path.stat().st_mode):  # not even opened: that may do something
+                raise Invalid(f"{endpoint.owner} offers what is no memory file")
+            file = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         except OSError as error:
             raise Unavailable(f"can't open the memory of {endpoint.owner}: {error}") from error
         try:
@@ -72,10 +78,14 @@ class ShmTransport(CopyTransport):
         address of no other map; nothing here ever writes to it."""
         if start_ticks(pid) != started:
             raise Unavailable(f"{endpoint.owner} is gone; its process id is another's")
-        if os.fstat(file).st_size != endpoint.region_size_bytes:
-            raise Invalid(f"the memory of {endpoint.owner} has another size than it says")
         size = endpoint.region_size_bytes
-        memory = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        flaw = flaw_of_memory_file(file, size)
+        if flaw:
+            raise Invalid(f"the memory that {endpoint.owner} offers can't be mapped: {flaw}")
+        try:
+            memory = mmap.mmap(file, size, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+        except (OSError, OverflowError) as error:
+            raise Unavailable(f"can't map the memory of {endpoint.owner}: {error}") from error
         view = (ctypes.c_char * size).from_buffer(memory)
         mapping = Mapping(memory, ctypes.addressof(view), view)
         self._mappings[endpoint.owner, endpoint.generation] = mapping

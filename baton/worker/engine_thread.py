@@ -11,7 +11,8 @@ from baton.errors import BatonError, Overloaded, Unavailable
 
 T = TypeVar("T")
 MAX_COMMANDS = 8192
-"""Commands that wait for a step to end; each request costs about three."""
+"""Commands that wait for a step to end, beyond which :meth:`EngineThread.call` refuses; each
+request costs about three."""
 
 
 class EngineDoor(Protocol):
@@ -25,7 +26,11 @@ class EngineDoor(Protocol):
         ...
 
     def send(self, command: Callable[[Engine], object]) -> None:
-        """The same without waiting; the command must not raise."""
+        """Runs ``command``, which gives something back and must not raise, between two steps.
+
+        It is never refused, or else blocks would leak: the number of these is bounded by what calls
+        were let in. Once the engine has stopped, which frees everything, it does nothing.
+        """
         ...
 
 
@@ -76,17 +81,20 @@ class EngineThread:
             else:
                 self._post(_resolve, future, value)
 
-        self.send(run)
-        return await future
-
-    def send(self, command: Callable[[Engine], object]) -> None:
         with self._wake:
             if self._stopping:
                 raise Unavailable("the engine has stopped")
             if len(self._commands) >= MAX_COMMANDS:
                 raise Overloaded("too many requests wait for the engine")
-            self._commands.append(command)
+            self._commands.append(run)
             self._wake.notify()
+        return await future
+
+    def send(self, command: Callable[[Engine], object]) -> None:
+        with self._wake:
+            if not self._stopping:
+                self._commands.append(command)
+                self._wake.notify()
 
     def _main(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """What the store gave one request."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baton.core.ids import BlockKey, RequestId
 from baton.core.member import Member
@@ -8,9 +9,9 @@ from baton.core.member import Member
 
 @dataclass(slots=True)
 class Extension:
-    """Grows while blocks come in. The request waited for ``seconds`` from ``began_at`` on, if the
-    store was asked at all. ``split`` says which are still to come, while the prompt is
-    computed: blocks [first, end) of ``keys`` from ``node``."""
+    """Grows while blocks come in. ``node`` holds the first ``num_stored`` of ``keys``. The request
+    waited for ``seconds`` from ``began_at`` on, if the store was asked at all. ``split`` says which
+    are still to come, while the prompt is computed: blocks [first, end) of ``keys``."""
 
     request_id: RequestId
     way: str = ""
@@ -21,7 +22,9 @@ class Extension:
     seconds: float = 0.0
     error: str = ""
     node: Member | None = None
-    keys: list[BlockKey] = field(default_factory=list)
+    keys: Sequence[BlockKey] = ()
+    num_stored: int = 0
+    is_fetched: bool = False
     split: tuple[int, int] | None = None
 
     def tiers(self, cached_tokens: int) -> dict[str, int]:

@@ -21,6 +21,7 @@ from baton.core.handoff import (
 from baton.core.ids import BlockId, TokenId
 from baton.core.request import RequestSpec
 from baton.engine.engine import Reservation
+from baton.engine.prefix import KeyChain
 from baton.errors import BatonError, Corrupt, DeadlineExceeded, Invalid, Unavailable
 from baton.rpc.worker_client import PullPeers, PullReader
 from baton.threads import in_thread
@@ -115,7 +116,7 @@ class Intake:
         self._room.notice()
 
     async def bring_in(
-        self, spec: RequestSpec, source: WorkerRef, landing: Landing
+        self, spec: RequestSpec, chain: KeyChain, source: WorkerRef, landing: Landing
     ) -> TokenId | None:
         """Runs one hand-off until all KV has landed; returns the token to start from, or None
         when the answer ended with it.
@@ -128,7 +129,7 @@ class Intake:
             scheduled = await self._next(reader, self._config.queue_seconds)
             if not isinstance(scheduled, PullScheduled):
                 raise Corrupt(f"a hand-off begins with `scheduled`, not {type(scheduled).__name__}")
-            await self._prepare(spec, source, scheduled, landing)
+            await self._prepare(spec, chain, source, scheduled, landing)
             while not isinstance(
                 event := await self._next(reader, self._config.chunk_seconds), PullDone
             ):
@@ -159,7 +160,12 @@ class Intake:
             return await reader.next_event()
 
     async def _prepare(
-        self, spec: RequestSpec, source: WorkerRef, scheduled: PullScheduled, landing: Landing
+        self,
+        spec: RequestSpec,
+        chain: KeyChain,
+        source: WorkerRef,
+        scheduled: PullScheduled,
+        landing: Landing,
     ) -> None:
         """Connects and reserves."""
         endpoint = scheduled.endpoint
@@ -179,14 +185,14 @@ class Intake:
         landing.shipment.transport = transport.name
         landing.shipment.scheduled_at = self._clock.monotonic()
         landing.peer = await _connected(transport, endpoint)
-        landing.reservation = await self._reserve(spec)
+        landing.reservation = await self._reserve(spec, chain)
         landing.shipment.reserved_at = self._clock.monotonic()
         landing.num_read = landing.reservation.num_cached_blocks
         landing.shipment.num_cached_blocks = landing.num_read
 
-    async def _reserve(self, spec: RequestSpec) -> Reservation:
+    async def _reserve(self, spec: RequestSpec, chain: KeyChain) -> Reservation:
         async def ask() -> Reservation | None:
-            return await self._engine.call(lambda engine: engine.reserve(spec))
+            return await self._engine.call(lambda engine: engine.reserve(spec, chain))
 
         async with _deadline(self._config.reserve_seconds, "no room on the decode worker"):
             if not self._room and (reservation := await ask()) is not None:

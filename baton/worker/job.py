@@ -1,10 +1,11 @@
 """One placement of one request at a worker, and the outputs that end it early."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from baton.core.ids import RequestId
+from baton.core.ids import BlockKey, RequestId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.errors import BatonError, Overloaded, mapping_of
@@ -30,7 +31,8 @@ class Job:
 
     ``spec`` carries an id of its own, made of the request's id and its epoch: a placement that
     is on its way out and its successor never meet under one name, neither in the engine nor
-    between workers. ``error`` is why it failed; ``times`` are kept where it is traced.
+    between workers. ``keys`` are those of its prompt's full blocks, once they are hashed. ``error``
+    is why it failed; ``times`` are kept where it is traced.
     """
 
     request_id: RequestId
@@ -40,6 +42,7 @@ class Job:
     runner: asyncio.Task[None] | None = None
     hold: Hold | None = None
     prefilled_at: float | None = None
+    keys: Sequence[BlockKey] = ()
     extension: Extension | None = None
     details: dict[str, str] = field(default_factory=dict)
     error: str = ""

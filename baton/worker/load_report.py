@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from baton.clock import Clock
 from baton.core.answer_length import corrected
 from baton.core.cost import PrefillCost
+from baton.core.ids import BlockKey
 from baton.core.load import MAX_QUEUED, Load, QueuedWork
 from baton.core.request import RequestSpec
 from baton.core.task import Task
@@ -20,10 +21,11 @@ UNKNOWN_ANSWER_TOKENS = 256.0
 @dataclass(frozen=True, slots=True)
 class Coming:
     """A request that this worker has, and its engine may not have yet: its prefix is being
-    fetched, or its KV read."""
+    fetched, or its KV read. ``keys`` are those of its prompt's blocks, once they are known."""
 
     spec: RequestSpec
     task: Task
+    keys: Seq[BlockKey] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +75,16 @@ def _prompts(
         prompts.append(_Prompt(deadline, sequence.num_known - cached, cached))
     for each in coming:
         if each.task is not Task.DECODE:
-            prompts.append(_coming_prompt(engine, each.spec, cost))
+            prompts.append(_coming_prompt(engine, each, cost))
     return prompts
 
 
-def _coming_prompt(engine: Engine, spec: RequestSpec, cost: PrefillCost | None) -> _Prompt:
+def _coming_prompt(engine: Engine, coming: Coming, cost: PrefillCost | None) -> _Prompt:
     """As if it had arrived now; it will have what is cached now, at least."""
-    length, deadline = len(spec.token_ids), math.inf
-    cached = min(engine.cached_prefix_tokens(spec), length - 1)
+    spec, deadline = coming.spec, math.inf
+    length = len(spec.token_ids)
+    cached = engine.num_cached_blocks(coming.keys) * engine.keys.block_tokens
+    cached = min(cached, length - 1)
     if spec.first_token_seconds and cost is not None:
         deadline = spec.first_token_seconds + cost.seconds(length)
     return _Prompt(deadline, length - cached, cached)

@@ -1,17 +1,25 @@
 """What a worker asks of a KV store: prefixes come in before a prompt, and go out after it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
+from baton.core.ids import BlockKey
 from baton.core.request import RequestSpec
 from baton.engine.result import StepResult
 from baton.worker.extension import Extension
 
 
 class PrefixStore(Protocol):
-    async def extend(self, spec: RequestSpec) -> Extension:
-        """Brings the prefix of ``spec`` that the store holds, and this worker doesn't, into
-        the device's prefix cache, as far as that is faster than to compute it. Never raises for
-        what the store does: a miss is a miss."""
+    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> Extension:
+        """Asks how much of the prefix of ``spec`` the store holds. ``keys`` are those of its full
+        blocks. Does not wait for the engine, and never raises for what the store does: a miss is a
+        miss."""
+        ...
+
+    async def extend(self, extension: Extension, num_cached: int) -> None:
+        """Brings what :meth:`find` found, and this worker doesn't hold, into the device's prefix
+        cache, as far as that is faster than to compute it. The device has ``num_cached`` blocks.
+        Never raises for what the store does."""
         ...
 
     def follow(self, extension: Extension) -> None:

@@ -277,7 +277,7 @@ class WorkerProgram:
             self._store,
             layout,
             self._transports,
-            runner.block_tokens,
+            self._engine.keys,
             digest,
             host,
             self._clock,

@@ -1,13 +1,13 @@
 """Prefixes over the store nodes of the cluster."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import structlog
 
 from baton.clock import Clock
-from baton.core.block_key import block_keys
 from baton.core.ids import BlockId, BlockKey
 from baton.core.member import Member
 from baton.core.request import RequestSpec
@@ -82,26 +82,40 @@ class StorePrefixes:
 
     # -- PrefixStore -----------------------------------------------------------------------
 
-    async def extend(self, spec: RequestSpec) -> Extension:
+    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> Extension:
+        """The last token is always computed, so a block that ends with it is no gain."""
         extension = Extension(spec.request_id)
-        cached, keys = await self._engine.call(lambda engine: self._look_up(engine, spec))
-        if len(keys) <= cached:
-            return extension
-        began = extension.began_at = self._clock.monotonic()
+        extension.keys = keys = keys[: (len(spec.token_ids) - 1) // self._block_tokens]
+        if keys and self._client.has_nodes:
+            async with self._asking(extension):
+                node = await self._client.find(keys, spec.store_hint)
+                if node is not None:
+                    extension.num_stored = await self._client.num_held(node, keys)
+                    extension.node = node
+                    if not extension.num_stored:
+                        await self._client.forget_hint(node, keys)
+        return extension
+
+    async def extend(self, extension: Extension, num_cached: int) -> None:
+        assert extension.node is not None, "find() found it"
+        async with self._asking(extension):
+            await self._extend(extension, extension.node, num_cached)
+
+    @asynccontextmanager
+    async def _asking(self, extension: Extension) -> AsyncIterator[None]:
+        """Counts the time, and notes what the store fails at."""
+        began = self._clock.monotonic()
+        extension.began_at = extension.began_at or began
         try:
             async with asyncio.timeout(FETCH_SECONDS):
-                extension.node = await self._client.find(keys, spec.store_hint)
-                if extension.node is not None:
-                    extension.keys = keys
-                    await self._extend(extension, extension.node, cached)
+                yield
         except (BatonError, TimeoutError) as error:
             extension.error = str(error) or "timeout"
-            log.warning("store_fetch_failed", placement=spec.request_id, error=extension.error)
+            log.warning("store_fetch_failed", placement=extension.request_id, error=extension.error)
         except Exception as error:  # a bug costs a recompute, and nobody's answer
             extension.error = repr(error)
-            log.exception("store_fetch_crashed", placement=spec.request_id)
-        extension.seconds = self._clock.monotonic() - began
-        return extension
+            log.exception("store_fetch_crashed", placement=extension.request_id)
+        extension.seconds += self._clock.monotonic() - began
 
     def follow(self, extension: Extension) -> None:
         if extension.split is not None and not self._splits.full():
@@ -128,13 +142,6 @@ class StorePrefixes:
                 tasks.create_task(self._serve_splits())
 
     # -- from the front --------------------------------------------------------------------
-
-    def _look_up(self, engine: Engine, spec: RequestSpec) -> tuple[int, list[BlockKey]]:
-        """Blocks that are here already, and the keys of all. The last token is always computed,
-        so a block that ends with it is no gain."""
-        cached = engine.cached_prefix_tokens(spec) // self._block_tokens
-        root = engine.key_root(spec.tenant_salt)
-        return cached, block_keys(root, spec.token_ids[:-1], self._block_tokens)
 
     async def _extend(self, extension: Extension, node: Member, cached: int) -> None:
         """Takes the first piece, sees by it how much there is, and decides."""
@@ -243,7 +250,7 @@ class StorePrefixes:
         return num_good
 
     async def _import(
-        self, lease: StoreLease, keys: list[BlockKey], after: Sequence[BlockKey]
+        self, lease: StoreLease, keys: Sequence[BlockKey], after: Sequence[BlockKey]
     ) -> int:
         block_ids = await self._begin_import(keys, after)
         if block_ids is None:
@@ -283,7 +290,7 @@ class StorePrefixes:
         self._met.add(link)
 
     async def _begin_import(
-        self, keys: list[BlockKey], after: Sequence[BlockKey]
+        self, keys: Sequence[BlockKey], after: Sequence[BlockKey]
     ) -> list[BlockId] | None:
         """Whoever is cancelled while the engine is busy gets the blocks all the same: they are
         given back as soon as they are there."""

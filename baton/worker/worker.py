@@ -22,6 +22,7 @@ from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.engine.constraint import Constraint, Constraints
 from baton.engine.engine import Engine, StepResult
+from baton.engine.prefix import KeyChain, KeyMaker
 from baton.errors import BatonError, Corrupt, Invalid, NotFound, Overloaded, Unavailable
 from baton.fair_slots import FairSlots
 from baton.threads import in_thread
@@ -53,6 +54,10 @@ MAX_WAITING_GRAMMARS = 1024
 
 GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
 """Tries a grammar of a tenant where it can do no harm: :mod:`baton.text.grammar_checker`."""
+
+MAX_HASHED_AT_ONCE = 4096
+"""Tokens of a prompt whose keys are made in the event loop, in half a millisecond; those of a
+longer one are made in a thread."""
 
 PULLS = "pulls"
 """The name of all links to other hosts' workers together."""
@@ -88,7 +93,7 @@ class Worker:
         store: PrefixStore,
         layout: KvLayout,
         transports: dict[str, Transport],
-        block_tokens: int,
+        key_maker: KeyMaker,
         model_digest: str,
         host: str,
         clock: Clock,
@@ -107,7 +112,7 @@ class Worker:
         self._store = store
         self._layout = layout
         self._transports = transports
-        self._block_tokens = block_tokens
+        self._key_maker = key_maker
         self._model_digest = model_digest
         self._host = host
         self._clock = clock
@@ -219,7 +224,7 @@ class Worker:
         return Hold(
             self._layout,
             num_tokens,
-            self._block_tokens,
+            self._key_maker.block_tokens,
             self._config.late_tokens,
             lambda complete: self._hold_closed(job, complete),
         )
@@ -262,9 +267,33 @@ class Worker:
             job.extension = Extension(spec.request_id)
             await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
             return
-        job.extension = extension = await self._store.extend(spec)
-        await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
-        self._store.follow(extension)
+        chain = await self._hash(job)
+        job.extension = extension = await self._store.find(spec, chain.keys)
+
+        def add(engine: Engine) -> int | None:
+            """None, or the cached blocks where the store holds more: it is fetched first."""
+            cached = engine.num_cached_blocks(chain.keys)
+            if extension.num_stored > cached and not extension.is_fetched:
+                return cached
+            engine.add(spec, job.task, constraint, chain)
+            return None
+
+        cached = await self._engine.call(add)
+        if cached is not None:
+            await self._store.extend(extension, cached)
+            extension.is_fetched = True
+            await self._engine.call(add)
+            self._store.follow(extension)
+
+    async def _hash(self, job: Job) -> KeyChain:
+        """The keys of its blocks, made once: nothing of it is hashed between two steps."""
+        spec = job.spec
+        if len(spec.token_ids) > MAX_HASHED_AT_ONCE:
+            chain = await in_thread(lambda: self._key_maker.chain(spec))
+        else:
+            chain = self._key_maker.chain(spec)
+        job.keys = tuple(chain.keys)
+        return chain
 
     async def _open_constraint(self, spec: RequestSpec) -> Constraint | None:
         """Where the answer is in its grammar, if it has one. Raises Invalid for one that can't be
@@ -281,10 +310,11 @@ class Worker:
 
     async def _receive(self, job: Job, source: WorkerRef) -> None:
         constraint = await self._open_constraint(job.spec)
+        chain = await self._hash(job)
         landing = Landing()
         self._witness.pulls(job, landing.shipment)
         try:
-            token_id = await self._intake.bring_in(job.spec, source, landing)
+            token_id = await self._intake.bring_in(job.spec, chain, source, landing)
         finally:
             if landing.strays:
                 self._quarantine(job, landing)
@@ -523,7 +553,8 @@ class Worker:
                 self._fail(job, Unavailable("no decode worker came for the request"))
 
     async def _refresh_load(self) -> None:
-        coming = [Coming(job.spec, job.task) for job in self._jobs.values() if job.runner]
+        jobs = [job for job in self._jobs.values() if job.runner]
+        coming = [Coming(job.spec, job.task, job.keys) for job in jobs]
         answers, clock = self._answers, self._clock
         mean = answers.mean
         load, self._witness.gauges.stats = await self._engine.call(

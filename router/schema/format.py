@@ -45,7 +45,7 @@ class StructuredOutputs(Body):
 
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
     regex: str | None = None
-    choice: list[str] | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     grammar: str | None = None
     json_object: Literal[True] | None = None
 
@@ -69,7 +69,7 @@ class Format(Body):
     # Beyond OpenAI's
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     """In Lark's notation."""
     structured_outputs: StructuredOutputs | None = None

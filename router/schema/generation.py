@@ -58,7 +58,9 @@ class Generation(Format, ABC):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
     ignore_eos: bool | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOP_TOKENS)] | None = None
+    stop_token_ids: (
+        Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
     return_token_ids: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None

@@ -69,7 +69,8 @@ def _check_annotations(value: Any) -> Any:
 
 
 Calls = Annotated[
-    list[Annotated[dict[str, Any], AfterValidator(_check_call)]], Field(max_length=MAX_CALLS)
+    list[Annotated[dict[str, Any], AfterValidator(_check_call)]],
+    Field(max_length=MAX_CALLS, fail_fast=True),
 ]
 
 
@@ -126,7 +127,7 @@ class Message(Body):
         return value
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
 def check_continuation(messages: Sequence[Message], add_generation_prompt: bool | None) -> None:

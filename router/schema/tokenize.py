@@ -1,8 +1,8 @@
 """POST /tokenize and /detokenize."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from router.schema.body import Body, wrong_field
 from router.schema.chat import Variables
@@ -33,4 +33,4 @@ class TokenizeBody(Body):
 
 class DetokenizeBody(Body):
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], Field(fail_fast=True)]

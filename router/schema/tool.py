@@ -43,7 +43,7 @@ def _check_tools(tools: list[Tool]) -> list[Tool]:
 
 Tools = Annotated[
     list[Annotated[Tool, AfterValidator(_check_tool)]],
-    Field(max_length=MAX_TOOLS),
+    Field(max_length=MAX_TOOLS, fail_fast=True),
     AfterValidator(_check_tools),
 ]
 

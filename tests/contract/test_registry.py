@@ -276,6 +276,8 @@ async def test_redis_gone_and_back(tmp_path: Path) -> None:
     "change",
     [
         {"generation": -1},
+        {"generation": 2**63},
+        {"block_tokens": 10**18},
         {"generation": "1"},
         {"role": "cook"},
         {"address": 7},
@@ -306,6 +308,11 @@ def test_malformed_members_are_refused(change: dict[str, object]) -> None:
         {"prefill_cost": {"fixed_seconds": 1}},
         {"decode_cost": 7},
         {"answer_tokens": True},
+        {"answer_tokens": 1e300},
+        {"queued_tokens": 10**18},
+        {"queue": [{"deadline_seconds": -1e300, "work_seconds": 1}]},
+        {"link_bytes_per_second": 1e-300},
+        {"link_bytes_per_second": 0},
     ],
 )
 def test_malformed_loads_are_refused(change: dict[str, object]) -> None:

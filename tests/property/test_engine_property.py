@@ -22,6 +22,7 @@ from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.pipeline import Pipeline
 from baton.engine.plan import Plan, Runner, StepOutput
 from baton.errors import Invalid, Overloaded
+from tests.engine_state import cached_tokens
 
 VOCAB_SIZE = 40
 EOS = frozenset({TokenId(3)})
@@ -151,7 +152,7 @@ class Pair:
         """What the store has and the pool has not. The last block turns out to be bad."""
         root = side.engine.key_root(spec.tenant_salt)
         keys = block_keys(root, spec.token_ids, self.block_tokens)
-        have = side.engine.cached_prefix_tokens(spec) // self.block_tokens
+        have = cached_tokens(side.engine, spec) // self.block_tokens
         missing = [key for key in keys[have:] if key in self.store]
         missing = missing[: next((i for i, k in enumerate(missing) if k != keys[have + i]), None)]
         block_ids = side.engine.begin_import(missing, after=keys[:have])
@@ -163,7 +164,7 @@ class Pair:
             side.runner.import_block(block_id, self.store[key])
         side.engine.finish_import(missing, block_ids, num_good)
         side.engine.check_integrity()
-        assert side.engine.cached_prefix_tokens(spec) >= (have + num_good) * self.block_tokens
+        assert cached_tokens(side.engine, spec) >= (have + num_good) * self.block_tokens
 
     def on_progress(self, progress: PrefillProgress) -> None:
         job = self.jobs[progress.request_id]

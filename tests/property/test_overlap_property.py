@@ -22,6 +22,7 @@ from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.pipeline import Direct, Pipeline, RunnerThread
 from baton.engine.plan import Plan, Runner, StepOutput, fill_in
+from tests.engine_state import cached_tokens
 from tests.property.test_engine_property import (
     EOS,
     Job,
@@ -236,7 +237,7 @@ def outcome(
         _run(engine, errands, told)
     finally:
         engine.close()
-    cached = [engine.cached_prefix_tokens(errand.spec) for errand in errands]
+    cached = [cached_tokens(engine, errand.spec) for errand in errands]
     return Outcome(told, engine.stats().pool, cached)
 
 

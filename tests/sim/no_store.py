@@ -1,15 +1,20 @@
 """A worker's store where there is none."""
 
 import asyncio
+from collections.abc import Sequence
 
+from baton.core.ids import BlockKey
 from baton.core.request import RequestSpec
 from baton.engine.result import StepResult
 from baton.worker.extension import Extension
 
 
 class NoStore:
-    async def extend(self, spec: RequestSpec) -> Extension:
+    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> Extension:
         return Extension(spec.request_id)
+
+    async def extend(self, extension: Extension, num_cached: int) -> None:
+        raise AssertionError("nothing was found")
 
     def follow(self, extension: Extension) -> None:
         pass

@@ -248,7 +248,7 @@ class StoreCluster:
         )
         worker = Worker(
             WorkerId(name), Generation(1), WorkerConfig(), line, intake, store, layout, transports,
-            BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK,
+            engine.keys, DIGEST.hex(), "here", CLOCK,
         )  # fmt: skip
         for work in (line.run(), store.run(), worker.run()):
             self.tasks.create_task(work)

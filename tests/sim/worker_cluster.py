@@ -156,7 +156,7 @@ def make_node(
     metrics = CollectorRegistry()
     worker = Worker(
         WorkerId(name), Generation(1), config, thread, intake, NoStore(), layout, transports,
-        BLOCK_TOKENS, DIGEST.hex(), "here", CLOCK, role=Role(name), constraints=constraints,
+        engine.keys, DIGEST.hex(), "here", CLOCK, role=Role(name), constraints=constraints,
         witness=Witness(name, metrics, CLOCK, spans),
     )  # fmt: skip
     peers.workers[name] = worker

@@ -14,6 +14,7 @@ from baton.core.placement import MAX_ALTERNATIVES, Placement
 from baton.core.states import Role, WorkerState
 from baton.core.store import StoreHint, Tier, WatchPage
 from baton.errors import Invalid, Overloaded, Unavailable
+from baton.registry.codec import LEAST_RATE, MOST
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from conductor.conductor import STALE_SECONDS, Conductor, ConductorConfig
@@ -91,6 +92,33 @@ class House:
     def hold(self, node: str, *held: BlockKey) -> None:
         page = WatchPage(Generation(1), 0, Tier.DRAM, held, reset=True)
         assert self.mirror.apply(WorkerId(node), page)
+
+
+# -- members that say anything ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [0, LEAST_RATE, MOST])
+async def test_no_report_keeps_the_others_from_being_placed(number: float) -> None:
+    """Whatever the codec lets through, a conductor can compute with."""
+    house, count = House(read_alone=True), int(number)
+    wild = {
+        "running": count, "waiting": count, "queued_tokens": count, "num_blocks": count,
+        "free_blocks": count, "decode_requests": count, "context_tokens": count,
+        "promised_tokens": count, "answer_tokens": number, "short_answer_tokens": number,
+        "prefill_cost": PrefillCost(number, number, number), "prefill_error": number,
+        "decode_cost": DecodeCost(number, number, number),
+        "queue": tuple(QueuedWork(due, number) for due in (-number, number, None)),
+        "link_bytes_per_second": max(number, LEAST_RATE),
+    }  # fmt: skip
+    await house.announce(
+        reader("p0"), reader("p1", **wild), writer("d0"), writer("d1", **wild),
+        reader("p2", **wild), writer("d2", **wild),
+    )  # fmt: skip
+    for turn in range(20):
+        placement = house.place(str(turn))
+        assert placement.decode is not None
+        house.clock.advance(0.3)
+        await house.announce(reader("p1", **wild), writer("d1", **wild))
 
 
 # -- sessions -------------------------------------------------------------------------------

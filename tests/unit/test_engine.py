@@ -17,6 +17,7 @@ from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.plan import Plan, StepOutput
 from baton.engine.result import Admitted, StepWork
 from baton.errors import Invalid, NotFound, Overloaded
+from tests.engine_state import cached_tokens
 
 CONFIG = EngineConfig(
     block_tokens=4, max_model_tokens=64, max_step_tokens=16, watermark_blocks=0, growth_tokens=6
@@ -227,7 +228,7 @@ def test_cached_tokens_come_with_the_first_output() -> None:
     bench = Bench()
     bench.engine.add(spec("a"), Task.WHOLE)
     assert [each.cached_tokens for each in bench.run()] == [0, 0, 0, 0, 0]
-    assert bench.engine.cached_prefix_tokens(spec("b")) == 8
+    assert cached_tokens(bench.engine, spec("b")) == 8
     bench.engine.add(spec("b"), Task.WHOLE)
     outputs = bench.run()
     assert [each.cached_tokens for each in outputs] == [8, 0, 0, 0, 0]
@@ -248,7 +249,7 @@ def test_tenants_share_nothing() -> None:
     bench.engine.add(spec("a"), Task.WHOLE)
     bench.run()
     other = replace(spec("b"), tenant_salt=b"other")
-    assert bench.engine.cached_prefix_tokens(other) == 0
+    assert cached_tokens(bench.engine, other) == 0
     assert (
         bench.engine.key_root(b"other")
         == KeyRoot(b"model", "float32", 4, tenant_salt=b"other").key()
@@ -257,12 +258,12 @@ def test_tenants_share_nothing() -> None:
 
 def test_a_request_id_says_nothing_of_its_tokens() -> None:
     bench = Bench()
-    assert bench.engine.cached_prefix_tokens(spec("a")) == 0
+    assert cached_tokens(bench.engine, spec("a")) == 0
     bench.engine.add(spec("a", PROMPT[::-1]), Task.WHOLE)
     bench.engine.check_integrity()
     bench.run()
-    assert bench.engine.cached_prefix_tokens(spec("b")) == 0
-    assert bench.engine.cached_prefix_tokens(spec("b", PROMPT[::-1])) == 8
+    assert cached_tokens(bench.engine, spec("b")) == 0
+    assert cached_tokens(bench.engine, spec("b", PROMPT[::-1])) == 8
 
 
 def test_prefill_progress_then_held_until_released() -> None:
@@ -413,7 +414,7 @@ def test_an_imported_prefix_is_a_cached_prefix() -> None:
     block_ids = bench.engine.begin_import(keys)
     assert block_ids == [0, 1]
     bench.engine.check_integrity()
-    assert bench.engine.cached_prefix_tokens(spec("b")) == 0
+    assert cached_tokens(bench.engine, spec("b")) == 0
     for block_id, each in zip(block_ids, data, strict=True):
         bench.runner.import_block(block_id, each)
     bench.engine.finish_import(keys, block_ids, 2)
@@ -429,7 +430,7 @@ def test_an_import_that_failed_in_part() -> None:
     block_ids = bench.engine.begin_import(keys)
     assert block_ids is not None
     bench.engine.finish_import(keys, block_ids, 1, quarantine=True)
-    assert bench.engine.cached_prefix_tokens(spec("a")) == 4
+    assert cached_tokens(bench.engine, spec("a")) == 4
     assert bench.pool() == PoolCounts(16, free=14, filling=0, idle=1, referenced=0, quarantined=1)
     bench.engine.release_quarantine(block_ids[1:])
     bench.engine.check_integrity()
@@ -458,7 +459,7 @@ def test_an_import_does_not_evict_what_it_extends() -> None:
     tail = bench.engine.begin_import(keys[2:], after=keys[:2])
     assert tail == [2, 3]
     bench.engine.finish_import(keys[2:], tail, 2)
-    assert bench.engine.cached_prefix_tokens(spec("a", long)) == 16
+    assert cached_tokens(bench.engine, spec("a", long)) == 16
     # The leaf is evicted before what it hangs on.
     assert bench.engine.begin_import(block_keys(BlockKey(bytes(16)), long[:4], 4)) == [3]
 
@@ -623,7 +624,7 @@ def test_a_copied_tail_never_fills_a_block() -> None:
     block_ids = bench.engine.begin_import(keys)
     assert block_ids is not None  # all that a has left is gone; b's blocks are duplicates
     bench.engine.finish_import(keys, block_ids, 0)
-    assert bench.engine.cached_prefix_tokens(spec("a")) == 0
+    assert cached_tokens(bench.engine, spec("a")) == 0
     for name in "cd":
         bench.engine.add(spec(name, max_tokens=1), Task.WHOLE)
     outputs = bench.run()

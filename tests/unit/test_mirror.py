@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 
+import pytest
+
 from baton.clock import ManualClock
 from baton.core.ids import BlockKey, Generation, WorkerId
 from baton.core.member import Member
@@ -51,6 +53,20 @@ def test_a_gap_another_life_and_a_stranger_are_not_applied() -> None:
     assert mirror.best(KEYS) == StoreHint(A, 2)
     assert mirror.apply(A, page(9, KEYS[0], life=2, reset=True))
     assert mirror.best(KEYS) == StoreHint(A, 1)
+
+
+def test_a_node_that_says_to_have_everything_is_not_followed_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("conductor.mirror.MAX_NODE_BLOCKS", 3)
+    mirror = Mirror()
+    assert mirror.apply(A, page(1, *KEYS[:3], reset=True))
+    for number in range(2, 9):
+        assert mirror.apply(A, page(number, *KEYS[3:5]))
+    assert (mirror.num_blocks, mirror.position(A)) == (3, (1, 8))
+    assert mirror.apply(A, page(9, KEYS[0], tier=Tier.NONE))
+    assert mirror.apply(A, page(10, KEYS[3]))
+    assert mirror.num_blocks == 3
 
 
 class Cluster:

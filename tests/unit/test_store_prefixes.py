@@ -73,8 +73,13 @@ class OneNode:
     def __init__(self, transport: MemoryTransport) -> None:
         self._transport = transport
 
+    has_nodes = True
+
     async def find(self, keys: object, hint: object) -> Member:
         return NODE
+
+    async def num_held(self, node: Member, keys: list[Any]) -> int:
+        return len(keys)
 
     async def lease(self, node: Member, keys: list[Any], max_bytes: int) -> Any:
         size = BLOCK_TOKENS * 8
@@ -116,7 +121,9 @@ def worker() -> tuple[Engine, BusyDoor, StorePrefixes]:
 async def cancel_after(num_turns: int) -> Engine:
     """The engine after a request was cancelled so many steps after it asked for its prefix."""
     engine, door, store = worker()
-    asking = asyncio.create_task(store.extend(request("r", list(range(40)), 4)))
+    spec = request("r", list(range(40)), 4)
+    extension = await store.find(spec, engine.keys.chain(spec).keys)
+    asking = asyncio.create_task(store.extend(extension, 0))
     for _ in range(num_turns):
         await door.turn()
     await asyncio.sleep(0.01)
@@ -129,10 +136,19 @@ async def cancel_after(num_turns: int) -> Engine:
 
 
 def test_blocks_of_an_import_that_nobody_waits_for_are_given_back() -> None:
-    counts = simulate(cancel_after(1)).stats().pool
+    counts = simulate(cancel_after(0)).stats().pool
     assert counts.free == counts.num_blocks
 
 
 def test_a_stray_read_does_not_hide_that_its_request_was_cancelled() -> None:
-    counts = simulate(cancel_after(2)).stats().pool
+    counts = simulate(cancel_after(1)).stats().pool
     assert counts.quarantined == 9 and counts.free == counts.num_blocks - 9
+
+
+def test_the_store_is_asked_without_waiting_for_a_step() -> None:
+    async def ask() -> int:
+        engine, _, store = worker()  # whose door answers nobody
+        spec = request("r", list(range(40)), 4)
+        return (await store.find(spec, engine.keys.chain(spec).keys)).num_stored
+
+    assert simulate(ask()) == 9  # the block that ends with the last token is no gain

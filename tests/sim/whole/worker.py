@@ -121,7 +121,7 @@ class WorkerLife:
         )  # fmt: skip
         self.worker = Worker(
             WorkerId(plan.name), Generation(self.generation), WORKER, door, intake, self.store,
-            layout, transports, BLOCK_TOKENS, DIGEST.hex(), plan.host, house.clock,
+            layout, transports, self.engine.keys, DIGEST.hex(), plan.host, house.clock,
             self._has_heirs, plan.role, self._hurry,
         )  # fmt: skip
 

@@ -1,0 +1,94 @@
+"""What a reader maps: a sealed memory file of the size that was told, and nothing else."""
+
+import fcntl
+import os
+import socket
+import tempfile
+from collections.abc import Callable
+
+import pytest
+
+from baton.clock import SystemClock
+from baton.core.handoff import Endpoint
+from baton.errors import Invalid, Unavailable
+from baton.memory_file import new_memory_file
+from baton.transport.base import Span, TransferState
+from baton.transport.region import HostMemory
+from baton.transport.shm import _METADATA, ShmTransport, start_ticks
+
+SIZE = 4096
+
+
+def transport(owner: str) -> ShmTransport:
+    return ShmTransport(owner, 1, SystemClock(), "here")
+
+
+def told(descriptor: int, size_bytes: int = SIZE, pid: int | None = None) -> Endpoint:
+    pid = os.getpid() if pid is None else pid
+    metadata = _METADATA.pack(pid, descriptor, start_ticks(pid))
+    return Endpoint("shm", "liar", 1, "here", size_bytes, metadata)
+
+
+def shrinking() -> int:
+    """Whoever reads its mapping beyond its end is ended by the system."""
+    file = os.memfd_create("shrinks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, SIZE)
+    return file
+
+
+def on_disk() -> int:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(SIZE)
+        return os.dup(file.fileno())
+
+
+def pipe() -> int:
+    ends = os.pipe()
+    os.close(ends[1])
+    return ends[0]
+
+
+@pytest.mark.parametrize(
+    ("make", "size_bytes", "why"),
+    [
+        (shrinking, SIZE, "not sealed"),
+        (on_disk, SIZE, r"no memory file|not sealed"),
+        (pipe, SIZE, "no memory file"),
+        (lambda: socket.socket().detach(), SIZE, "no memory file"),
+        (lambda: os.open("/dev/zero", os.O_RDWR), SIZE, "no memory file"),
+        (lambda: new_memory_file("short", SIZE), 2 * SIZE, "4096 bytes, not 8192"),
+        (lambda: new_memory_file("empty", 0), 0, "0 bytes, not 0"),
+    ],
+)
+def test_what_is_no_pool_is_not_mapped(make: Callable[[], int], size_bytes: int, why: str) -> None:
+    file = make()
+    try:
+        with pytest.raises(Invalid, match=why):
+            transport("reader").connect(told(file, size_bytes))
+    finally:
+        os.close(file)
+
+
+def test_what_is_not_there_is_unavailable() -> None:
+    with pytest.raises(Unavailable):
+        transport("reader").connect(told(1 << 20))
+    with pytest.raises(Invalid, match="malformed"):
+        transport("reader").connect(Endpoint("shm", "liar", 1, "here", SIZE, b"x"))
+
+
+def test_a_pool_can_t_shrink_and_is_read() -> None:
+    source, reader = HostMemory("source", SIZE), HostMemory("reader", SIZE)
+    source.view[:4] = b"good"
+    with pytest.raises(PermissionError):
+        os.ftruncate(source.file_descriptor, 0)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(source.file_descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    sending, receiving = transport("source"), transport("reader")
+    sending.register(source.region)
+    receiving.register(reader.region)
+    peer = receiving.connect(sending.export())
+    batch = receiving.prepare(peer, [Span(0, 8, 4)], 1.0)
+    receiving.post(batch)
+    assert receiving.poll(batch) is TransferState.DONE
+    assert bytes(reader.view[8:12]) == b"good"
+    receiving.close()

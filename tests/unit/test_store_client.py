@@ -1,0 +1,83 @@
+"""What a store node says is checked by who asked it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.clock import ManualClock
+from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
+from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.core.store import LeasedBlocks, LeaseQuery
+from baton.errors import Unavailable
+from baton.kv.memory_index import MemoryKvIndex
+from baton.kv.store_client import StoreClient
+from baton.registry.membership import Membership
+from baton.registry.memory import MemoryRegistry
+from baton.transport.memory import MemoryFabric, MemoryTransport
+from baton.transport.region import HostMemory
+
+NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Generation(1), WorkerState.READY)
+KEYS = [BlockKey(bytes([number]) * 16) for number in range(4)]
+
+
+def refs(keys: Sequence[BlockKey]) -> tuple[BlockRef, ...]:
+    return tuple(BlockRef(0, 8, 0, key) for key in keys)
+
+
+SOUND = LeasedBlocks("1", CHECKSUM_XXH3, refs(KEYS[:2]), num_held=3, num_promoted=1)
+
+
+class Said:
+    """A link to a node that says what it is told to."""
+
+    def __init__(self, leased: LeasedBlocks, endpoint: Endpoint) -> None:
+        self._leased = leased
+        self._endpoint = endpoint
+
+    async def lease(self, query: LeaseQuery) -> LeasedBlocks:
+        return self._leased
+
+    async def open(self, transports: Sequence[str], host: str) -> Endpoint:
+        return self._endpoint
+
+
+def client_of(leased: LeasedBlocks, **endpoint: Any) -> StoreClient:
+    clock, fabric = ManualClock(), MemoryFabric()
+    source = MemoryTransport(fabric, "store", 1, clock)
+    source.register(HostMemory("store", 64).region)
+    link = Said(leased, replace(source.export(), **endpoint))
+    transports: Any = {"memory": MemoryTransport(fabric, "worker", 1, clock)}
+    membership = Membership(MemoryRegistry(clock), clock)
+    connect: Any = lambda member: link  # noqa: E731
+    return StoreClient(membership, MemoryKvIndex(), transports, connect, "here", clock, 1.0)
+
+
+async def test_a_sound_lease_is_taken() -> None:
+    lease = await client_of(SOUND).lease(NODE, KEYS, 1000)
+    assert lease is not None and lease.leased == SOUND
+
+
+@pytest.mark.parametrize(
+    ("said", "endpoint"),
+    [
+        ({"blocks": refs(KEYS[1:3])}, {}),
+        ({"blocks": refs([*KEYS, KEYS[0]]), "num_held": 5}, {}),
+        ({"num_held": 1}, {}),
+        ({"num_held": 5}, {}),
+        ({"num_promoted": 3}, {}),
+        ({}, {"owner": "another"}),
+        ({}, {"transport": "nixl"}),
+    ],
+)
+async def test_a_node_that_says_what_can_t_be_is_left_alone(
+    said: dict[str, Any], endpoint: dict[str, Any]
+) -> None:
+    client = client_of(replace(SOUND, **said), **endpoint)
+    with pytest.raises(Unavailable, match=r"lends|offers|was not offered"):
+        await client.lease(NODE, KEYS, 1000)
+    with pytest.raises(Unavailable, match="failed lately"):
+        await client.lease(NODE, KEYS, 1000)
