@@ -302,6 +302,12 @@ class Settings(BaseSettings):
     max_file_bytes: Size = 64 * 2**20
     batch_folder_bytes: Size = 4 * 2**30
     """Of all files of all tenants."""
+    tenant_files: Count = 10_000
+    """Of one tenant, as the three below; the tenants file may say otherwise for each. A list of so
+    many is read from disk in a second."""
+    tenant_file_bytes: Size = 2**30
+    tenant_uploads_per_minute: Count = 60
+    tenant_concurrent_uploads: Count = 4
     place_seconds: Seconds = 5.0
     first_token_seconds: Seconds = 120.0
     next_token_seconds: Seconds = 60.0

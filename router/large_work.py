@@ -3,20 +3,18 @@
 import asyncio
 import ctypes
 import threading
-from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from baton.core.ids import TenantId
+from router.fair_threads import FairThreads
 
 LARGE_BODY_BYTES = 32 * 1024
 """Beyond, parsing and tokenising take milliseconds, and move to a thread."""
 
 NUM_THREADS = 2
 """Each may need ten times a body's size in memory, and the event loop waits for its turn among
-them. A tenant has all but one, so that another's work always finds one that is free soon."""
+them."""
 
 TRIM_BYTES = 1024 * 1024
 """After work on so much, memory that is free goes back to the system."""
@@ -28,90 +26,30 @@ Result = TypeVar("Result")
 
 
 class LargeWork:
-    """Single event loop. The bodies that wait are those of requests under way, which are counted
-    and bounded elsewhere (the gate, and the budget of their bytes)."""
+    """Single event loop. The bodies that wait are counted and bounded by the gate, and by the
+    budget of their bytes."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
-        self._num_threads = num_threads
-        self._threads = ThreadPoolExecutor(num_threads, "large-body")
-        self._waiting: OrderedDict[TenantId, deque[asyncio.Future[None]]] = OrderedDict()
-        """Those whose turn comes next first."""
-        self._running: dict[TenantId, int] = {}
+        self._threads = FairThreads(num_threads, "large-body")
         self._trims = False
 
     async def run(self, tenant: TenantId, size_bytes: int, call: Callable[[], Result]) -> Result:
-        """Runs ``call`` here, or in a thread when it would hold up everybody else. A thread that
-        has begun goes on after its caller was cancelled, and is only then free for others."""
+        """Runs ``call`` here, or in a thread when it would hold up everybody else."""
         if size_bytes <= LARGE_BODY_BYTES:
             return call()
-        await self._take_turn(tenant)
-        loop = asyncio.get_running_loop()
         try:
-            work = loop.run_in_executor(self._threads, call)
-        except BaseException:
-            self._give_turn(tenant)
-            raise
-        work.add_done_callback(lambda _: self._note_end(loop, tenant, size_bytes))
-        try:
-            # Shielded: the thread can't be stopped, so its end is what counts.
-            return await asyncio.shield(work)
+            return await self._threads.run(tenant, call)
         finally:
-            del work  # else an exception would hold it, and so itself, and the body
+            self._trim_later(size_bytes)
 
     @property
     def num_waiting(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return self._threads.num_waiting
 
-    async def _take_turn(self, tenant: TenantId) -> None:
-        if self._is_free_for(tenant):
-            self._begin(tenant)
-            return
-        turn = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(tenant, deque()).append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                self._forget(tenant, turn)
-            else:
-                self._give_turn(tenant)
-            raise
-
-    def _is_free_for(self, tenant: TenantId) -> bool:
-        own = self._running.get(tenant, 0)
-        is_any_free = sum(self._running.values()) < self._num_threads
-        return is_any_free and own < max(self._num_threads - 1, 1)
-
-    def _begin(self, tenant: TenantId) -> None:
-        self._running[tenant] = self._running.get(tenant, 0) + 1
-
-    def _give_turn(self, tenant: TenantId) -> None:
-        self._running[tenant] -= 1
-        if not self._running[tenant]:
-            del self._running[tenant]
-        chosen = next(filter(self._is_free_for, self._waiting), None)
-        if chosen is None:
-            return
-        turns = self._waiting.pop(chosen)
-        turn = turns.popleft()
-        if turns:
-            self._waiting[chosen] = turns  # behind all others
-        self._begin(chosen)
-        turn.set_result(None)
-
-    def _forget(self, tenant: TenantId, turn: asyncio.Future[None]) -> None:
-        turns = self._waiting.get(tenant)
-        if turns is not None:
-            with suppress(ValueError):
-                turns.remove(turn)
-            if not turns:
-                del self._waiting[tenant]
-
-    def _note_end(self, loop: asyncio.AbstractEventLoop, tenant: TenantId, size_bytes: int) -> None:
-        self._give_turn(tenant)
+    def _trim_later(self, size_bytes: int) -> None:
         if size_bytes >= TRIM_BYTES and not self._trims:
             self._trims = True
-            loop.call_later(TRIM_SECONDS, self._trim)
+            asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
 
     def _trim(self) -> None:
         """In a thread of its own: it takes no turn from anybody."""

@@ -26,6 +26,7 @@ from router.app import build_app
 from router.attempt import Deadlines
 from router.auth import Doorkeeper
 from router.batches.desk import Desk
+from router.batches.file_limits import FileLimits
 from router.batches.library import Library
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
@@ -253,6 +254,12 @@ class RouterProgram:
             lines_per_worker=settings.batch_lines,
             max_file_bytes=settings.max_file_bytes,
             folder_bytes=settings.batch_folder_bytes,
+            file_limits=FileLimits(
+                settings.tenant_files,
+                settings.tenant_file_bytes,
+                settings.tenant_uploads_per_minute,
+                settings.tenant_concurrent_uploads,
+            ),
         )
 
     def _build_ports(self) -> Ports:

@@ -1,16 +1,25 @@
 """Files and batches as one router has them: what clients ask of them, and their runner."""
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
 import orjson
 
 from baton.core.ids import TenantId
 from baton.core.states import Role
 from router.batches.batch import ENDPOINTS, Batch, Status
+from router.batches.file_limits import FileLimits, UploadAdmission
 from router.batches.library import Library
 from router.batches.line import Reply
 from router.batches.room import Business, lines_now
 from router.batches.runner import Runner
-from router.batches.shelf import MAX_FILES, FileRecord, Shelf, Upload
+from router.batches.shelf import FileRecord, Shelf, Upload
+from router.batches.space import Space
 from router.exchange import AnswerExchange, ChatExchange, CompletionExchange
+from router.fair_threads import FairThreads
 from router.problem import Problem
 from router.service import Service
 
@@ -19,8 +28,14 @@ EXCHANGES: dict[str, type[AnswerExchange]] = dict(
 )
 
 
+DISK_THREADS = 4
+"""For what clients ask of files and batches; a disk may be slow."""
+
+Result = TypeVar("Result")
+
+
 class Desk:
-    """Its methods but :meth:`run` touch the disk: they are called off the event loop."""
+    """Methods that touch the disk are called by :meth:`on_disk`; those that don't say so."""
 
     def __init__(
         self,
@@ -30,12 +45,18 @@ class Desk:
         lines_per_worker: int,
         max_file_bytes: int,
         folder_bytes: int,
+        file_limits: FileLimits | None = None,
     ) -> None:
         self.max_file_bytes = max_file_bytes
         self._service = service
         self._library = library
         self._lines_per_worker = lines_per_worker
-        self._folder_bytes = folder_bytes
+        self._space = Space(library, folder_bytes)
+        self._file_limits = file_limits or FileLimits()
+        self._uploads = UploadAdmission(
+            service.clock, lambda: service.cluster.num_routers, service.ledger
+        )
+        self._threads = FairThreads(DISK_THREADS, "files")
         self._runner = Runner(
             library,
             self._ask,
@@ -50,19 +71,39 @@ class Desk:
         if self._lines_per_worker:
             await self._runner.run()
 
+    def upload_turn(self, tenant: TenantId) -> AbstractContextManager[None]:
+        """As long as an upload is under way; on the event loop. It raises RateLimited."""
+        return self._uploads.enter(tenant, self.file_limits(tenant))
+
+    def file_limits(self, tenant: TenantId) -> FileLimits:
+        return self._file_limits.of(self._service.doorkeeper.roll.tenant(tenant))
+
+    async def on_disk(
+        self, tenant: TenantId, call: Callable[..., Result], *arguments: Any
+    ) -> Result:
+        """In a thread, in the tenant's turn. Raises Problem (503) where the operator's folder is
+        full, or none."""
+        try:
+            return await self._threads.run(tenant, partial(call, *arguments))
+        except OSError as error:
+            message = f"files can't be kept by this router: {error.strerror}"
+            raise Problem(
+                503, message, kind="service_unavailable_error", code="no_folder"
+            ) from error
+
     # -- files -----------------------------------------------------------------------------------
 
     def shelf(self, tenant: TenantId) -> Shelf:
         return self._library.shelf(tenant)
 
-    def open_upload(self, tenant: TenantId) -> Upload:
-        """Raises Problem when there is no room."""
-        if len(self.shelf(tenant).list()) >= MAX_FILES:
-            raise Problem(413, f"there are {MAX_FILES} files, and that is the limit")
-        room = self._folder_bytes - self._library.used_bytes()
-        if room <= 0:
-            raise Problem(413, "there is no room for files: delete some", code="no_space")
-        return self.shelf(tenant).upload(self._service.new_id(), min(self.max_file_bytes, room))
+    def open_upload(self, tenant: TenantId, expected: int) -> Upload:
+        """Room for ``expected`` bytes is its own. Raises Problem (413) when there is none."""
+        limits, name = self.file_limits(tenant), self._service.new_id()
+
+        def reserve(path: Path, least: int, wanted: int) -> int:
+            return self._space.reserve(tenant, path, limits, least, wanted)
+
+        return self.shelf(tenant).upload(name, self.max_file_bytes, expected, reserve)
 
     def add_file(
         self, tenant: TenantId, upload: Upload, filename: str, expires_seconds: int | None
@@ -100,7 +141,8 @@ class Desk:
             f"batch_{self._service.new_id()}", tenant, endpoint, input_file_id, self.now,
             metadata, output_seconds,
         )  # fmt: skip
-        self._library.create(batch)
+        with self._space.locked():
+            self._library.create(batch)
         return batch
 
     def batch(self, tenant: TenantId, batch_id: str) -> Batch:

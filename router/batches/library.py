@@ -32,10 +32,16 @@ class Library:
     def shelf(self, tenant: TenantId) -> Shelf:
         return Shelf(self._home(tenant) / "files")
 
-    def used_bytes(self) -> int:
-        """Of all files, those under way and what batches write among them."""
-        patterns = ("*/files/*", "*/batches/*.output", "*/batches/*.error")
+    def used_bytes(self, tenant: TenantId | None = None) -> int:
+        """Of all files, or of one tenant's, those under way and what batches write among them."""
+        home = "*" if tenant is None else self._home(tenant).name
+        patterns = (f"{home}/files/*", f"{home}/batches/*.output", f"{home}/batches/*.error")
         return sum(size_bytes(path) for pattern in patterns for path in self.root.glob(pattern))
+
+    def num_files(self, tenant: TenantId) -> int:
+        """Those under way among them."""
+        folder = self._home(tenant) / "files"
+        return sum(1 for pattern in ("*.json", "*.part") for _ in folder.glob(pattern))
 
     def expire(self, now: float) -> None:
         """Deletes all files whose time is over."""

@@ -1,8 +1,9 @@
 """/v1/files and /v1/batches, as OpenAI has them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, BinaryIO, Protocol, TypeVar
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Protocol
 
 import orjson
 from fastapi import FastAPI, Request
@@ -29,8 +30,6 @@ FORM_FIELDS = frozenset(
 
 CHUNK_BYTES = 256 * 1024
 
-Result = TypeVar("Result")
-
 
 class Listed(Protocol):
     @property
@@ -48,16 +47,15 @@ def add_batches(app: FastAPI, service: Service, desk: Desk) -> None:
 def _add_files(app: FastAPI, service: Service, desk: Desk) -> None:
     @app.post("/v1/files")
     async def upload(request: Request) -> Response:
-        tenant = _tenant(service, request)
         service.check_open()
-        with service.entrance.room(service.doorkeeper.roll.tenant(tenant), 1):
+        with _turn(service, request) as tenant, desk.upload_turn(tenant):
             return await _upload(request, service, desk, tenant)
 
     @app.get("/v1/files")
     async def list_files(request: Request) -> Response:
-        shelf = desk.shelf(_tenant(service, request))
         query = dict(request.query_params)
-        files = await _on_disk(shelf.list)
+        with _turn(service, request) as tenant:
+            files = await desk.on_disk(tenant, desk.shelf(tenant).list)
         purpose = query.pop("purpose", None)
         wanted = [file for file in files if purpose in (None, file.purpose)]
         if query.pop("order", "desc") == "desc":
@@ -66,85 +64,84 @@ def _add_files(app: FastAPI, service: Service, desk: Desk) -> None:
 
     @app.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
-        shelf = desk.shelf(_tenant(service, request))
-        return _json((await _on_disk(shelf.get, file_id)).json)
+        with _turn(service, request) as tenant:
+            return _json((await desk.on_disk(tenant, desk.shelf(tenant).get, file_id)).json)
 
     @app.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Response:
-        shelf = desk.shelf(_tenant(service, request))
-        record, file = await _on_disk(shelf.open, file_id)
+        with _turn(service, request) as tenant:
+            record, file = await desk.on_disk(tenant, desk.shelf(tenant).open, file_id)
         headers = {"content-length": str(record.bytes)}
         return StreamingResponse(_chunks(file), 200, headers, "application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
-        await _on_disk(desk.delete_file, _tenant(service, request), file_id)
+        with _turn(service, request) as tenant:
+            await desk.on_disk(tenant, desk.delete_file, tenant, file_id)
         return _json({"id": file_id, "object": "file", "deleted": True})
 
 
 def _add_batches(app: FastAPI, service: Service, desk: Desk) -> None:
     @app.post("/v1/batches")
     async def create(request: Request) -> Response:
-        tenant = _tenant(service, request)
         service.check_open()
-        body = parse(BatchBody, await _read(request, service))
-        expires = body.output_expires_after
-        batch = await _on_disk(
-            desk.create,
-            tenant,
-            body.endpoint,
-            body.input_file_id,
-            body.metadata,
-            None if expires is None else expires.seconds,
-        )
+        with _turn(service, request) as tenant:
+            body = parse(BatchBody, await _read(request, service))
+            expires = body.output_expires_after
+            batch = await desk.on_disk(
+                tenant,
+                desk.create,
+                tenant,
+                body.endpoint,
+                body.input_file_id,
+                body.metadata,
+                None if expires is None else expires.seconds,
+            )
         desk.hurry()
         return _json(batch.json)
 
     @app.get("/v1/batches")
     async def list_batches(request: Request) -> Response:
-        batches = await _on_disk(desk.batches, _tenant(service, request))
+        with _turn(service, request) as tenant:
+            batches = await desk.on_disk(tenant, desk.batches, tenant)
         return _page(batches, dict(request.query_params), 100)
 
     @app.get("/v1/batches/{batch_id}")
     async def get_batch(request: Request, batch_id: str) -> Response:
-        tenant = _tenant(service, request)
-        return _json((await _on_disk(desk.batch, tenant, batch_id)).json)
+        with _turn(service, request) as tenant:
+            return _json((await desk.on_disk(tenant, desk.batch, tenant, batch_id)).json)
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Response:
-        batch = await _on_disk(desk.cancel, _tenant(service, request), batch_id)
+        with _turn(service, request) as tenant:
+            batch = await desk.on_disk(tenant, desk.cancel, tenant, batch_id)
         desk.hurry()
         return _json(batch.json)
-
-
-async def _on_disk(call: Callable[..., Result], *arguments: Any) -> Result:
-    """In a thread. Raises Problem (503) where the operator's folder is full, or none."""
-    try:
-        return await asyncio.to_thread(call, *arguments)
-    except OSError as error:
-        message = f"files can't be kept by this router: {error.strerror}"
-        raise Problem(503, message, kind="service_unavailable_error", code="no_folder") from error
 
 
 async def _upload(request: Request, service: Service, desk: Desk, tenant: TenantId) -> Response:
     """Raises Problem. What was begun and not finished leaves nothing."""
     boundary = boundary_of(request.headers.get("content-type"))
-    if declared_size(request.scope) > desk.max_file_bytes + MAX_BATCH_BODY_BYTES:
+    told = declared_size(request.scope)
+    if told > desk.max_file_bytes + MAX_BATCH_BODY_BYTES:
         raise Problem(413, f"a file has at most {desk.max_file_bytes} bytes", param="file")
-    upload = await _on_disk(desk.open_upload, tenant)
+    expected = max(told - MAX_BATCH_BODY_BYTES, 0)
+    upload = await desk.on_disk(tenant, desk.open_upload, tenant, expected)
     try:
         form = FormReader(boundary, lambda _: upload)
-        await _read_form(request, form, service)
-        expires = _check_form(form, upload)
+        await _read_form(request, form, service, desk, tenant)
+        expires = await desk.on_disk(tenant, _check_form, form, upload)
         seconds = None if expires is None else expires.seconds
-        record = await _on_disk(desk.add_file, tenant, upload, form.filename, seconds)
+        record = await desk.on_disk(tenant, desk.add_file, tenant, upload, form.filename, seconds)
     except BaseException:
         upload.discard()
         raise
     return _json(record.json)
 
 
-async def _read_form(request: Request, form: FormReader, service: Service) -> None:
+async def _read_form(
+    request: Request, form: FormReader, service: Service, desk: Desk, tenant: TenantId
+) -> None:
     """In threads: a disk may be slow. A body has ``body_seconds`` for as many bytes as one may have
     elsewhere, and so many times as long for as many times as much."""
     config = service.config
@@ -153,7 +150,7 @@ async def _read_form(request: Request, form: FormReader, service: Service) -> No
         async with asyncio.timeout(seconds):
             async for data in request.stream():
                 if data:
-                    await _on_disk(form.push, data)
+                    await desk.on_disk(tenant, form.push, data)
     except TimeoutError as error:
         raise Problem(408, f"the body did not arrive within {seconds:g} s") from error
     except ClientDisconnect as error:
@@ -202,8 +199,12 @@ async def _read(request: Request, service: Service) -> bytes:
     return body
 
 
-def _tenant(service: Service, request: Request) -> TenantId:
-    return service.doorkeeper.tenant_of(request.headers.get("authorization"))
+@contextmanager
+def _turn(service: Service, request: Request) -> Iterator[TenantId]:
+    """Who asks, with a place among the requests under way. Raises Problem (401) or Overloaded."""
+    tenant = service.doorkeeper.tenant_of(request.headers.get("authorization"))
+    with service.entrance.room(service.doorkeeper.roll.tenant(tenant), 1):
+        yield tenant
 
 
 def _page(items: Sequence[Listed], query: dict[str, str], max_limit: int) -> Response:

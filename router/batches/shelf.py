@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -10,8 +10,8 @@ from typing import Any, BinaryIO
 from router.batches.disk import make_folder, read_json, write_json
 from router.problem import Problem
 
-MAX_FILES = 10_000
-"""Of one tenant: a list of them is read from disk in a second."""
+MOST_AHEAD_BYTES = 8 * 2**20
+"""Reserved beyond what has come of an upload whose size was not told."""
 
 MAX_UPLOAD_SECONDS = 24 * 3600.0
 """Nobody uploads for so long: what is older was left behind."""
@@ -36,30 +36,56 @@ class FileRecord:
         return {**asdict(self), "object": "file", "status": "processed", "status_details": None}
 
 
-class Upload:
-    """A file on its way: nobody sees it before :meth:`Shelf.add`."""
+Reserve = Callable[[Path, int, int], int]
+"""For a file that least, and so many wanted bytes: its size from now on. Raises Problem."""
 
-    def __init__(self, path: Path, max_bytes: int) -> None:
+
+class Upload:
+    """A file on its way: nobody sees it before :meth:`Shelf.add`. Room is reserved for ``expected``
+    bytes at once, and for more before they are written."""
+
+    def __init__(self, path: Path, max_bytes: int, expected: int, reserve: Reserve) -> None:
+        """Raises Problem (413), and leaves nothing then."""
         self.path = path
         self.size_bytes = 0
         self._max_bytes = max_bytes
+        self._reserve = reserve
+        self._reserved = 0
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(path, flags, 0o600), "wb")
+        try:
+            self._make_room(min(expected, max_bytes))
+        except BaseException:
+            self.discard()
+            raise
 
     def write(self, data: bytes) -> None:
         """Raises Problem (413)."""
         self.size_bytes += len(data)
         if self.size_bytes > self._max_bytes:
-            message = f"there is room for {self._max_bytes} bytes, and the file is larger"
+            message = f"a file has at most {self._max_bytes} bytes, and this one is larger"
             raise Problem(413, message, param="file", code="file_too_large")
+        self._make_room(self.size_bytes)
         self._file.write(data)
 
     def close(self) -> None:
-        self._file.close()
+        """Gives back what was reserved and not written."""
+        if not self._file.closed:
+            self._file.truncate(self.size_bytes)
+            self._file.close()
 
     def discard(self) -> None:
-        self.close()
-        self.path.unlink(missing_ok=True)
+        try:
+            self._file.close()
+        finally:
+            self.path.unlink(missing_ok=True)
+
+    def _make_room(self, least: int) -> None:
+        """Doubles it: to look how much there is takes a while."""
+        if least <= self._reserved and self._reserved:
+            return
+        ahead = min(2 * self._reserved, self._reserved + MOST_AHEAD_BYTES, self._max_bytes)
+        self._reserved = self._reserve(self.path, least, max(least, ahead))
 
 
 class Shelf:
@@ -68,9 +94,10 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def upload(self, name: str, max_bytes: int) -> Upload:
-        """``name`` is nobody else's."""
-        return Upload(make_folder(self._folder) / f"{name}.part", max_bytes)
+    def upload(self, name: str, max_bytes: int, expected: int, reserve: Reserve) -> Upload:
+        """``name`` is nobody else's. Raises Problem (413)."""
+        path = make_folder(self._folder) / f"{name}.part"
+        return Upload(path, max_bytes, expected, reserve)
 
     def add(self, record: FileRecord, data: Path) -> None:
         """Takes the file at ``data``, which may have been added already: then this ends it."""

@@ -50,6 +50,10 @@ class _Limits(_Part):
     requests_per_minute: Limit = None
     tokens_per_minute: Limit = None
     concurrent_requests: Limit = None
+    files: Limit = None
+    file_bytes: Limit = None
+    uploads_per_minute: Limit = None
+    concurrent_uploads: Limit = None
 
 
 class _Prices(_Part):

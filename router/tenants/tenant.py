@@ -12,11 +12,15 @@ DEFAULT_TENANT = TenantId("default")
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """None: no limit. Of all routers together."""
+    """None: no limit, and of files the limit of the settings. Of all routers together."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     concurrent_requests: int | None = None
+    files: int | None = None
+    file_bytes: int | None = None
+    uploads_per_minute: int | None = None
+    concurrent_uploads: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

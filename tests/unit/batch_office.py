@@ -20,6 +20,7 @@ from tests.unit.test_router_http import House
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 WHO = TenantId("alice")
+BOUNDS = ("folder_bytes", "max_file_bytes", "file_limits")
 
 
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
@@ -35,7 +36,7 @@ class Office:
     """A router with a desk, and its client."""
 
     def __init__(self, tokenizer: Tokenizer, root: Path, **settings: Any) -> None:
-        bounds = {name: settings.pop(name) for name in ("folder_bytes",) if name in settings}
+        bounds = {name: settings.pop(name) for name in BOUNDS if name in settings}
         self.house = House(tokenizer, "Hello", automatic=True, **settings)
         self.library = Library(root)
         self.desk = self.house.make_desk(root, **bounds)
@@ -95,7 +96,7 @@ def make_batch(library: Library, number: int, *lines: Any, tenant: TenantId = WH
 
 def make_file(library: Library, number: int, data: bytes, tenant: TenantId = WHO) -> str:
     shelf = library.shelf(tenant)
-    part = shelf.upload(str(number), 10**6)
+    part = shelf.upload(str(number), 10**6, 0, lambda path, least, wanted: wanted)
     part.write(data)
     part.close()
     shelf.add(FileRecord(f"file-{number}", len(data), 0, "x", "batch"), part.path)

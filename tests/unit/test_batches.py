@@ -254,7 +254,7 @@ async def test_no_room_on_the_disk_no_lines(tmp_path: Path) -> None:
 
 def test_what_was_left_behind_goes(tmp_path: Path) -> None:
     shelf = Library(tmp_path).shelf(WHO)
-    left = shelf.upload("left", 10)
+    left = shelf.upload("left", 10, 0, lambda path, least, wanted: wanted)
     left.write(b"x")
     left.close()
     began = left.path.stat().st_mtime

@@ -1,15 +1,19 @@
 """Files over HTTP: uploaded, listed, bounded, and nobody else's."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 from openai.types import FileObject
 
+from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
+from router.batches.file_limits import FileLimits
 from router.multipart import FormReader, boundary_of
 from router.problem import Problem
+from router.tenants.file import parse_tenants
 from tests.unit import test_router_http
-from tests.unit.batch_office import COMPLETIONS, Office, kept, start, upload
+from tests.unit.batch_office import COMPLETIONS, WHO, Office, kept, start, upload
 from tests.unit.test_router_http import wrong_error
 
 tokenizer = test_router_http.tokenizer
@@ -83,6 +87,94 @@ async def test_a_folder_that_is_full(tokenizer: Tokenizer, tmp_path: Path) -> No
         wrong_error(await upload(client, b"x" * 600), 413)
         assert (await upload(client, b"x" * 10)).status_code == 200
         assert len((await client.get("/v1/files")).json()["data"]) == 2
+
+
+async def test_uploads_at_once_share_what_room_there_is(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    """Each has its room before anything is written."""
+    limits = FileLimits(concurrent_uploads=20)
+    office = Office(tokenizer, tmp_path, folder_bytes=20_000, file_limits=limits)
+    async with office.open(runs=False) as client:
+        answers = await asyncio.gather(*(upload(client, b"x" * 3000) for _ in range(20)))
+        assert {answer.status_code for answer in answers} == {200, 413}
+        refused = next(answer for answer in answers if answer.status_code == 413)
+        assert wrong_error(refused, 413)["code"] == "no_space"
+    assert 3000 < sum(path.stat().st_size for path in kept(tmp_path)) <= 20_000
+    assert all(path.suffix != ".part" for path in kept(tmp_path))
+
+
+def test_room_is_reserved_before_it_is_used(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    office = Office(tokenizer, tmp_path, folder_bytes=20_000, max_file_bytes=15_000)
+    first = office.desk.open_upload(WHO, 8000)
+    second = office.desk.open_upload(TenantId("bob"), 8000)
+    with pytest.raises(Problem, match="there is room for 4000 bytes"):
+        office.desk.open_upload(WHO, 8000)
+    first.write(b"x" * 9000)
+    with pytest.raises(Problem, match="there is room for 8000 bytes"):
+        second.write(b"x" * 10_000)
+    first.close()
+    assert office.library.used_bytes() == 17_000
+    second.discard()
+    assert office.library.used_bytes() == office.library.used_bytes(WHO) == 9000
+
+
+async def test_a_tenants_files_have_a_number_and_a_sum(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    limits = FileLimits(files=3, file_bytes=8000)
+    keys = {"sk-a": "alice", "sk-b": "bob"}
+    office = Office(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
+    async with office.open(runs=False) as client:
+        client.headers["authorization"] = "Bearer sk-a"
+        first = (await upload(client, b"x" * 3000)).json()
+        error = wrong_error(await upload(client, b"x" * 6000), 413)
+        assert error["code"] == "no_space" and "at most 8000 bytes together" in error["message"]
+        for _ in range(2):
+            assert (await upload(client, b"x")).status_code == 200
+        error = wrong_error(await upload(client, b"x"), 413)
+        assert error["code"] == "too_many_files" and "there are 3 files" in error["message"]
+        client.headers["authorization"] = "Bearer sk-b"
+        assert (await upload(client, b"x" * 6000)).status_code == 200
+        client.headers["authorization"] = "Bearer sk-a"
+        await client.delete(f"/v1/files/{first['id']}")
+        assert (await upload(client, b"x" * 6000)).status_code == 200
+
+
+async def test_a_tenants_uploads_have_a_rate_and_a_number(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    limits = FileLimits(uploads_per_minute=3, concurrent_uploads=1)
+    keys = {"sk-a": "alice", "sk-b": "bob"}
+    office = Office(tokenizer, tmp_path, file_limits=limits, api_keys=keys)
+    async with office.open(runs=False) as client:
+        client.headers["authorization"] = "Bearer sk-a"
+        with office.desk.upload_turn(WHO):
+            refused = await upload(client, b"x")
+            assert "concurrent uploads: limit 1" in wrong_error(refused, 429)["message"]
+        assert [(await upload(client, b"x")).status_code for _ in range(2)] == [200, 200]
+        refused = await upload(client, b"x")
+        error = wrong_error(refused, 429)
+        assert error["code"] == "rate_limit_exceeded"
+        assert "uploads per minute: limit 3" in error["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 20
+        client.headers["authorization"] = "Bearer sk-b"
+        assert (await upload(client, b"x")).status_code == 200
+    assert office.house.service.gate.inside == 0
+
+
+def test_the_tenants_file_says_what_of_files_a_tenant_has() -> None:
+    text = b"""
+defaults: {limits: {file_bytes: 5000}}
+tenants:
+  alice: {limits: {files: 7, uploads_per_minute: 8, concurrent_uploads: 9}}
+  bob: {}
+"""
+    roll = parse_tenants(text)
+    settings = FileLimits(1, 2, 3, 4)
+    assert settings.of(roll.tenant(WHO)) == FileLimits(7, 5000, 8, 9)
+    assert settings.of(roll.tenant(TenantId("bob"))) == FileLimits(1, 5000, 3, 4)
+    assert settings.of(roll.tenant(TenantId("carol"))) == settings
 
 
 async def test_files_of_others(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -321,7 +321,7 @@ async def test_a_failure_keeps_nothing() -> None:
     try:
         for _ in range(5):
             await fail()
-        work._threads.shutdown()  # its threads forget what they did last
+        work._threads._threads.shutdown()  # its threads forget what they did last
         await asyncio.sleep(0)
         assert Body.alive == 0
     finally:
