@@ -12,6 +12,7 @@ from starlette.types import ASGIApp
 from baton.clock import Clock
 from baton.config import Settings
 from baton.core.address import host_port
+from baton.listening import announce, http_lock
 from router.connection import ConnectionLimits
 from router.server import HttpServer, open_listener
 from router.tls import Certificate
@@ -48,6 +49,12 @@ class Ports:
         self._shared = open_listener(settings.host, settings.port, reuse_port=settings.reuse_port)
         if settings.reuse_port:
             self._own = open_listener(settings.host, 0)
+        lock = http_lock(
+            bool(settings.api_keys or settings.tenants_file), self._certificate is not None
+        )
+        for listener in (self._shared, self._own):
+            if listener is not None:
+                announce("http", host_port(*listener.getsockname()[:2]), lock)
 
     async def run(self, on_listening: Callable[[], None]) -> None:
         """Until cancelled."""

@@ -3,13 +3,22 @@
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 
+from rich.console import Console
+from rich.table import Table
+
+from baton.config import home
 from baton.errors import Unavailable
+from baton.runtime.sockets import SocketReport, listening_sockets
+from baton.runtime.state import ClusterFolder
 
 LEAST_PYTHON = (3, 11)
+PIPE_COLUMNS = 160
 
 
 def run_doctor() -> None:
@@ -33,6 +42,32 @@ def run_doctor() -> None:
                 missing.append(name)
     if missing:
         raise Unavailable(f"missing: {', '.join(missing)}")
+
+
+def show_sockets(name: str, as_json: bool) -> None:
+    """Prints a line, or an object of one list, for each listening socket of a cluster here. Raises
+    NotFound when it doesn't run, Unavailable when docs/network.md doesn't know one."""
+    folder = ClusterFolder(home(), name)
+    found = listening_sockets(folder.running(), folder)
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+    else:
+        _print_sockets(found)
+    if strangers := [f"{each.process} at {each.address}" for each in found if not each.documented]:
+        raise Unavailable(f"not documented: {', '.join(strangers)}")
+
+
+def _print_sockets(found: list[SocketReport]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("process", "address", "protocol", "authentication"):
+        table.add_column(title, overflow="fold")
+    for each in found:
+        mark = "" if each.documented else "NOT DOCUMENTED: "
+        table.add_row(each.process, each.address, each.protocol, mark + each.authentication)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_COLUMNS)
+    console.print(table, highlight=False, markup=False)
 
 
 def _python() -> str:

@@ -423,11 +423,22 @@ app.add_typer(bench.app, name="bench")
 
 
 @app.command()
-def doctor() -> None:
-    """What is wrong with this installation."""
-    from baton.cli.doctor import run_doctor
+def doctor(
+    sockets: Annotated[
+        bool, typer.Option("--sockets", help="Every listening socket of a running cluster.")
+    ] = False,
+    as_json: AsJson = False,
+    name: Name = None,
+) -> None:
+    """What is wrong with this installation; with --sockets, who may speak to a cluster here."""
+    from baton.cli.doctor import run_doctor, show_sockets
 
-    run_doctor()
+    if sockets:
+        show_sockets(cluster_of(name), as_json)
+    elif as_json:
+        raise Invalid("doctor --json goes with --sockets")
+    else:
+        run_doctor()
 
 
 def _read(path: Path) -> str:

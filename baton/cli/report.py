@@ -17,7 +17,7 @@ from baton.core.member import Member
 from baton.core.states import Role
 from baton.errors import BatonError, NotFound, Unavailable
 from baton.runtime.pinned import pinned
-from baton.runtime.state import ClusterFolder, ClusterState
+from baton.runtime.state import ClusterFolder, ClusterState, ProcessState
 
 REFRESH_SECONDS = 1.0
 PIPE_COLUMNS = 160
@@ -51,8 +51,15 @@ def status_object(state: ClusterState | None) -> dict[str, Any]:
     return {
         "ready": state.ready,
         "url": state.url,
-        "processes": [asdict(process) for process in state.processes],
+        "processes": [_told(process) for process in state.processes],
     }
+
+
+def _told(process: ProcessState) -> dict[str, Any]:
+    """Its sockets are ``baton doctor --sockets``'s."""
+    told = asdict(process)
+    del told["sockets"]
+    return told
 
 
 def show_top(name: str) -> None:

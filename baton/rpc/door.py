@@ -22,6 +22,7 @@ from baton.errors import (
     Overloaded,
     Unavailable,
 )
+from baton.listening import OWN_USER, announce
 from baton.rpc.frames import Frames
 from baton.rpc.kvstore_calls import DOOR_METHODS, StoreCalls
 from baton.rpc.refusal import error_from, fields_of
@@ -71,6 +72,7 @@ class DoorServer:
             loop = asyncio.get_running_loop()
             self._server = await loop.create_unix_server(self._visit, str(self._path))
             self._path.chmod(0o600)
+            announce("local_rpc", str(self._path), OWN_USER)
         except OSError as error:
             raise Unavailable(f"can't listen at {self._path}: {error}") from error
 

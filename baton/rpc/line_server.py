@@ -6,8 +6,10 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from baton.core.address import host_port
 from baton.core.trust import Trust
 from baton.errors import BatonError, Invalid, Overloaded, Unauthorized, Unavailable
+from baton.listening import announce, member_lock
 from baton.rpc.line import NONCE_BYTES, VERSION, Kind, Line, parsed, proof_of
 from baton.rpc.v1 import line_pb2 as pb
 from baton.tls import server_context
@@ -63,6 +65,9 @@ class LineServer:
             )
         except OSError as error:
             raise Unavailable(f"can't listen on {host}:{port}: {error.strerror}") from error
+        for listener in self._server.sockets:
+            address = listener.getsockname()
+            announce("line", host_port(address[0], address[1]), member_lock(self._trust))
         return int(self._server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:

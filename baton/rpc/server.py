@@ -10,6 +10,7 @@ from baton.core.address import host_port
 from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, mapping_of
 from baton.grpc_bounds import BOUNDS, allow_open_files
+from baton.listening import announce, member_lock
 from baton.proof import CallChecker
 from baton.rpc.channel import RETRY_AFTER_KEY
 from baton.rpc.frames import MAX_MESSAGE_BYTES
@@ -61,6 +62,7 @@ async def listen(
     if isinstance(server, _GatedServer):
         server.checker.names.add(host_port(advertised or host, int(bound)))
     await server.start()
+    announce("grpc", host_port(host, int(bound)), member_lock(trust))
     return int(bound)
 
 

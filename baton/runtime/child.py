@@ -6,15 +6,22 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import structlog
 
 from baton.clock import Clock
+from baton.listening import Listening
 from baton.runtime.serve import die_with_parent
 from baton.runtime.state import ProcessState
-from baton.runtime.status import BEAT_SECONDS, MAX_LINE_BYTES, Report, parse_report
+from baton.runtime.status import (
+    BEAT_SECONDS,
+    MAX_LINE_BYTES,
+    Report,
+    parse_listening,
+    parse_report,
+)
 
 BACKOFF_SECONDS = (0.1, 0.5, 1.0, 2.0, 5.0)
 """Before the first restart, the second, …; the last one stays."""
@@ -30,6 +37,9 @@ ASKED_WRONGLY = 2
 
 STOP_SECONDS = 15.0
 """Beyond the time to drain, before a child is killed. More than a program's own bound."""
+
+MAX_SOCKETS = 4096
+"""That a process may say that it listens on: a thousand mock workers have two each."""
 
 LAST_LINES_SECONDS = 1.0
 PROBE_SECONDS = 0.02
@@ -167,6 +177,7 @@ class Child:
             finally:
                 os.close(write_end)
             self.state.pid = self._process.pid
+            self.state.sockets = []
             self._beats_now = False
             self._move("starting")
             if self.stopping:
@@ -211,9 +222,12 @@ class Child:
         try:
             async for line in reader:
                 self._heard = True
-                report = parse_report(line.decode("utf-8", "replace"))
+                text = line.decode("utf-8", "replace")
+                report = parse_report(text)
                 if report is not None:
                     self._take(report)
+                elif listening := parse_listening(text):
+                    self._note(listening)
         finally:
             transport.close()
 
@@ -250,6 +264,11 @@ class Child:
             self._has_served = self._beats_now = True
         if report.state not in ("stopped", "failed"):  # until it has exited it has not ended
             self._move(report.state)
+
+    def _note(self, listening: Listening) -> None:
+        if len(self.state.sockets) < MAX_SOCKETS:
+            self.state.sockets = [*self.state.sockets, asdict(listening)]
+            self._on_change(self)
 
     def _move(self, state: str) -> None:
         leaves = self.stopping and state in ("starting", "serving")

@@ -35,6 +35,7 @@ from prometheus_client.registry import Collector
 from baton.core.address import host_port
 from baton.core.browser_guard import BrowserGuard
 from baton.errors import Unavailable
+from baton.listening import OPEN, announce
 from baton.runtime.vitals import Vitals
 
 log = structlog.get_logger(__name__)
@@ -82,7 +83,9 @@ class OpsServer:
             raise Unavailable(f"ops_port: can't listen on {host}:{port}: {reason}") from error
         serve = partial(self._server.serve_forever, poll_interval=LOOK_SECONDS)
         threading.Thread(target=serve, name="ops", daemon=True).start()
-        return host_port(host, self._server.server_address[1])
+        address = host_port(host, self._server.server_address[1])
+        announce("ops", address, OPEN)
+        return address
 
     def watch(self, metrics: Collector, on_drain: Callable[[], None]) -> None:
         """``on_drain`` is called from a thread, once; at once when somebody has asked already."""

@@ -34,6 +34,8 @@ class ProcessState:
     total_bytes: int = 0
     node: str = ""
     ops: str = ""
+    sockets: list[dict[str, str]] = field(default_factory=list)
+    """What it listens on: the fields of a :class:`baton.listening.Listening`."""
 
 
 @dataclass(slots=True)

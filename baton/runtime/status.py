@@ -8,6 +8,7 @@ import os
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from baton.listening import Listening, follow
 from baton.runtime.vitals import Vitals
 
 MAX_LINE_BYTES = 16 * 1024
@@ -67,6 +68,10 @@ class StatusPipe:
         except OSError:
             self._file_descriptor = -1
 
+    def listening(self, socket: Listening) -> None:
+        """The program has opened a socket."""
+        self._write(json.dumps({"listening": asdict(socket)}) + "\n")
+
 
 STATUS = StatusPipe()
 
@@ -83,6 +88,16 @@ def report_role(role: str, address: str) -> None:
 
 def open_status(file_descriptor: int) -> None:
     STATUS.__init__(file_descriptor)  # type: ignore[misc]
+    follow(STATUS.listening)
+
+
+def parse_listening(line: str) -> Listening | None:
+    """None for a line that is none."""
+    try:
+        raw: Any = json.loads(line)["listening"]
+        return Listening(**{name: str(raw[name]) for name in Listening.__dataclass_fields__})
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def parse_report(line: str) -> Report | None:

@@ -21,6 +21,7 @@ from baton.core.handoff import Endpoint
 from baton.core.trust import Trust, trust_of
 from baton.errors import Invalid, Unavailable
 from baton.grpc_bounds import BOUNDS, allow_open_files
+from baton.listening import announce, member_lock
 from baton.proof import CallChecker, CallSigner
 from baton.tls import TLS_NAME, channel_credentials, server_credentials
 from baton.transport.base import Capabilities, Region, Span, TransferState
@@ -130,6 +131,7 @@ class GrpcTransport:
         if self._checker is not None:
             self._checker.names.add(host_port(self._advertise_host, self._port))
         self._server.start()
+        announce("kv", host_port(self._listen_host, self._port), member_lock(self._trust))
 
     def _bind(self, address: str) -> int:
         if self._trust.has_tls:

@@ -26,11 +26,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import structlog
 
 from baton.clock import Clock
+from baton.core.address import host_port
 from baton.core.handoff import Endpoint
 from baton.errors import Invalid, Unavailable
+from baton.listening import OPEN, announce
 from baton.transport.base import Capabilities, Region, Span, TransferState
 from baton.transport.links import LinkMeter, earlier_lives
 from baton.transport.spans import checked_spans, expect_transport
@@ -139,6 +142,7 @@ class NixlTransport:
     def register(self, region: Region) -> None:
         self._region = region
         memory, device = _memory(region.device)
+        before = _listening_at() if self.interfaces else set()
         with _foreign("start"):
             for number in range(HOST_LANES if memory == "DRAM" else 1):
                 name = f"{self.owner}-{self.generation}-{number}"
@@ -147,6 +151,8 @@ class NixlTransport:
                     [(region.address, region.size_bytes, device, "")], memory
                 )
                 self._lanes.append(_Lane(agent, registered))
+        for address in (_listening_at() if self.interfaces else set()) - before:
+            announce("ucx", address, OPEN)
 
     def export(self) -> Endpoint:
         assert self._region is not None, "register() comes first"
@@ -384,6 +390,16 @@ def _ucx_settings(interfaces: Sequence[str], on_device: bool) -> dict[str, str]:
     if wanted not in (None, local):
         log.warning("ucx_tls_ignored", wanted=wanted, used=local, reason="nixl_interfaces is empty")
     return {"UCX_TLS": local}
+
+
+def _listening_at() -> set[str]:
+    """Where this process listens for TCP: UCX does not say."""
+    sockets = psutil.Process().net_connections("tcp")
+    return {
+        host_port(each.laddr.ip, each.laddr.port)
+        for each in sockets
+        if each.status == psutil.CONN_LISTEN
+    }
 
 
 @contextlib.contextmanager

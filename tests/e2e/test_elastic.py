@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.e2e.sockets import documented
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = [
@@ -36,6 +37,10 @@ def test_up_serve_scale_drain_down(over_ray: LocalCluster) -> None:
     state = json.loads((cluster.home / "clusters/default/state.json").read_text())
     supervisor = psutil.Process(state["supervisor_pid"])
     assert states(cluster, "prefill") == {"prefill-0": "serving"}
+    names = documented(cluster)
+    assert names["supervisor"] == {"control", "ray"}
+    assert names["ray: raylet"] == {"ray", "ray_local"}
+    assert names["prefill-0"] == {"grpc", "line", "kv", "ucx_wakeup"}
     tokens = cluster.complete(PROMPT, 16, **FIELDS)
     assert len(tokens) == 16
 

@@ -62,7 +62,9 @@ spec:
     {{- include "baton.selector" . | nindent 4 }}
   ports:
     - {name: grpc, port: {{ .root.Values.ports.grpc }}, targetPort: grpc, protocol: TCP}
+    {{- if ne .role "kvstore" }}
     - {name: line, port: {{ .root.Values.ports.line }}, targetPort: line, protocol: TCP}
+    {{- end }}
     - {name: ops, port: {{ .root.Values.ports.ops }}, targetPort: ops, protocol: TCP}
 {{- end -}}
 

@@ -140,7 +140,9 @@ topologySpreadConstraints:
 - {name: http, containerPort: {{ .root.Values.ports.http }}, protocol: TCP}
 {{- else -}}
 - {name: grpc, containerPort: {{ .root.Values.ports.grpc }}, protocol: TCP}
+{{- if ne .role "kvstore" }}
 - {name: line, containerPort: {{ .root.Values.ports.line }}, protocol: TCP}
+{{- end }}
 {{- end }}
 - {name: ops, containerPort: {{ .root.Values.ports.ops }}, protocol: TCP}
 {{- end -}}

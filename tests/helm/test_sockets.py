@@ -1,0 +1,35 @@
+"""Every port of every pod is one of the table in docs/network.md, and has a lock."""
+
+from pathlib import Path
+
+import pytest
+
+from baton.listening import LISTENERS, LOOPBACK_ONLY, member_lock
+from tests.helm.chart import SCENARIOS, released
+from tests.helm.test_settings import settings_of
+
+EVERY = pytest.mark.parametrize("scenario", SCENARIOS)
+
+
+@EVERY
+def test_every_port_is_a_listener_of_its_role(scenario: str) -> None:
+    for pod in released(scenario).pods():
+        for container in pod.containers:
+            for port in container.get("ports", []):
+                listener = LISTENERS[port["name"]]
+                assert pod.role in listener.process or listener.name == "ops", pod.name
+
+
+@EVERY
+def test_what_listens_on_the_pods_network_asks_for_the_secret_or_a_certificate(
+    scenario: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    release = released(scenario)
+    for pod in release.serving():
+        settings = settings_of(pod, release, tmp_path, monkeypatch)
+        assert member_lock(settings.trust) != LOOPBACK_ONLY, pod.name
+        assert bool(settings.nixl_interfaces) == (scenario == "everything")
+        assert settings.nixl_private_network or not settings.nixl_interfaces
+    for pod in release.pods():
+        if pod.role == "redis":
+            assert 'requirepass "' in str(pod.spec["containers"][0]["command"])

@@ -1,0 +1,115 @@
+"""``baton doctor --sockets``: what the kernel knows beside what a program says, and the table."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from baton.core.trust import Trust
+from baton.listening import LISTENERS, LOOPBACK_ONLY, OPEN, Listening, member_lock
+from baton.rpc.line_server import LineServer
+from baton.runtime.sockets import SocketReport, is_private, listening_sockets
+from baton.runtime.state import ClusterFolder, ClusterState, ProcessState
+from baton.runtime.status import open_status, parse_listening
+from tools.socket_table import PAGE, filled
+
+PROGRAM = """
+import json, os, socket, sys
+folder = sys.argv[1]
+opened = {name: socket.socket(*kind) for name, kind in {
+    "told": (socket.AF_INET, socket.SOCK_STREAM), "untold": (socket.AF_INET, socket.SOCK_STREAM),
+    "datagrams": (socket.AF_INET, socket.SOCK_DGRAM), "connected": (socket.AF_INET,),
+    "wide": (socket.AF_INET, socket.SOCK_STREAM), "local": (socket.AF_UNIX,),
+    "wakeup": (socket.AF_UNIX, socket.SOCK_DGRAM), "stranger": (socket.AF_UNIX, socket.SOCK_DGRAM),
+}.items()}
+for name in ("told", "untold", "datagrams"):
+    opened[name].bind(("127.0.0.1", 0))
+opened["wide"].bind(("0.0.0.0", 0))
+opened["local"].bind(f"{folder}/local.sock")
+opened["wakeup"].bind("\\0a1b2c")
+opened["stranger"].bind("\\0somebody")
+for name in ("told", "untold", "wide", "local"):
+    opened[name].listen()
+opened["connected"].connect(opened["told"].getsockname())
+print(json.dumps({n: opened[n].getsockname()[1] for n in ("told", "untold", "datagrams", "wide")}),
+      flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[tuple[int, dict[str, int]]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(tmp_path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdin is not None and process.stdout is not None
+        yield process.pid, json.loads(process.stdout.readline())
+        process.stdin.close()
+
+
+def reports(tmp_path: Path, pid: int, role: str, told: list[Listening]) -> dict[str, SocketReport]:
+    owner = ProcessState("one", role, pid, "serving", sockets=[asdict(each) for each in told])
+    state = ClusterState(os.getpid(), "", "redis://:pw@127.0.0.1:1", "c", processes=[owner])
+    found = listening_sockets(state, ClusterFolder(tmp_path, "c"))
+    return {each.address: each for each in found if each.process == "one"}
+
+
+def test_what_nobody_announced_is_told(tmp_path: Path, program: tuple[int, dict[str, int]]) -> None:
+    pid, ports = program
+    address = {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+    wide, local = f"0.0.0.0:{ports['wide']}", f"{tmp_path}/local.sock"
+    (tmp_path / "local.sock").chmod(0o600)
+    told = [
+        Listening("grpc", address["told"], member_lock(Trust("s"))),
+        Listening("line", wide, LOOPBACK_ONLY),
+        Listening("local_rpc", local, LISTENERS["local_rpc"].authentications[0]),
+    ]
+    found = reports(tmp_path, pid, "decode", told)
+    assert {place: each.documented for place, each in found.items()} == {
+        address["told"]: True,
+        address["untold"]: False,
+        address["datagrams"]: False,
+        wide: False,  # announced as on loopback only, and it is not
+        local: True,
+        "@a1b2c": True,
+        "@somebody": False,
+    }
+    assert found[address["told"]].authentication == "the cluster secret"
+    assert found[address["untold"]].authentication == "unknown"
+    assert found["@a1b2c"].authentication == OPEN
+    assert not reports(tmp_path, pid, "router", told)["@a1b2c"].documented
+
+
+def test_a_path_is_private_by_its_own_rights_or_by_those_of_a_folder(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    file.chmod(0o666)
+    tmp_path.chmod(0o700)
+    assert is_private(file)
+    assert not is_private(Path("/etc/passwd"))
+
+
+async def test_what_a_program_opens_it_tells_its_supervisor() -> None:
+    read_end, write_end = os.pipe()
+    open_status(write_end)
+    try:
+        lines = LineServer(Trust("s"), {})
+        port = await lines.listen("127.0.0.1", 0)
+        told = parse_listening(os.read(read_end, 4096).decode())
+        assert told == Listening("line", f"127.0.0.1:{port}", "the cluster secret")
+        await lines.close()
+    finally:
+        open_status(-1)
+        os.close(read_end)
+        os.close(write_end)
+
+
+def test_the_documents_table_is_the_programs() -> None:
+    page = PAGE.read_text()
+    assert page == filled(page), "python -m tools.socket_table"
