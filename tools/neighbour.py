@@ -6,7 +6,8 @@ Starts a cluster with the demo model and two tenants. Each attack (tools/attacks
 seconds with the key of one of them, who may ask 60 times a minute, while the other tenant reads one
 stream after the other. The promise: no gap between two of its tokens is more than 250 ms longer
 than alone, each of its answers is exactly that of an undisturbed cluster, no program ends, and a
-minute later each program's memory is within a tenth of what it was.
+minute later each program's private memory is within a tenth of what it was. Before that, each kind
+of request has been asked once.
 
 The attacker is a process of its own, niced: it has to share the machine's cores, and they are not
 what it attacks. ``alone`` is measured before each attack, for as long. After a broken promise the
@@ -38,6 +39,9 @@ from tools.attacks.collection import Attack, find_attacks, run_attacks, target_t
 from tools.attacks.target import HARM, REQUESTS_PER_MINUTE, MemberAddress, Target, listening_of
 from tools.local_cluster import LocalCluster, local_cluster
 from tools.streams import Answer, answered, make_questions, traffic
+
+USUAL = "usual_day"
+"""No attack: one request of each kind, so that whatever is made once is there."""
 
 ATTACKER, NEIGHBOUR = "attacker-tenant-key-00", "neighbour-tenant-key-0"
 SECRET = "a-cluster-secret-of-the-members"
@@ -73,7 +77,7 @@ class Streamed:
 
 @dataclass(frozen=True)
 class Programs:
-    """The cluster's programs at one moment: pid and RSS in MiB of each, children included."""
+    """The cluster's programs at one moment: pid and private memory in MiB of each."""
 
     pids: dict[str, int]
     memory: dict[str, float]
@@ -270,13 +274,15 @@ def redis_url_of(cluster: LocalCluster) -> str:
 
 
 def memory_of(pids: dict[str, int]) -> dict[str, float]:
-    """RSS in MiB of each program that lives, its children included."""
+    """Private memory (RSS without shared pages) in MiB of each program that lives, its children
+    included. Pools of KV and the store's arena are shared: they fill up to what is configured."""
     sizes = {}
     for name, pid in pids.items():
         try:
             program = psutil.Process(pid)
             family = [program, *program.children(recursive=True)]
-            sizes[name] = round(sum(each.memory_info().rss for each in family) / 2**20, 1)
+            told = [each.memory_info() for each in family]
+            sizes[name] = round(sum(each.rss - each.shared for each in told) / 2**20, 1)
         except psutil.NoSuchProcess:
             continue
     return sizes
@@ -313,6 +319,7 @@ def judged(
         for attack in attacks:
             if place is None:
                 place = stack.enter_context(neighbourhood(tree))
+                attacked([USUAL], place.target(WARM_UP_SECONDS), WARM_UP_SECONDS)
                 place.streamed(WARM_UP_SECONDS)
             verdict = judge(place, attack, seconds, rest_seconds)
             yield verdict

@@ -9,14 +9,22 @@ import httpx
 from tools.attacks.target import Target
 
 CHAT = "/v1/chat/completions"
+BOUNDARY = "0123456789abcdef"
 
 
 async def upload(target: Target, client: httpx.AsyncClient, data: bytes) -> str | None:
     """The file's id, or None when it was refused."""
-    answer = await target.post(
-        client, "/v1/files", files={"file": ("lines.jsonl", data)}, data={"purpose": "batch"}
-    )
+    headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
+    answer = await target.post(client, "/v1/files", content=form(data), headers=headers)
     return answer.json()["id"] if answer is not None and answer.status_code == 200 else None
+
+
+def form(data: bytes) -> bytes:
+    """The body of an upload."""
+    begin = f"--{BOUNDARY}\r\nContent-Disposition: form-data; name="
+    purpose = f'{begin}"purpose"\r\n\r\nbatch\r\n'
+    file = f'{begin}"file"; filename="lines.jsonl"\r\n\r\n'
+    return (purpose + file).encode() + data + f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
 async def batch(target: Target, client: httpx.AsyncClient, data: bytes) -> str | None:

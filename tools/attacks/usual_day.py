@@ -1,0 +1,31 @@
+"""No attack: a request of each kind that there is, as an honest tenant sends them.
+
+It shows what the measurement costs, and beforehand makes each program fetch and make what it does
+once: a grammar's tables, a batch's folder, room for a long prompt.
+"""
+
+from tools.attacks.target import Target
+from tools.attacks.uploads import CHAT, batch, lines
+
+FINDING = "0: no attack, an honest tenant"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+PROMPT_TOKENS = 4000
+TEXT = "A line of text.\n" * 4000
+
+
+async def attack(target: Target) -> None:
+    """Each kind once, then nothing."""
+    prompt = [3 + number * number % 4001 % 3900 for number in range(PROMPT_TOKENS)]
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asked = [
+        ("/v1/completions", {"prompt": prompt, "max_tokens": 4}),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 8, "guided_json": schema}),
+        (CHAT, {"messages": MESSAGES, "max_tokens": 8, "guided_regex": "[a-z]{1,8}"}),
+        ("/tokenize", {"prompt": TEXT}),
+    ]
+    async with target.client() as client:
+        for path, body in asked:
+            await target.post(client, path, body)
+        line = {"messages": MESSAGES, "max_tokens": 4, "guided_json": schema}
+        await batch(target, client, lines([line] * 10))
+        await target.rest(target.seconds_left)
