@@ -40,10 +40,9 @@ def unnamed(member: MemberAddress) -> list[str]:
 
 
 def hello() -> bytes:
-    """Magic number, then an event of a connection that is asked for."""
+    """Magic number, then an event of a connection that is asked for, in one byte, with a number."""
     address = struct.pack("<HH4s8x", socket.AF_INET, 0, socket.inet_aton("127.0.0.1"))
-    request = struct.pack("<IB", 1, 1) + address
-    return MAGIC + _message(CONNECTION_EVENT, request)
+    return MAGIC + _message(CONNECTION_EVENT, struct.pack("<BQ", 1, 1) + address)
 
 
 def put(address: int, data: bytes) -> bytes:
