@@ -103,6 +103,8 @@ class Attempt:
         self._waits_for = ""
         self._decoding = False
         self._finished = False
+        self.refusal: RequestOutput | None = None
+        """The output that a worker ended the request with."""
         self._failure: AttemptFailed | AttemptLeft | BatonError | None = None
 
     def open(self) -> None:
@@ -208,6 +210,7 @@ class Attempt:
     def _refused(self, worker_id: WorkerId, output: RequestOutput) -> list[RequestOutput]:
         if self._is_spent(worker_id):
             return []
+        self.refusal = output
         status = output.details.get("error_status", "")
         told = output.error[:MAX_ERROR_CHARACTERS] or f"worker {worker_id} gave up"
         error = error_from_grpc_status(status, told)

@@ -141,6 +141,8 @@ class Journey:
                 failure = left
             finally:
                 attempt.close()
+                if attempt.refusal is not None:
+                    self.record.note_refusal(attempt.refusal)
             self.record.note_failure(str(failure), self._guide.clock.monotonic())
             self._note_failure(failure)
             if isinstance(failure, AttemptLeft):

@@ -11,7 +11,7 @@ from typing import Any
 from baton.core.handoff import WorkerRef
 from baton.core.ids import Epoch, RequestId, TenantId
 from baton.core.placement import Placement
-from baton.core.request import RequestOutput
+from baton.core.request import PROMPT_READ, RequestOutput
 from baton.core.trace import TraceContext
 
 MAX_RECORDS = 4096
@@ -78,9 +78,9 @@ class PinRecord:
 @dataclass(slots=True)
 class JourneyRecord:
     """One answer. Seconds count from the request's arrival, but for ``queue_seconds``, which
-    placement took. ``cached_tokens`` is None until the first token. ``is_promised`` says whether it
-    has to meet the SLO. ``question`` is the epoch that a placement was asked for, and when, while
-    there is no answer; ``trace`` is the request's span, if it is traced."""
+    placement took. ``cached_tokens`` is None until the prompt was read. ``is_promised`` says
+    whether it has to meet the SLO. ``question`` is the epoch that a placement was asked for, and
+    when, while there is no answer; ``trace`` is the request's span, if it is traced."""
 
     request_id: RequestId
     arrived_at: float
@@ -126,6 +126,11 @@ class JourneyRecord:
         self.num_tokens += len(output.token_ids)
         if output.details:
             self._note_details(output.details)
+
+    def note_refusal(self, output: RequestOutput) -> None:
+        """A worker failed the request, perhaps after it had read the prompt: that is paid then."""
+        if self.cached_tokens is None and PROMPT_READ in output.details:
+            self.cached_tokens = min(max(output.cached_tokens, 0), self.num_prompt_tokens)
 
     def note_end(self, finish_reason: str, now: float, error: str = "") -> None:
         """The first one counts: exactly one terminal state."""

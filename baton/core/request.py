@@ -107,6 +107,10 @@ class RequestSpec:
         return self.sampling.max_tokens - self.num_emitted_tokens
 
 
+PROMPT_READ = "prompt_read"
+"""A detail of a failure: the prompt was computed before, but for its cached tokens."""
+
+
 class FinishReason(StrEnum):
     """The last two end a placement, not the answer: its worker drains. MOVED: the KV of all tokens
     but the last waits there for whoever decodes the request's next epoch. TURNED_AWAY: nothing

@@ -8,7 +8,7 @@ from baton.clock import Clock
 from baton.core.answer_length import AnswerLengths
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
-from baton.core.request import FinishReason, RequestOutput, RequestSpec, TokenLogprob
+from baton.core.request import PROMPT_READ, FinishReason, RequestOutput, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.core.tenant import tenant_tag
 from baton.engine.admission import check_spec, check_tokens, walled
@@ -357,7 +357,8 @@ class Engine:
             (),
             finish_reason=FinishReason.ERROR,
             error=constraint.error or "the grammar allows no token here",
-            details={"error_status": "INVALID_ARGUMENT"},
+            cached_tokens=sequence.cached_tokens,
+            details={"error_status": "INVALID_ARGUMENT", PROMPT_READ: "true"},
         )
 
     def pin_cached(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:

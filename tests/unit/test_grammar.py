@@ -12,16 +12,21 @@ import pytest
 import tokenizers
 from tokenizers import models
 
+from baton.clock import ManualClock
 from baton.config import DEMO_MODEL
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
-from baton.core.request import FinishReason
+from baton.core.request import PROMPT_READ, FinishReason
+from baton.core.task import Task
+from baton.engine.engine import Engine
+from baton.engine.fake_runner import FakeRunner
 from baton.errors import Invalid
 from baton.text import grammar as limits
 from baton.text import grammar_compile as compiling
 from baton.text.grammar import Grammars
 from baton.text.tokenizer import Tokenizer
 from tests.grammar_house import (
+    CONFIG,
     EOS,
     VOCAB,
     answers,
@@ -215,6 +220,21 @@ def test_a_grammar_that_allows_nothing_ends_its_request_alone(grammars: Grammars
     seen = answers(grammars, specs)
     assert seen["barren"] == (b"", FinishReason.ERROR)
     assert seen["good"] == (b"yes", FinishReason.STOP)
+
+
+def test_a_failure_tells_that_the_prompt_was_computed(grammars: Grammars) -> None:
+    engine = Engine(
+        FakeRunner(64, CONFIG.block_tokens, VOCAB),
+        CONFIG,
+        model_digest=b"model",
+        kv_dtype="fake",
+        eos_token_ids=frozenset({EOS}),
+        clock=ManualClock(),
+    )
+    barren = schema({"$ref": "#"})
+    engine.add(asking("r", barren, 1), Task.WHOLE, grammars.open(barren))
+    (output,) = engine.step().outputs
+    assert output.finish_reason is FinishReason.ERROR and PROMPT_READ in output.details
 
 
 def test_hostile_grammars_take_bounded_memory() -> None:

@@ -15,7 +15,7 @@ from baton.config import Settings
 from baton.core.api_key import digest_of, hashed
 from baton.core.ids import TenantId
 from baton.core.priority import Priority
-from baton.core.request import RequestSpec
+from baton.core.request import PROMPT_READ, RequestSpec
 from baton.core.states import Role
 from baton.core.tenant import tenant_salt, tenant_tag
 from baton.errors import Invalid, Unavailable
@@ -27,7 +27,7 @@ from router.program import RouterProgram
 from router.tenants.roll import make_roll
 from router.tenants.share import ALONE
 from router.tenants.tenant import Limits, Prices, Tenant
-from router.tenants.usage import MemoryUsageStore
+from router.tenants.usage import Field, MemoryUsageStore
 from tests.unit import test_router_http, test_router_program
 from tests.unit.test_router_http import CHAT, COMPLETE, House, chat, events, open_house
 from tests.unit.test_router_links import grpc_worker as worker
@@ -111,6 +111,24 @@ async def test_bad_requests_and_those_that_fail_cost_no_tokens(tokenizer: Tokeni
         house.placer.decode.append(house.decode)
         answer = await client.post(COMPLETE, json=body | {"max_tokens": 4}, headers=of("a"))
         assert answer.headers["x-ratelimit-remaining-tokens"] == "44"
+
+
+@pytest.mark.parametrize(
+    ("details", "num_answers", "paid"),
+    [({PROMPT_READ: "true"}, 1, 7), ({}, 1, 0), ({PROMPT_READ: "true"}, 2, 7)],
+)
+async def test_a_prompt_that_was_computed_is_paid_also_without_an_answer(
+    tokenizer: Tokenizer, details: dict[str, str], num_answers: int, paid: int
+) -> None:
+    """As when a grammar allows no first token. Several answers share their prompt."""
+    body: dict[str, Any] = {"prompt": "abcdefg", "max_tokens": 5, "n": num_answers}
+    async with house_of(tokenizer, tenant("a", None, 50), automatic=False) as (house, client):
+        asked = asyncio.create_task(client.post(COMPLETE, json=body, headers=of("a")))
+        await test_router_http.eventually(lambda: len(house.prefill.jobs) == body["n"])
+        house.prefill.fail("INVALID_ARGUMENT", "it allows no token", **details)
+        assert (await asked).status_code == 400
+        used = {field: count for (_, _, field), count in house.service.ledger.unsent().items()}
+    assert used.get(Field.PROMPT, 0) == paid and Field.COMPLETION not in used
 
 
 async def test_a_client_that_leaves_gets_back_what_it_did_not_use(tokenizer: Tokenizer) -> None:
