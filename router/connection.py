@@ -96,7 +96,7 @@ class BodyCallbacks:
         self.on_body = connection.on_body
 
     def on_message_complete(self) -> None:
-        self._connection.parser = httptools.HttpRequestParser(self._connection)
+        self._connection.renew_parser()
         self._connection.on_message_complete()
 
     def on_headers_complete(self) -> None:
@@ -229,6 +229,8 @@ class Connection(HttpToolsProtocol):
         if self._is_upgrade:
             return  # llhttp takes the body for another protocol's
         super().on_message_complete()
+        if self._num_trailers:
+            self.renew_parser()  # llhttp takes "connection: close" for a header's
         self._in_message = self._has_head = False
         self._head, self._chunks = b"", None
         if self.cycle.response_complete:
@@ -236,6 +238,10 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self._limits.keep_alive_seconds, self.timeout_keep_alive_handler
             )
+
+    def renew_parser(self) -> None:
+        """Read what comes next without anything that was read before."""
+        self.parser = httptools.HttpRequestParser(self)
 
     # -- uvicorn calls --------------------------------------------------------------------
 

@@ -139,6 +139,7 @@ TAKEN = {
     ),
     "extensions": (CHUNKED + b'3;a=b;c="d;e"\r\nabc\r\n0;x\r\n\r\n', b"abc"),
     "trailers": (CHUNKED + b"1\r\na\r\n0\r\nhost: y\r\nx: y\r\n\r\n", b"a"),
+    "a trailer that would close": (CHUNKED + b"0\r\nconnection: close\r\n\r\n", b""),
     "empty lines in a chunk": (CHUNKED + b"8\r\n\r\n\r\n\r\n\r\n\r\n0\r\n\r\n", b"\r\n" * 4),
     "an end within a chunk": (CHUNKED + b"9\r\n\r\n0\r\n\r\nab\r\n0\r\n\r\n", b"\r\n0\r\n\r\nab"),
     "a coding in capitals": (POST + b"Transfer-Encoding: Chunked\r\n\r\n0\r\n\r\n", b""),

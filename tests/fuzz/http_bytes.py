@@ -1,0 +1,240 @@
+"""Bytes of HTTP against the router's own connection, cut anywhere.
+
+Right requests must be seen by the app as they were meant, in order, each answered once; a wrong one
+is refused, ends the connection, and nothing behind it is seen. Of bytes that were changed at random
+nobody knows what they mean: there h11, a stricter parser than most, must have seen the same.
+
+    python -m tests.fuzz.http_bytes --url http://127.0.0.1:8000 [--seconds 60] [--seed S]
+
+sends the same to a router that runs.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import urllib.parse
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import h11
+import numpy as np
+import psutil
+
+from baton.clock import SystemClock
+from router.connection import MAX_AHEAD_BYTES, ConnectionLimits
+from tests.connection_house import ConnectionHouse, Told
+from tests.fuzz.http_grammar import HIDDEN, Request, RequestMaker
+from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+
+NAME = "http"
+CLOCK = SystemClock()
+REFUSALS = {400, 413, 414, 417, 431, 501}
+"""That bytes may be answered with, if no app has seen them. 501 says what HTTP has and we don't."""
+
+MAX_GROWTH_BYTES = 64 * 2**20
+CASES_UNTIL_WARM = 200
+LINGER_SECONDS = 0.2
+
+
+def fuzz(seconds: float, seed: int) -> FuzzResult:
+    with asyncio.Runner() as runner:
+        return runner.run(_fuzz(seconds, seed))
+
+
+async def _fuzz(seconds: float, seed: int) -> FuzzResult:
+    recorder, maker = Recorder(NAME, seed), RequestMaker(np.random.default_rng(seed))
+    house = ConnectionHouse(ConnectionLimits())
+    until, memory = CLOCK.monotonic() + seconds, 0
+    cases = 0
+    while CLOCK.monotonic() < until:
+        await _case(house, maker, recorder)
+        cases += 1
+        if cases == CASES_UNTIL_WARM:
+            memory = _memory()
+    if memory and _memory() - memory > MAX_GROWTH_BYTES:
+        recorder.crash(f"memory went from {memory} to {_memory()} bytes")
+    return recorder.result()
+
+
+async def _case(house: ConnectionHouse, maker: RequestMaker, recorder: Recorder) -> None:
+    """One connection."""
+    requests = make_requests(maker)
+    data = b"".join(request.data for request in requests)
+    kind = maker.pick(("meant", "meant", "broken off", "changed"))
+    if kind == "changed":
+        data = maker.mutated(data)
+    elif kind == "broken off":
+        data = data[: len(data) - 1 - len(maker.random_bytes(len(data) - 2))]
+    elif requests[-1].is_last:
+        data += HIDDEN
+    pieces = maker.cut(data)
+    recorder.begin(f"{kind} {[len(piece) for piece in pieces][:50]} {data[:1500]!r}")
+    began = CLOCK.monotonic()
+    try:
+        told = await house.tell(pieces)
+    except TimeoutError as error:
+        recorder.hang(error)
+        return
+    except Exception as error:
+        recorder.crash(repr(error))
+        return
+    if CLOCK.monotonic() - began > HANG_SECONDS:
+        recorder.hang(f"{CLOCK.monotonic() - began:.1f} s")
+    fault = _common_fault(told) or _fault(kind, requests, told, data)
+    if fault and any(status >= 500 and status != 501 for status in told.statuses):
+        recorder.server_error(fault)
+    elif fault:
+        recorder.crash(fault)
+
+
+def make_requests(maker: RequestMaker) -> list[Request]:
+    """Some for one connection; only the last may end it."""
+    requests: list[Request] = []
+    while not requests or (maker.happens(0.5) and not requests[-1].is_last):
+        if sum(len(request.data) for request in requests) > MAX_AHEAD_BYTES // 4:
+            break  # more would not wait for an answer
+        path = f"/{len(requests)}"
+        requests.append(maker.wrong(path) if maker.happens(0.3) else maker.right(path))
+    return requests
+
+
+def _common_fault(told: Told) -> str:
+    """What must hold of any bytes."""
+    if told.errors:
+        return f"errors: {told.errors}"
+    refused = [status for status in told.statuses if status != 200]
+    if told.statuses != [200] * len(told.seen) + refused or len(refused) > told.is_closed:
+        return f"{len(told.seen)} requests, answers {told.statuses}, closed: {told.is_closed}"
+    if not set(refused) <= REFUSALS:
+        return f"answered with {refused}"
+    bodies = [answer.partition(b"\r\n\r\n")[2] for answer in told.answers]
+    if bodies[: len(told.seen)] != [each.path.encode(errors="replace") for each in told.seen]:
+        return "answers out of order"
+    return ""
+
+
+def _fault(kind: str, requests: Sequence[Request], told: Told, data: bytes) -> str:
+    seen = [(each.method, each.path, each.body) for each in told.seen]
+    if kind == "changed":
+        known = reference(data)
+        return "" if seen == known[: len(seen)] else f"seen {_shown(seen)}, by h11 {_shown(known)}"
+    meant = [(each.method, each.path, each.body) for each in requests if not each.fault]
+    if seen != (meant[: len(seen)] if kind == "broken off" else meant):
+        return f"seen {_shown(seen)}, meant {_shown(meant)}, {told.statuses} {told.refusals}"
+    if kind == "broken off":
+        return ""
+    last = requests[-1]
+    if last.fault and told.statuses[-1:] == [200]:
+        return f"{last.fault} was not refused"
+    return "" if told.is_closed == last.is_last else f"closed: {told.is_closed}"
+
+
+def reference(data: bytes) -> list[tuple[str, str, bytes]]:
+    """The requests that h11 makes of ``data``, until it finds that something is wrong."""
+    seen: list[tuple[str, str, bytes]] = []
+    rest: bytes | None = data
+    while rest:
+        found, rest = _first(rest)
+        seen += found
+    return seen
+
+
+def _first(data: bytes) -> tuple[list[tuple[str, str, bytes]], bytes | None]:
+    """One request, if it is whole, and what may come behind it."""
+    while data.startswith(b"\r\n"):  # RFC 9112 has servers ignore them; h11 does not
+        data = data[2:]
+    parser = h11.Connection(h11.SERVER, max_incomplete_event_size=2**20)
+    parser.receive_data(data)
+    request, body = None, b""
+    try:
+        while not isinstance(event := parser.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Request):
+                request = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+            else:
+                return [], None
+        parser.send(h11.Response(status_code=200, headers=[("content-length", "0")]))
+        parser.send(h11.EndOfMessage())
+    except h11.ProtocolError:
+        return [], None
+    assert request is not None
+    is_last = parser.their_state is not h11.DONE
+    seen = [(request.method.decode(), _path(request.target), body)]
+    return seen, None if is_last else parser.trailing_data[0]
+
+
+def _shown(seen: Sequence[tuple[str, str, bytes]]) -> str:
+    return " ".join(f"{method} {path} {body[:50]!r}" for method, path, body in seen)
+
+
+def _path(target: bytes) -> str:
+    if target[:4].lower() == b"http":
+        target = b"/" + target.partition(b"//")[2].partition(b"/")[2]
+    return urllib.parse.unquote(target.partition(b"?")[0].decode())
+
+
+def _memory() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+# -- a router that runs ---------------------------------------------------------------------------
+
+
+async def fuzz_url(url: str, seconds: float, seed: int) -> FuzzResult:
+    """The same bytes over TCP; of the answers only that they are answers, and none of them ours to
+    be sorry for. Ends with a request that must be answered."""
+    parts = urllib.parse.urlsplit(url)
+    host, port = parts.hostname or "127.0.0.1", parts.port or 80
+    recorder, maker = Recorder(NAME, seed), RequestMaker(np.random.default_rng(seed))
+    until = CLOCK.monotonic() + seconds
+    while CLOCK.monotonic() < until:
+        data = b"".join(request.data for request in make_requests(maker))
+        if maker.happens(0.5):
+            data = maker.mutated(data)
+        recorder.begin(repr(data[:1500]))
+        answer = await _send(host, port, maker.cut(data))
+        status = answer.rpartition(b"HTTP/1.1 ")[2][:3]
+        if answer and not answer.startswith(b"HTTP/1.1 "):
+            recorder.crash(f"no answer: {answer[:100]!r}")
+        elif status.startswith(b"5") and status != b"501":
+            recorder.server_error(answer[-500:])
+    recorder.begin("health")
+    health = b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+    if not (await _send(host, port, [health])).startswith(b"HTTP/1.1 200"):
+        recorder.hang("it is not healthy")
+    return recorder.result()
+
+
+async def _send(host: str, port: int, pieces: Sequence[bytes]) -> bytes:
+    answer = b""
+    try:
+        reader, writer = await asyncio.open_connection(host, port)
+        try:
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0)
+            async with asyncio.timeout(LINGER_SECONDS):
+                while part := await reader.read(1 << 16):
+                    answer += part
+        finally:
+            writer.transport.abort()
+    except (OSError, TimeoutError):
+        pass
+    return answer
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(description="Bytes of HTTP against a router that runs.")
+    parser.add_argument("--url", required=True)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    result = asyncio.run(fuzz_url(options.url, options.seconds, options.seed))
+    print(json.dumps(asdict(result)))
+    return 0 if result.is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
