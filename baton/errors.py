@@ -46,6 +46,11 @@ class Unavailable(BatonError):
     retryable = True
 
 
+class Silent(Unavailable):
+    """A peer does not answer, though its connection has not broken: it stands still, or the network
+    between is gone."""
+
+
 class DeadlineExceeded(BatonError):
     """A phase took longer than it was given."""
 
@@ -56,6 +61,12 @@ class Corrupt(BatonError):
     """Bytes are not what their key, size or checksum says. Recompute."""
 
     retryable = True
+
+
+class KilledWorkers(BatonError):
+    """A request that workers died of. It is not tried again."""
+
+    code = "request_killed_workers"
 
 
 class Cancelled(BatonError):
@@ -80,6 +91,7 @@ MAPPINGS: dict[type[BatonError], Mapping] = {
     DeadlineExceeded: Mapping("DEADLINE_EXCEEDED", 504, "timeout_error"),
     Corrupt: Mapping("DATA_LOSS", 500, "server_error"),
     Cancelled: Mapping("CANCELLED", 499, "server_error"),
+    KilledWorkers: Mapping("FAILED_PRECONDITION", 500, "server_error"),
     BatonError: Mapping("INTERNAL", 500, "server_error"),
 }
 

@@ -1,6 +1,7 @@
 """A link over gRPC: to workers without a line."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import grpc
@@ -8,10 +9,13 @@ import grpc.aio
 
 from baton.core.handoff import WorkerRef
 from baton.core.trust import Trust
-from baton.errors import BatonError, Unavailable
+from baton.errors import BatonError, Silent, Unavailable
 from baton.rpc.channel import open_channel
 from baton.rpc.router_stream import RouterMessage, converse
 from router.stream_link import CONNECT_SECONDS, MAX_UNSENT, StreamLink
+
+_SILENCE = re.compile(r"keep-?alive|ping", re.IGNORECASE)
+"""What gRPC says where a peer does not answer."""
 
 
 class GrpcWorkerLink(StreamLink):
@@ -23,7 +27,10 @@ class GrpcWorkerLink(StreamLink):
         async with open_channel(self._worker.address, self._trust) as channel:
             await _connected(channel)
             self.reached = True
-            await converse(channel, self._messages(), self.deliver)
+            try:
+                await converse(channel, self._messages(), self.deliver)
+            except Unavailable as error:
+                raise Silent(str(error)) if _SILENCE.search(str(error)) else error from error
         return Unavailable("the stream ended")
 
     def send(self, message: bytes) -> None:

@@ -20,9 +20,17 @@ from router.inbox import Relay
 from router.key_chain import KeyChain, keys_of
 from router.links import Links
 from router.placement import PlaceQuery, Placer
+from router.quarantine import (
+    MOST_DEATHS,
+    PROGRESS_TOKENS,
+    Content,
+    Quarantine,
+    Trial,
+    content_of,
+)
 from router.record import JourneyRecord
 from router.soundness import ANY_VOCABULARY, Unsound
-from router.stream_link import NotReached
+from router.stream_link import NotReached, WorkerLost
 
 MOVED_REASON = "the worker that had begun the answer drains: its KV is handed on"
 
@@ -69,10 +77,12 @@ class Guide:
     config: JourneyConfig = field(default_factory=JourneyConfig)
     breakers: Breakers = field(default_factory=Breakers)
     vocab_size: int = ANY_VOCABULARY
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
     def shunned(self) -> frozenset[WorkerId]:
-        """Who broke or failed others just now."""
-        return self.links.shunned() | self.breakers.open_at(self.clock.monotonic())
+        """Who broke or failed others just now, or has somebody that may kill it."""
+        failing = self.links.shunned() | self.breakers.open_at(self.clock.monotonic())
+        return failing | self.quarantine.occupied()
 
 
 class Journey:
@@ -105,6 +115,9 @@ class Journey:
         self._num_moves = 0
         self._num_reborn = 0
         self._failing_since: float | None = None
+        self._content: Content | None = None
+        self._trial: Trial | None = None
+        self._num_before = 0  # tokens that came from earlier placements
         self.record = record
 
     async def outputs(self, relay: Relay | None = None) -> AsyncGenerator[RequestOutput]:
@@ -115,45 +128,57 @@ class Journey:
         frees the request at all workers.
         """
         num_failures = 0
-        while True:
-            placement = await self._place()
-            attempt = Attempt(
-                self._spec,
-                placement,
-                self._guide.links,
-                self._config.deadlines,
-                goes_on=self._source is not None,
-                relay=partial(self._relay, relay) if relay is not None else None,
-                vocab_size=self._guide.vocab_size,
-            )
-            self._source = None
-            try:
-                attempt.open()
-                while True:
-                    for output in await attempt.next_outputs():
-                        self._note(output)
-                        yield output
-                        if output.finish_reason is not None:
-                            return
-            except AttemptFailed as failed:
-                failure: AttemptFailed | AttemptLeft = failed
-            except AttemptLeft as left:
-                failure = left
-            finally:
-                attempt.close()
-                if attempt.refusal is not None:
-                    self.record.note_refusal(attempt.refusal)
-            self.record.note_failure(str(failure), self._guide.clock.monotonic())
-            self._note_failure(failure)
-            if isinstance(failure, AttemptLeft):
-                if self._num_moves < MAX_MOVES:
-                    await self._prepare_move(failure)
-                    continue
-                failure = AttemptFailed(Unavailable(str(failure)), [failure.worker])
-            num_failures += self._counts(failure)
-            if num_failures > self._config.max_retries:
-                raise _given_up(failure.error, num_failures)
-            await self._prepare_retry(failure, num_failures)
+        try:
+            while True:
+                await self._await_turn()
+                attempt = self._attempt(await self._place(), relay)
+                try:
+                    attempt.open()
+                    while True:
+                        for output in await attempt.next_outputs():
+                            self._note(output)
+                            yield output
+                            if output.finish_reason is not None:
+                                return
+                except (AttemptFailed, AttemptLeft) as ended:
+                    failure = ended
+                finally:
+                    attempt.close()
+                    if attempt.refusal is not None:
+                        self.record.note_refusal(attempt.refusal)
+                num_failures += await self._recover(failure, num_failures)
+        finally:
+            self._end_trial()
+
+    def _attempt(self, placement: Placement, relay: Relay | None) -> Attempt:
+        attempt = Attempt(
+            self._spec,
+            placement,
+            self._guide.links,
+            self._config.deadlines,
+            goes_on=self._source is not None,
+            relay=partial(self._relay, relay) if relay is not None else None,
+            vocab_size=self._guide.vocab_size,
+        )
+        self._source = None
+        return attempt
+
+    async def _recover(self, failure: AttemptFailed | AttemptLeft, num_failures: int) -> bool:
+        """Gets ready for another placement. Whether this one counts as a failure. Raises what ends
+        the request."""
+        self.record.note_failure(str(failure), self._guide.clock.monotonic())
+        self._note_death(failure)
+        self._note_failure(failure)
+        if isinstance(failure, AttemptLeft):
+            if self._num_moves < MAX_MOVES:
+                await self._prepare_move(failure)
+                return False
+            failure = AttemptFailed(Unavailable(str(failure)), [failure.worker])
+        counts = self._counts(failure)
+        if num_failures + counts > self._config.max_retries:
+            raise _given_up(failure.error, num_failures + counts)
+        await self._prepare_retry(failure, num_failures + counts)
+        return counts
 
     def _counts(self, failure: AttemptFailed) -> bool:
         """Whoever was not even reached may be starting again, or has in another life than it was
@@ -164,6 +189,61 @@ class Journey:
             self._failing_since = now
         patient = now < self._failing_since + self._config.replacement_seconds
         return not (patient and isinstance(failure.error, NotReached | NotFound))
+
+    # -- those that kill their workers -------------------------------------------------------
+
+    @property
+    def _named_content(self) -> Content:
+        if self._content is None:
+            self._content = content_of(self._spec, self._tenant)
+        return self._content
+
+    async def _await_turn(self) -> None:
+        """Who died with several workers is tried alone. Raises KilledWorkers."""
+        quarantine, clock = self._guide.quarantine, self._guide.clock
+        self._num_before = len(self._emitted)
+        if quarantine.is_empty:
+            return
+        num_deaths = quarantine.num_deaths(self._named_content, clock.monotonic())
+        if num_deaths < MOST_DEATHS:
+            return
+        log.warning("request_tried_alone", num_deaths=num_deaths, **self.record.named)
+        self._trial = await quarantine.begin_trial(num_deaths, clock)
+        try:
+            quarantine.num_deaths(self._named_content, clock.monotonic())  # meanwhile
+        except BaseException:
+            self._end_trial()
+            raise
+
+    def _note_death(self, failure: AttemptFailed | AttemptLeft) -> None:
+        """Raises KilledWorkers once it is certain who did it."""
+        quarantine, now = self._guide.quarantine, self._guide.clock.monotonic()
+        trial, self._trial = self._trial, None
+        try:
+            if isinstance(failure, AttemptFailed) and isinstance(failure.error, WorkerLost):
+                if len(self._emitted) - self._num_before >= PROGRESS_TOKENS:
+                    quarantine.acquit(self._named_content)
+                quarantine.note_death(self._named_content, failure.suspects[0], trial, now)
+                quarantine.num_deaths(self._named_content, now)
+        finally:
+            if trial is not None:
+                quarantine.end_trial(trial)
+
+    def _note_progress(self, output: RequestOutput) -> None:
+        """Its workers live, with what others died of."""
+        quarantine, num_new = self._guide.quarantine, len(self._emitted) - self._num_before
+        if quarantine.is_empty:
+            return
+        if num_new >= PROGRESS_TOKENS or output.finish_reason is not None:
+            quarantine.acquit(self._named_content)
+            self._end_trial()
+
+    def _end_trial(self) -> None:
+        if self._trial is not None:
+            self._guide.quarantine.end_trial(self._trial)
+            self._trial = None
+
+    # -- what comes ----------------------------------------------------------------------------
 
     def _relay(self, relay: Relay, output: RequestOutput) -> bool:
         if not relay(output):
@@ -176,6 +256,8 @@ class Journey:
             self._note_answer()
         self._failing_since = None
         self._emitted.extend(output.token_ids)
+        if self._trial is not None or output.finish_reason is not None:
+            self._note_progress(output)
         self.record.note_output(output, self._guide.clock.monotonic())
 
     def _note_answer(self) -> None:
@@ -248,6 +330,8 @@ class Journey:
             placement = await self._place_again()
         if self._source is not None:
             placement = replace(placement, prefill=self._source, reason=MOVED_REASON)
+        if self._trial is not None:
+            self._trial.workers = frozenset(placement.workers)
         now = clock.monotonic()
         self.record.note_placement(self._spec.epoch, placement, now)
         self._guide.breakers.note_placed((worker.id for worker in placement.workers), now)

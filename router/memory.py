@@ -12,7 +12,7 @@ from baton.core.task import Task
 from baton.errors import Unavailable
 from router.inbox import Inbox
 from router.placement import PlaceQuery
-from router.stream_link import NotReached
+from router.stream_link import NotReached, WorkerLost
 
 Answer = Callable[[Sequence[TokenId], RequestSpec], TokenId]
 """The next token after all those before: a model without weights."""
@@ -115,7 +115,7 @@ class TwinWorker:
         self.alive = False
         for job in self.jobs:
             job.ended = True
-            job.inbox.put(self.ref.id, Unavailable(f"lost worker {self.ref.id}: it was killed"))
+            job.inbox.put(self.ref.id, WorkerLost(f"lost worker {self.ref.id}: it was killed"))
         self.jobs = []
 
     def _turn(self, job: TwinJob) -> None:

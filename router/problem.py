@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from baton.errors import Invalid, Overloaded, mapping_of
+from baton.errors import Invalid, KilledWorkers, Overloaded, mapping_of
 
 STATUS_CODES = {
     401: "invalid_api_key",
@@ -67,6 +67,10 @@ def problem_of(error: BaseException) -> Problem:
     headers = {}
     if isinstance(error, Overloaded):
         headers["retry-after"] = _retry_after(error.retry_after_seconds)
+    if isinstance(error, KilledWorkers):
+        headers["x-should-retry"] = "false"  # clients try a 500 again by themselves
+        message, kind = str(error), mapping.openai_type
+        return Problem(mapping.http_status, message, kind=kind, code=error.code, headers=headers)
     param, code = (error.param, error.code) if isinstance(error, Invalid) else (None, None)
     return Problem(
         mapping.http_status,

@@ -10,7 +10,7 @@ from baton.core.ids import Epoch, RequestId
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.core.trust import Trust
-from baton.errors import BatonError, Unavailable
+from baton.errors import BatonError, Silent, Unavailable
 from baton.rpc.router_stream import SubmitEncoder, cancel_message
 from router.inbox import DeliveryCrashed, Inbox
 
@@ -27,6 +27,11 @@ ENCODER = SubmitEncoder()
 
 class NotReached(Unavailable):
     """No connection came about: what was to be sent was not, and harmed nobody."""
+
+
+class WorkerLost(Unavailable):
+    """Its stream ended with requests on it: it died of one of them or of something else, or was
+    stopped, or the connection was cut."""
 
 
 class StreamLink(ABC):
@@ -71,16 +76,17 @@ class StreamLink(ABC):
 
     async def run(self) -> None:
         """Returns when the stream is over, whatever ended it."""
-        failure = "the stream ended"
+        failure: BatonError = Unavailable("the stream ended")
         try:
-            failure = str(await self.serve())
+            failure = await self.serve()
         except BatonError as error:
-            failure = str(error)
+            failure = error
         except Exception:
             log.exception("link_crashed", worker=self._worker.id)
-            failure = "internal error"
+            failure = BatonError("internal error")
         finally:
-            self.on_break(failure)
+            is_lost = isinstance(failure, Unavailable) and not isinstance(failure, Silent)
+            self.on_break(str(failure), WorkerLost if is_lost else Unavailable)
 
     def deliver(self, output: RequestOutput) -> None:
         """An exception in what becomes of it (a bug of ours) ends that request, and neither the
@@ -100,12 +106,13 @@ class StreamLink(ABC):
         if self.task is not None:
             self.task.cancel()
 
-    def on_break(self, failure: str) -> None:
+    def on_break(self, failure: str, kind: type[Unavailable] = Unavailable) -> None:
+        """Tells all requests, as an error of ``kind`` if the worker had been reached."""
         if not self.alive:
             return
         self.alive = False
         log.info("link_broke", worker=self._worker.id, error=failure, requests=len(self._inboxes))
-        kind = Unavailable if self.reached else NotReached
+        kind = kind if self.reached else NotReached
         inboxes, self._inboxes = self._inboxes, {}
         for inbox in inboxes.values():
             inbox.put(self._worker.id, kind(f"lost worker {self._worker.id}: {failure}"))

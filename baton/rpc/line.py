@@ -20,7 +20,7 @@ from typing import TypeVar
 import structlog
 from google.protobuf.message import DecodeError, Message
 
-from baton.errors import BatonError, Invalid, Unavailable
+from baton.errors import BatonError, Invalid, Silent, Unavailable
 from baton.rpc.frames import MAX_MESSAGE_BYTES, Frames
 from baton.rpc.refusal import error_from, refusal_to_proto
 from baton.rpc.v1 import conductor_pb2 as pb
@@ -191,7 +191,7 @@ class Line(Frames):
         self._heard = False
         if self._num_silent > self._patience:
             seconds = self._num_silent * self._tick_seconds
-            self.lose(Unavailable(f"it has been silent for {seconds:.1f} s"))
+            self.lose(Silent(f"it has been silent for {seconds:.1f} s"))
             return
         if self._num_silent:
             self.send(0, Kind.PING, b"")

@@ -1,0 +1,242 @@
+"""A request that kills its workers is found out and refused; those that were beside it are not."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from baton.core.ids import Epoch, RequestId, TenantId, TokenId
+from baton.core.request import RequestSpec, SamplingParams
+from baton.errors import KilledWorkers, Unavailable
+from router.journey import Guide, Journey, JourneyConfig
+from router.memory import MemoryLinks, MemoryPlacer, TwinJob, TwinWorker
+from router.problem import problem_of
+from router.quarantine import MEMORY_SECONDS, PROGRESS_TOKENS, Quarantine, content_of
+from router.record import JourneyRecord
+from tests.sim.virtual_time import LoopClock, simulate
+
+CLOCK = LoopClock()
+DEADLY = 13
+"""A prompt that begins with this token kills whoever computes it."""
+
+
+def answer(tokens: Sequence[TokenId], spec: RequestSpec) -> TokenId:
+    return TokenId((sum(tokens) * 31 + len(tokens) * 7) % 251)
+
+
+def request(name: str, *prompt: int, **sampling: Any) -> RequestSpec:
+    tokens = tuple(TokenId(token) for token in prompt)
+    params = SamplingParams(**{"max_tokens": 12, **sampling})
+    return RequestSpec(RequestId(name), Epoch(1), tokens, len(tokens), params)
+
+
+def expected(spec: RequestSpec) -> list[int]:
+    tokens = list(spec.token_ids)
+    for _ in range(spec.sampling.max_tokens):
+        tokens.append(answer(tokens, spec))
+    return list(tokens[spec.num_prompt_tokens :])
+
+
+class Mortal(TwinWorker):
+    """Dies of the deadly, after it has answered so many of its tokens."""
+
+    deadly_after = 0
+
+    def _step(self, job: TwinJob) -> None:
+        num_answered = len(job.tokens) - job.spec.num_prompt_tokens
+        if job.spec.token_ids[0] == DEADLY and num_answered >= self.deadly_after:
+            self.kill()
+        else:
+            super()._step(job)
+
+
+class Scene:
+    """Workers that do whole requests, and one router."""
+
+    def __init__(self, num_workers: int = 8) -> None:
+        self.workers = [Mortal(f"d{number}", answer) for number in range(num_workers)]
+        self.placer = MemoryPlacer([], self.workers)
+        self.guide = Guide(self.placer, MemoryLinks(*self.workers), CLOCK, JourneyConfig())
+
+    @property
+    def num_dead(self) -> int:
+        return sum(not worker.alive for worker in self.workers)
+
+    def journey(self, spec: RequestSpec, tenant: str = "t") -> Journey:
+        record = JourneyRecord(spec.request_id, 0.0, spec.num_prompt_tokens)
+        return Journey(self.guide, spec, TenantId(tenant), "m", None, (), record)
+
+    async def ask(self, spec: RequestSpec, tenant: str = "t") -> list[int]:
+        tokens: list[int] = []
+        async for output in self.journey(spec, tenant).outputs():
+            tokens += output.token_ids
+        return tokens
+
+    def is_calm(self) -> bool:
+        """Nobody is on trial any more."""
+        quarantine = self.guide.quarantine
+        return not (quarantine._running or quarantine._waiting or quarantine.occupied())
+
+
+Simulated = Callable[[], Awaitable[None]]
+
+
+def simulated(test: Simulated) -> Callable[[], None]:
+    def run() -> None:
+        simulate(test())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@simulated
+async def test_who_kills_thrice_is_refused_by_name_and_by_content() -> None:
+    scene = Scene()
+    with pytest.raises(KilledWorkers, match=r"d0, d1, d2.*nothing else new") as caught:
+        await scene.ask(request("r", DEADLY, 1))
+    assert scene.num_dead == 3
+    problem = problem_of(caught.value)
+    assert (problem.status, problem.code) == (500, "request_killed_workers")
+    assert problem.headers == {"x-should-retry": "false"}
+    num_asked = len(scene.placer.queries)
+    with pytest.raises(KilledWorkers):
+        await scene.ask(request("again", DEADLY, 1, seed=5))
+    assert len(scene.placer.queries) == num_asked
+    assert await scene.ask(request("other", 1, DEADLY)) == expected(request("other", 1, DEADLY))
+    assert scene.is_calm()
+
+
+@simulated
+async def test_a_refusal_is_one_tenant_s_and_ends() -> None:
+    scene = Scene()
+    with pytest.raises(KilledWorkers):
+        await scene.ask(request("r", DEADLY, 1))
+    for worker in scene.workers:
+        worker.deadly_after = 100  # as of a version that has been mended
+    harmless = request("s", DEADLY, 1)
+    assert await scene.ask(harmless, tenant="another") == expected(harmless)
+    await asyncio.sleep(MEMORY_SECONDS)
+    assert await scene.ask(harmless) == expected(harmless)
+
+
+@simulated
+async def test_those_beside_it_are_answered() -> None:
+    """Also where they lost as many workers as it did."""
+    scene = Scene(num_workers=6)
+    innocents = [request(f"r{number}", number + 20, 5, 6) for number in range(40)]
+    async with asyncio.TaskGroup() as tasks:
+        killing = tasks.create_task(refused(scene, request("killer", DEADLY, 1)))
+        answers = [tasks.create_task(scene.ask(spec)) for spec in innocents]
+    assert killing.result()
+    assert [task.result() for task in answers] == [expected(spec) for spec in innocents]
+    assert scene.num_dead <= 4
+    assert scene.is_calm()
+
+
+@simulated
+async def test_one_that_kills_late_in_its_answer_is_found_out_as_well() -> None:
+    scene = Scene()
+    for worker in scene.workers:
+        worker.deadly_after = 7
+    assert await refused(scene, request("r", DEADLY, 1))
+    assert scene.num_dead == 3
+
+
+@simulated
+async def test_several_that_kill_are_all_found_out() -> None:
+    scene = Scene(num_workers=20)
+    innocents = [request(f"r{number}", number + 20, 5, 6) for number in range(10)]
+    killers = [request(f"k{number}", DEADLY, number) for number in range(3)]
+    async with asyncio.TaskGroup() as tasks:
+        killing = [tasks.create_task(refused(scene, spec)) for spec in killers]
+        answers = [tasks.create_task(scene.ask(spec)) for spec in innocents]
+    assert all(task.result() for task in killing)
+    assert [task.result() for task in answers] == [expected(spec) for spec in innocents]
+
+
+@simulated
+async def test_an_innocent_that_lost_two_workers_is_answered_by_the_third() -> None:
+    scene = Scene()
+    spec = request("r", 1, 2)
+    for worker in scene.workers[:2]:
+        worker._step = lambda job, worker=worker: worker.kill()  # type: ignore[method-assign, misc]
+    assert await scene.ask(spec) == expected(spec)
+    assert scene.guide.quarantine.is_empty
+    assert scene.is_calm()
+
+
+@simulated
+async def test_deaths_between_which_it_gets_on_do_not_count() -> None:
+    """Three workers are killed under it, each after some tokens more."""
+    scene = Scene()
+    spec = request("r", 1, 2)
+    for number, worker in enumerate(scene.workers[:3]):
+
+        def step(job: TwinJob, worker: Mortal = worker, most: int = 4 * number + 4) -> None:
+            if len(job.tokens) - job.spec.num_prompt_tokens >= most:
+                worker.kill()
+            else:
+                TwinWorker._step(worker, job)
+
+        worker._step = step  # type: ignore[method-assign]
+    began = CLOCK.monotonic()
+    assert await scene.ask(spec) == expected(spec)
+    assert CLOCK.monotonic() - began < 2.0, "nobody was put on trial"
+    assert PROGRESS_TOKENS == 4
+
+
+@simulated
+async def test_who_leaves_while_it_waits_gives_its_turn_away() -> None:
+    quarantine = Quarantine()
+    first = await quarantine.begin_trial(2, CLOCK)
+    waiting = [asyncio.create_task(quarantine.begin_trial(2, CLOCK)) for _ in range(2)]
+    await asyncio.sleep(0)
+    waiting[0].cancel()
+    await asyncio.sleep(0)
+    assert not waiting[1].done()
+    quarantine.end_trial(first)
+    last = await waiting[1]
+    quarantine.end_trial(last)
+    assert not quarantine._running and not quarantine._waiting
+
+
+@simulated
+async def test_a_crowd_does_not_wait_one_by_one() -> None:
+    quarantine = Quarantine()
+    entering = [asyncio.create_task(quarantine.begin_trial(2, CLOCK)) for _ in range(320)]
+    await asyncio.sleep(0.001)
+    begun = [task for task in entering if task.done()]
+    assert 15 <= len(begun) <= 20
+    alone = asyncio.create_task(quarantine.begin_trial(3, CLOCK))
+    while waiting := [task for task in entering if task in begun]:
+        for task in waiting:
+            quarantine.end_trial(task.result())
+            entering.remove(task)
+        await asyncio.sleep(0.001)
+        begun = [task for task in entering if task.done()]
+    await alone
+    assert len(quarantine._running) == 1
+
+
+def test_content_is_what_is_computed() -> None:
+    spec, tenant = request("r", 1, 2), TenantId("t")
+    same = content_of(spec, tenant)
+    assert content_of(replace(spec, request_id=RequestId("s"), epoch=Epoch(3)), tenant) == same
+    answered = replace(spec, token_ids=(*spec.token_ids, TokenId(9)))
+    assert content_of(answered, tenant) == same
+    others = [
+        content_of(spec, TenantId("u")),
+        content_of(request("r", 1, 3), tenant),
+        content_of(request("r", 1, 2, temperature=0.5), tenant),
+    ]
+    assert len({same, *others}) == 4
+
+
+async def refused(scene: Scene, spec: RequestSpec) -> bool:
+    try:
+        await scene.ask(spec)
+    except (KilledWorkers, Unavailable):
+        return True
+    return False
