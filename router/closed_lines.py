@@ -1,24 +1,59 @@
-"""Lines that can't be opened: a firewall may let gRPC's port through and no other."""
+"""Lines that can't be opened: a firewall may let gRPC's port through and no other, or somebody
+fills the port with connections. gRPC serves meanwhile."""
 
 import asyncio
 
-AGAIN_SECONDS = 300.0
-"""Until then gRPC serves instead. To try is to fail the requests that were on the line."""
+from baton.core.trust import Trust
+from baton.errors import BatonError
+from baton.rpc.line_client import open_line
+
+FIRST_SECONDS, LONGEST_SECONDS = 1.0, 60.0
+"""Until a closed line is tried again, without requests; twice as long each time."""
+
+FORGET_SECONDS = 600.0
+"""Most lines that don't open for so long are those of workers that have gone."""
+
+CONNECT_SECONDS = 2.0
 
 MAX_CLOSED = 4096
 
 
 class ClosedLines:
-    """By address, for some minutes; of too many the oldest are forgotten."""
+    """By address. Each is tried again until it opens; of too many the oldest are forgotten."""
 
-    def __init__(self) -> None:
-        self._since: dict[str, float] = {}
+    def __init__(self, service: str, trust: Trust) -> None:
+        self._service = service
+        self._trust = trust
+        self._tries: dict[str, asyncio.Task[None]] = {}
 
-    def add(self, address: str) -> None:
-        if len(self._since) >= MAX_CLOSED:
-            del self._since[next(iter(self._since))]
-        self._since[address] = asyncio.get_running_loop().time()
+    def add(self, address: str, tasks: asyncio.TaskGroup) -> None:
+        if address in self._tries:
+            return
+        if len(self._tries) >= MAX_CLOSED:
+            self._tries.pop(next(iter(self._tries))).cancel()
+        self._tries[address] = tasks.create_task(self._until_open(address))
 
     def __contains__(self, address: str) -> bool:
-        since = self._since.get(address)
-        return since is not None and asyncio.get_running_loop().time() < since + AGAIN_SECONDS
+        return address in self._tries
+
+    async def _until_open(self, address: str) -> None:
+        pause = waited = FIRST_SECONDS
+        try:
+            await asyncio.sleep(pause)
+            while waited < FORGET_SECONDS and not await self._opens(address):
+                pause = min(2 * pause, LONGEST_SECONDS)
+                await asyncio.sleep(pause)
+                waited += pause
+        finally:
+            if self._tries.get(address) is asyncio.current_task():
+                del self._tries[address]
+
+    async def _opens(self, address: str) -> bool:
+        try:
+            line = await open_line(
+                address, self._service, self._trust, lambda payload: None, CONNECT_SECONDS
+            )
+        except BatonError:
+            return False
+        line.close()
+        return True

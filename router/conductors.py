@@ -14,6 +14,7 @@ from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
 from baton.rpc.channel import open_channel
 from baton.rpc.conductor_client import ask_placement
+from baton.rpc.conductor_line import CONDUCTOR_SERVICE
 from baton.rpc.placement_stream import (
     GrpcPlacementStream,
     LinePlacementStream,
@@ -28,6 +29,9 @@ CALL_SECONDS = 2.0
 
 COOLDOWN_SECONDS = 2.0
 """A silent conductor is not asked for this long, so that requests don't queue behind it."""
+
+RETIRE_SECONDS = 2 * CALL_SECONDS
+"""For what was asked over a stream that another has replaced."""
 
 MAX_CHANNELS = 16
 
@@ -53,9 +57,10 @@ class ConductorPlacer:
         self._connect = connect
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._streams: dict[str, PlacementStream] = {}
+        self._runs: dict[str, asyncio.Task[None]] = {}
         self._tasks: asyncio.TaskGroup | None = None
         self._failed_at: dict[str, float] = {}
-        self._closed_lines = ClosedLines()
+        self._closed_lines = ClosedLines(CONDUCTOR_SERVICE, self._trust)
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -107,24 +112,34 @@ class ConductorPlacer:
         )
 
     async def _stream(self, conductor: Member) -> PlacementStream | None:
-        """The living one, or a new one."""
-        known = self._streams.get(conductor.address)
-        if self._tasks is None or (known is not None and known.alive):
+        """The living one, or a new one. A line takes the place of a stream over gRPC as soon as it
+        can be opened."""
+        address, known = conductor.address, self._streams.get(conductor.address)
+        is_best = isinstance(known, LinePlacementStream) or not self._has_line(conductor)
+        if self._tasks is None or (known is not None and known.alive and is_best):
             return known
         stream = await self._new_stream(conductor)
-        self._streams[conductor.address] = stream
-        self._tasks.create_task(self._run(conductor, stream))
+        replaced = self._runs.get(address)
+        if replaced is not None:
+            asyncio.get_running_loop().call_later(RETIRE_SECONDS, replaced.cancel)
+        self._streams[address] = stream
+        self._runs[address] = self._tasks.create_task(self._run(conductor, stream))
         return stream
+
+    def _has_line(self, conductor: Member) -> bool:
+        return bool(conductor.line) and conductor.line not in self._closed_lines
 
     async def _run(self, conductor: Member, stream: PlacementStream) -> None:
         await stream.run()
         if isinstance(stream, LinePlacementStream) and not stream.reached:
-            self._closed_lines.add(conductor.line)
+            assert self._tasks is not None, "it runs there"
+            self._closed_lines.add(conductor.line, self._tasks)
 
     async def _new_stream(self, conductor: Member) -> PlacementStream:
         for address in [each for each, stream in self._streams.items() if not stream.alive]:
             del self._streams[address]
-        if conductor.line and conductor.line not in self._closed_lines:
+            self._runs.pop(address, None)
+        if self._has_line(conductor):
             return LinePlacementStream(conductor.line, self._trust)
         return GrpcPlacementStream(await self._channel(conductor.address))
 

@@ -10,6 +10,8 @@ from router.stream_link import CONNECT_SECONDS, MAX_UNSENT, StreamLink
 
 
 class LineWorkerLink(StreamLink):
+    is_line = True
+
     def __init__(self, worker: WorkerRef, trust: Trust) -> None:
         super().__init__(worker, trust)
         self._line: ClientLine | None = None

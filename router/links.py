@@ -8,6 +8,7 @@ from baton.core.ids import Epoch, RequestId, WorkerId
 from baton.core.request import RequestSpec
 from baton.core.task import Task
 from baton.core.trust import Trust, trust_of
+from baton.rpc.worker_line import WORKER_SERVICE
 from router.closed_lines import ClosedLines
 from router.grpc_link import GrpcWorkerLink
 from router.inbox import Inbox
@@ -17,6 +18,9 @@ from router.stream_link import StreamLink
 SHUN_SECONDS = 5.0
 """A worker whose link broke gets nothing new for so long, if others can do it: whoever is gone has
 left the registry by then, and whoever stood still has shown that it is back."""
+
+RETIRE_SECONDS = 30.0
+"""A stream is the lease of what came over it, also of what its peers still fetch."""
 
 
 class WorkerLink(Protocol):
@@ -59,7 +63,7 @@ class WorkerLinks:
         self._trust = trust_of(trust)
         self._links: dict[tuple[str, int], StreamLink] = {}
         self._broke_at: dict[WorkerId, float] = {}
-        self._closed_lines = ClosedLines()
+        self._closed_lines = ClosedLines(WORKER_SERVICE, self._trust)
         self._tasks: asyncio.TaskGroup | None = None
 
     async def run(self) -> None:
@@ -73,7 +77,9 @@ class WorkerLinks:
         key = (worker.address, int(worker.generation))
         known = self._links.get(key)
         if known is not None and known.alive:
-            return known
+            if known.is_line or not self._has_line(worker):
+                return known
+            _retire(known)
         link = self._links[key] = self._new_link(worker)
         link.task = self._tasks.create_task(self._run(worker, link))
         return link
@@ -85,9 +91,11 @@ class WorkerLinks:
             self._drop(worker, link)
 
     def _new_link(self, worker: WorkerRef) -> StreamLink:
-        by_line = worker.line and worker.line not in self._closed_lines
-        kind = LineWorkerLink if by_line else GrpcWorkerLink
+        kind = LineWorkerLink if self._has_line(worker) else GrpcWorkerLink
         return kind(worker, self._trust)
+
+    def _has_line(self, worker: WorkerRef) -> bool:
+        return bool(worker.line) and worker.line not in self._closed_lines
 
     def is_alive(self, worker: WorkerRef) -> bool:
         known = self._links.get((worker.address, int(worker.generation)))
@@ -101,9 +109,19 @@ class WorkerLinks:
         return frozenset(self._broke_at)
 
     def _drop(self, worker: WorkerRef, link: StreamLink) -> None:
-        if isinstance(link, LineWorkerLink) and not link.reached:
-            self._closed_lines.add(worker.line)
+        if link.retired:
+            return
+        if link.is_line and not link.reached and self._tasks is not None:
+            self._closed_lines.add(worker.line, self._tasks)
         self._broke_at[worker.id] = asyncio.get_running_loop().time()
         key = (worker.address, int(worker.generation))
         if self._links.get(key) is link:
             del self._links[key]
+
+
+def _retire(link: StreamLink, was_idle: bool = False) -> None:
+    """Ends a link that another has replaced, once nothing has come over it for a while."""
+    if link.idle and was_idle:
+        link.retire()
+    elif link.alive:
+        asyncio.get_running_loop().call_later(RETIRE_SECONDS, _retire, link, link.idle)

@@ -38,6 +38,8 @@ class StreamLink(ABC):
     """A :class:`router.links.WorkerLink`. :meth:`run` connects and serves until the stream breaks;
     then the link is dead."""
 
+    is_line = False
+
     def __init__(self, worker: WorkerRef, trust: Trust) -> None:
         self._worker = worker
         self._trust = trust
@@ -45,6 +47,7 @@ class StreamLink(ABC):
         self.task: asyncio.Task[None] | None = None
         self.reached = False
         self.alive = True
+        self.retired = False
 
     @abstractmethod
     async def serve(self) -> BatonError:
@@ -103,6 +106,12 @@ class StreamLink(ABC):
     def give_up(self, failure: str) -> None:
         """Breaks it now."""
         self.on_break(failure)
+        if self.task is not None:
+            self.task.cancel()
+
+    def retire(self) -> None:
+        """Ends it: nothing is left that came over it, and another has taken its place."""
+        self.alive, self.retired = False, True
         if self.task is not None:
             self.task.cancel()
 

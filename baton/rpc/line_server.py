@@ -3,14 +3,17 @@
 import asyncio
 import hmac
 import secrets
+import ssl
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from functools import partial
+from typing import Protocol, cast
 
 from baton.core.address import host_port
 from baton.core.trust import Trust
 from baton.errors import BatonError, Invalid, Overloaded, Unauthorized, Unavailable
 from baton.listening import announce, member_lock
 from baton.rpc.line import NONCE_BYTES, VERSION, Kind, Line, parsed, proof_of
+from baton.rpc.strangers import Strangers
 from baton.rpc.v1 import line_pb2 as pb
 from baton.tls import server_context
 
@@ -24,8 +27,9 @@ HELLO_SECONDS = 2.0
 MAX_LINES = 1024
 """One for each router, in the main; each costs some kilobytes."""
 
-MAX_STRANGERS = 64
-"""Connections that have not proved anything yet, within the above."""
+MAX_STRANGERS = 256
+"""Connections that have not proved anything yet, beside the above: with 2,000 new ones a second,
+each has a tenth of a second."""
 
 GRACE_SECONDS = 0.2
 """For what was said last to go out, when a server closes."""
@@ -54,15 +58,13 @@ class LineServer:
         self._services = services
         self._server: asyncio.Server | None = None
         self.lines: set[ServerLine] = set()
+        self.strangers = Strangers(MAX_STRANGERS)
 
     async def listen(self, host: str, port: int) -> int:
         """Returns the port. Raises Unavailable when it can't be bound, Invalid for certificates."""
         loop, context = asyncio.get_running_loop(), server_context(self._trust)
         try:
-            seconds = HELLO_SECONDS if context is not None else None
-            self._server = await loop.create_server(
-                self._visit, host, port, ssl=context, ssl_handshake_timeout=seconds
-            )
+            self._server = await loop.create_server(partial(self._visit, context), host, port)
         except OSError as error:
             raise Unavailable(f"can't listen on {host}:{port}: {error.strerror}") from error
         for listener in self._server.sockets:
@@ -79,13 +81,64 @@ class LineServer:
             await asyncio.sleep(GRACE_SECONDS)
         for line in list(self.lines):
             line.refuse(Unavailable("it has stopped"))
+        self.strangers.close_all()
 
-    def _visit(self) -> "ServerLine":
-        return ServerLine(self, self._trust.secret, self._services)
+    def _visit(self, context: ssl.SSLContext | None) -> asyncio.Protocol:
+        line = ServerLine(self, self._trust.secret, self._services)
+        return line if context is None else TlsOpening(self.strangers, line, context)
 
     @property
-    def num_strangers(self) -> int:
-        return sum(not line.is_open for line in self.lines)
+    def num_open(self) -> int:
+        return sum(line.is_open for line in self.lines)
+
+
+class TlsOpening(asyncio.Protocol):
+    """A connection that shakes hands, until it is a line. It counts as a stranger from the start,
+    which a server of asyncio's own would not see."""
+
+    def __init__(self, strangers: Strangers, line: "ServerLine", context: ssl.SSLContext) -> None:
+        self._strangers = strangers
+        self._line = line
+        self._context = context
+        self._early = b""  # what came with the end of the handshake
+        self._transport: asyncio.Transport | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.pause_reading()
+        self._strangers.add(self, host_of(transport))
+        self._task = asyncio.get_running_loop().create_task(self._shake_hands(self._transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._early += data
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    async def _shake_hands(self, transport: asyncio.Transport) -> None:
+        secured: asyncio.Transport | None = None
+        try:
+            if not transport.is_closing():
+                secured = await self._secured(transport)
+        except OSError as error:  # so are errors of TLS; the connection is closed
+            error.with_traceback(None)  # else its frames, and 256 KiB of buffers, wait for gc
+        finally:
+            self._strangers.discard(self)
+        if secured is None or secured.is_closing():
+            transport.abort()
+            return
+        secured.set_protocol(self._line)
+        self._line.connection_made(secured)
+        if self._early:
+            self._line.data_received(self._early)
+
+    async def _secured(self, transport: asyncio.Transport) -> asyncio.Transport | None:
+        """None when the connection broke meanwhile."""
+        return await asyncio.get_running_loop().start_tls(
+            transport, self, self._context, server_side=True, ssl_handshake_timeout=HELLO_SECONDS
+        )
 
 
 class ServerLine(Line):
@@ -102,11 +155,8 @@ class ServerLine(Line):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        server = self._server
-        if len(server.lines) >= MAX_LINES or server.num_strangers >= MAX_STRANGERS:
-            self.close()
-            return
-        server.lines.add(self)
+        self._server.lines.add(self)
+        self._server.strangers.add(self, host_of(transport))
         self._arm(HELLO_SECONDS, self.close)
 
     def on_handshake(self, kind: int, payload: bytes) -> None:
@@ -135,6 +185,9 @@ class ServerLine(Line):
                 message = "the cluster secret is missing or wrong (setting cluster_secret)"
                 raise Unauthorized(message)
             answer = self._code(self._secret, "server")
+        if self._server.num_open >= MAX_LINES:
+            raise Overloaded(f"there are {MAX_LINES} lines already")
+        self._server.strangers.discard(self)
         self._service = self._services[self._name](self)
         self.open()
         self.send(0, Kind.WELCOME, pb.Welcome(code=answer).SerializeToString())
@@ -151,5 +204,11 @@ class ServerLine(Line):
 
     def on_lost(self, failure: BatonError) -> None:
         self._server.lines.discard(self)
+        self._server.strangers.discard(self)
         if self._service is not None:
             self._service.on_lost()
+
+
+def host_of(transport: asyncio.BaseTransport) -> str:
+    peer = transport.get_extra_info("peername")
+    return str(peer[0]) if isinstance(peer, tuple) else ""

@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from baton.rpc.frames import HEAD, MAX_MESSAGE_BYTES
 from baton.rpc.line import HANDSHAKE_BYTES, VERSION, Kind, Line
 from baton.rpc.line_client import ClientLine, open_line
 from baton.rpc.line_server import LineServer
+from baton.rpc.strangers import Strangers, site_of
 from baton.rpc.v1 import conductor_pb2, line_pb2
 
 TRUST = Trust("a secret of the cluster")
@@ -243,19 +245,73 @@ async def test_whoever_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch
         assert not there.server.lines
 
 
-async def test_strangers_don_t_keep_others_out_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_server, "MAX_STRANGERS", 1)
+async def test_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of too many the one that came first goes, and a member has proved who it is by then."""
+    monkeypatch.setattr(line_server, "MAX_STRANGERS", 3)
     async with house() as there:
-        host, _, port = there.address.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        while not there.server.lines:
-            await asyncio.sleep(0)
-        with pytest.raises(Unavailable):
+        idle = []
+        for number in range(8):
+            idle.append(await connected(there.address))
+            await until(
+                partial(lambda count: len(there.server.strangers) == count, min(number + 1, 3))
+            )
+            if number == 4:
+                line = await there.open()
+        for reader, _ in idle[:4]:
+            assert await reader.read() == b""
+        assert line.is_open and len(there.server.lines) == 4
+        for _, writer in idle:
+            writer.close()
+        line.close()
+        await until(lambda: not there.server.lines)
+        assert len(there.server.strangers) == 0
+
+
+async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, _, port = address.rpartition(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def test_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_server, "MAX_LINES", 1)
+    async with house() as there:
+        line = await there.open()
+        with pytest.raises(Overloaded, match="there are 1 lines already"):
             await there.open()
-        writer.close()
-        while there.server.lines:
-            await asyncio.sleep(0)
+        line.close()
+        await until(lambda: not there.server.lines)
         (await there.open()).close()
+
+
+class Visitor:
+    def __init__(self, log: list["Visitor"]) -> None:
+        self._log = log
+
+    def close(self) -> None:
+        self._log.append(self)
+
+
+def test_whoever_takes_most_places_gives_up_the_oldest() -> None:
+    closed: list[Visitor] = []
+    places = Strangers(4)
+    member = Visitor(closed)
+    flood = [Visitor(closed) for _ in range(10)]
+    places.add(member, "10.0.0.1")
+    for number, each in enumerate(flood):
+        places.add(each, f"2001:db8::{number}")  # all of one site
+    assert closed == flood[:7] and len(places) == 4
+    places.discard(member)
+    places.discard(member)
+    places.add(member, "fe80::1%eth0")
+    assert closed == flood[:7]
+    several = [Visitor(closed) for _ in range(4)]
+    for number, each in enumerate(several):
+        places.add(each, f"10.0.1.{number}")
+    assert closed[:9] == flood[:9] and len(places) == 4
+    assert several[-1] not in closed
+    assert [site_of(host) for host in ("10.0.0.1", "", "2001:db8::9", "x:y")] == [
+        "10.0.0.1", "", "2001:db8::/64", "x:y",
+    ]  # fmt: skip
 
 
 # -- peers that cheat -----------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Links and conductors over lines and over gRPC, with made-up workers behind; the ring."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -27,6 +28,8 @@ from baton.rpc.v1 import common_pb2, conductor_pb2, conductor_pb2_grpc
 from baton.rpc.worker_line import worker_lines
 from baton.rpc.worker_service import add_worker_service
 from baton.worker.stream import OutputStream
+from router import closed_lines
+from router import links as links_module
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
 from router.inbox import DeliveryCrashed, Inbox
@@ -257,7 +260,38 @@ async def test_nobody_listens_there(line: str) -> None:
     assert "does not accept connections" in str(error)
 
 
-async def test_a_line_that_does_not_open_is_not_tried_again() -> None:
+async def test_a_line_that_opens_again_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried without requests. What came over gRPC meanwhile ends there."""
+    monkeypatch.setattr(closed_lines, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(links_module, "RETIRE_SECONDS", 0.01)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    async with grpc_worker() as (core, ref, _), open_links() as links:
+        ref, refused, inbox = replace(ref, line=f"127.0.0.1:{port}"), Inbox(), Inbox()
+        links.link(ref).submit(SPEC, Task.WHOLE, None, refused)
+        assert isinstance((await refused.take())[0][1], NotReached)
+        over_grpc = links.link(ref)
+        over_grpc.submit(SPEC, Task.WHOLE, None, inbox)
+        await core.wait(lambda: core.submitted)
+        assert not over_grpc.is_line
+        server = LineServer(Trust(None), worker_lines(core))  # type: ignore[arg-type]
+        await server.listen("127.0.0.1", port)
+        async with asyncio.timeout(5):
+            while not (link := links.link(ref)).is_line:
+                await asyncio.sleep(0.001)
+            link.submit(replace(SPEC, request_id=RequestId("q")), Task.WHOLE, None, Inbox())
+            await core.wait(lambda: len(core.submitted) == 2)
+            assert over_grpc.alive, "a request is under way there"
+            core.streams[0].put(output("r", 5))
+            assert await inbox.take() == [("w", output("r", 5))]
+            over_grpc.forget(RequestId("r"), Epoch(1))
+            while over_grpc.alive:
+                await asyncio.sleep(0.001)
+        assert links.link(ref) is link and link.alive
+        await server.close()
+
+
+async def test_a_line_that_does_not_open_is_not_used_again() -> None:
     async with grpc_worker() as (core, ref, _), open_links() as links:
         ref, inbox = replace(ref, line="127.0.0.1:9"), Inbox()
         links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)

@@ -1,6 +1,7 @@
 """TLS between members, over gRPC and over lines: both sides show a certificate of the authority."""
 
 import asyncio
+import contextlib
 import ctypes
 import threading
 from collections.abc import AsyncIterator
@@ -15,6 +16,7 @@ from baton.config import load_settings
 from baton.core.pool_plan import PoolPlan
 from baton.core.trust import Trust
 from baton.errors import BatonError, Invalid, Unauthorized, Unavailable
+from baton.rpc import line_server
 from baton.rpc.conductor_client import ask_pool_plan
 from baton.rpc.conductor_service import add_conductor_service
 from baton.rpc.line import Line
@@ -76,13 +78,19 @@ async def grpc_server(trusted: Trust) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def line_server(trusted: Trust) -> AsyncIterator[str]:
+async def line_server_at(trusted: Trust) -> AsyncIterator[tuple[LineServer, str]]:
     server = LineServer(trusted, {"core": Core})
     port = await server.listen("127.0.0.1", 0)
     try:
-        yield f"127.0.0.1:{port}"
+        yield server, f"127.0.0.1:{port}"
     finally:
         await server.close()
+
+
+@asynccontextmanager
+async def line_server_only(trusted: Trust) -> AsyncIterator[str]:
+    async with line_server_at(trusted) as (_, address):
+        yield address
 
 
 async def ask_grpc(address: str, trusted: Trust) -> None:
@@ -94,7 +102,7 @@ async def ask_line(address: str, trusted: Trust) -> None:
 
 
 both = pytest.mark.parametrize(
-    ("serve", "ask"), [(grpc_server, ask_grpc), (line_server, ask_line)], ids=["grpc", "line"]
+    ("serve", "ask"), [(grpc_server, ask_grpc), (line_server_only, ask_line)], ids=["grpc", "line"]
 )
 
 
@@ -169,7 +177,7 @@ async def test_files_that_are_not_there(serve, ask, tmp_path: Path) -> None:  # 
 
 
 async def test_a_stranger_that_says_nothing_does_not_stay(tmp_path: Path) -> None:
-    async with line_server(trust(tmp_path, MEMBER)) as address:
+    async with line_server_only(trust(tmp_path, MEMBER)) as address:
         host, _, port = address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
         writer.write(b"GET / HTTP/1.1\r\n\r\n")
@@ -203,6 +211,24 @@ def moved(source: GrpcTransport, reader: GrpcTransport) -> TransferState:
     reader.close()
     source.close()
     return transfer.state
+
+
+async def test_strangers_who_never_shake_hands_keep_nobody_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They count from the moment they connect, and the oldest of too many goes."""
+    monkeypatch.setattr(line_server, "MAX_STRANGERS", 2)
+    trusted = trust(tmp_path, MEMBER)
+    async with asyncio.timeout(20), line_server_at(trusted) as (server, address):
+        host, _, port = address.rpartition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(5)]
+        for reader, _ in idle[:3]:
+            with contextlib.suppress(ConnectionError):
+                assert await reader.read() == b""
+        assert len(server.strangers) == 2
+        await ask_line(address, trusted)
+        for _, writer in idle:
+            writer.close()
 
 
 def test_kv_travels_between_members_alone(tmp_path: Path) -> None:
