@@ -51,8 +51,8 @@ QUESTIONS, SHORTEST, LONGEST = 12, 150, 250
 WARM_UP_SECONDS = 10.0
 SAMPLE_SECONDS = 0.25
 READY_SECONDS = 60.0
-END_SECONDS = 20.0
-"""For the attacking process to end after its time."""
+END_SECONDS = 60.0
+"""For the attacking process to begin and to end, beside its time."""
 
 NICENESS = 10
 
