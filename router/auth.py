@@ -55,6 +55,16 @@ class Doorkeeper:
         is_operators = path.startswith(ADMIN_PATHS)
         return not (self.has_admin_key if is_operators else self.roll.needs_keys)
 
+    def check_metrics(self, authorization: str | None) -> None:
+        """Raises Problem (401, 403) where there are keys, and this is not the admin's."""
+        if not self.roll.needs_keys:
+            return
+        if not self.has_admin_key:
+            raise Problem(
+                403, "where there are keys, /metrics needs one: set admin_key, or ask the ops port"
+            )
+        self.check_admin(authorization, None)
+
     def check_admin(self, authorization: str | None, client_host: str | None) -> None:
         """Raises Problem (401, 403)."""
         if self._admin_key is not None:

@@ -87,6 +87,28 @@ def _tell_left(push: CyclePush | None) -> None:
         push.on_leave()
 
 
+class UnchunkedSend:
+    """A cycle's ``send`` for HTTP/1.0, which has no chunks: a body whose length nobody knows ends
+    with the connection."""
+
+    def __init__(self, cycle: Any) -> None:
+        self._cycle = cycle
+        self._send = cycle.send
+        self._is_open_ended = False
+
+    async def __call__(self, message: Any) -> None:
+        if message["type"] == "http.response.start":
+            names = {name.lower() for name, _ in message.get("headers", ())}
+            self._is_open_ended = b"content-length" not in names
+            if self._is_open_ended:
+                self._cycle.chunked_encoding = False
+        elif self._is_open_ended:  # uvicorn counts down
+            ends = not message.get("more_body", False)
+            size = len(message.get("body", b""))
+            self._cycle.expected_content_length = size if ends else size + 1
+        await self._send(message)
+
+
 class BodyCallbacks:
     """What a parser calls that reads the rest of a message whose head was read by another."""
 
@@ -247,6 +269,8 @@ class Connection(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         cycle.scope[PUSH] = CyclePush(cycle)
+        if cycle.scope["http_version"] == "1.0":
+            cycle.send = UnchunkedSend(cycle)
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:

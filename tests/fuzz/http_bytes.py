@@ -213,6 +213,8 @@ async def _send(host: str, port: int, pieces: Sequence[bytes]) -> bytes:
         reader, writer = await asyncio.open_connection(host, port)
         try:
             for piece in pieces:
+                if writer.transport.is_closing():
+                    break
                 writer.write(piece)
                 await asyncio.sleep(0)
             async with asyncio.timeout(LINGER_SECONDS):

@@ -202,6 +202,15 @@ async def test_expected_to_say_that_it_wants_the_body() -> None:
 
 
 @on_uvloop
+async def test_no_chunks_for_http_1_0() -> None:
+    async with bench() as made:
+        made.chunks = [b"o", b"", b"k"]
+        head, _, body = (await made.ask(b"GET / HTTP/1.0\r\n\r\n")).partition(b"\r\n\r\n")
+        assert body == b"ok" and b"transfer-encoding" not in head
+        assert b"\r\nconnection: close" in head
+
+
+@on_uvloop
 async def test_several_requests_at_once_are_answered_in_order() -> None:
     async with bench() as made:
         last = b"GET /last HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
