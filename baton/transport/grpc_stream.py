@@ -25,6 +25,7 @@ from baton.listening import announce, member_lock
 from baton.proof import CallChecker, CallSigner
 from baton.tls import TLS_NAME, channel_credentials, server_credentials
 from baton.transport.base import Capabilities, Region, Span, TransferState
+from baton.transport.device import Copies, HostCopies, copies_of
 from baton.transport.links import LinkMeter, earlier_lives
 from baton.transport.spans import checked_spans, expect_transport
 
@@ -104,6 +105,7 @@ class GrpcTransport:
         secret = self._trust.secret
         self._checker = CallChecker(secret, clock) if secret else None
         self._region: Region | None = None
+        self._copies: Copies = HostCopies()
         self._server: Any = None
         self._port = 0
         self._peers: dict[tuple[str, int], GrpcPeer] = {}
@@ -112,11 +114,12 @@ class GrpcTransport:
         self._meter = LinkMeter()
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(local_only=False, devices=frozenset({"cpu"}), copies_in_post=False)
+        return Capabilities(
+            local_only=False, devices=frozenset({"cpu", "cuda"}), copies_in_post=False
+        )
 
     def register(self, region: Region) -> None:
-        if region.device != "cpu":
-            raise Invalid(f"transport grpc serves host memory, not {region.device}")
+        self._copies = copies_of(region.device)
         self._region = region
         threads = ThreadPoolExecutor(MAX_READERS, thread_name_prefix="kv-serve")
         self._server = grpc.server(
@@ -223,7 +226,7 @@ class GrpcTransport:
         """In a thread of its own: every message goes where the spans say."""
         assert self._region is not None
         began = self._clock.monotonic()
-        writer = _Scatter(self._region.address, transfer.spans)
+        writer = _Scatter(self._region.address, transfer.spans, self._copies)
         try:
             for message in transfer.call:
                 writer.write(message)
@@ -244,10 +247,10 @@ class GrpcTransport:
             spans = _unpack(next(requests, b""), self._generation, self._region.size_bytes)
         except Invalid as error:
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        yield from _messages(self._region.address, spans)
+        yield from _messages(self._region.address, spans, self._copies)
 
 
-def _messages(address: int, spans: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+def _messages(address: int, spans: Sequence[tuple[int, int]], copies: Copies) -> Iterator[bytes]:
     """The bytes of the spans in order, cut into full messages wherever that falls."""
     parts: list[bytes] = []
     room = MESSAGE_BYTES
@@ -255,7 +258,7 @@ def _messages(address: int, spans: Sequence[tuple[int, int]]) -> Iterator[bytes]
         end = offset + size
         while offset < end:
             length = min(room, end - offset)
-            parts.append(ctypes.string_at(address + offset, length))
+            parts.append(copies.read(address + offset, length))
             offset, room = offset + length, room - length
             if room == 0:
                 yield b"".join(parts)
@@ -267,7 +270,8 @@ def _messages(address: int, spans: Sequence[tuple[int, int]]) -> Iterator[bytes]
 class _Scatter:
     """Writes a row of messages into spans, one after the other."""
 
-    def __init__(self, address: int, spans: Sequence[Span]) -> None:
+    def __init__(self, address: int, spans: Sequence[Span], copies: Copies) -> None:
+        self._copies = copies
         self._places = [(address + span.local_offset, span.size_bytes) for span in spans]
         self._places.reverse()
 
@@ -284,7 +288,7 @@ class _Scatter:
                 raise Invalid("the peer sent more bytes than were asked for")
             target, size = self._places.pop()
             length = min(size, len(message) - start)
-            ctypes.memmove(target, source + start, length)
+            self._copies.write(target, source + start, length)
             if length < size:
                 self._places.append((target + length, size - length))
             start += length

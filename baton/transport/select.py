@@ -44,7 +44,7 @@ def open_transports(
     for all that can start; one that is named and can't start is an error, one that isn't is left
     out with a log line. NIXL uses ``nixl_interfaces`` and no other network device; without one it
     is called ``nixl_local``."""
-    wanted = names or [name for name in BEST_FIRST if region.device == "cpu" or name == "nixl"]
+    wanted = names or [name for name in BEST_FIRST if region.device == "cpu" or name != "shm"]
     opened: dict[str, Transport] = {}
     for name in wanted:
         transport = (
