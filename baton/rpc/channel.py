@@ -12,6 +12,7 @@ from baton.core.trust import Trust, trust_of
 from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status
 from baton.proof import CallSigner
 from baton.rpc.frames import MAX_MESSAGE_BYTES
+from baton.rpc.refusal import retry_after
 from baton.tls import TLS_NAME, channel_credentials
 
 RETRY_AFTER_KEY = "retry-after-seconds"
@@ -58,7 +59,7 @@ def translate(error: grpc.aio.AioRpcError) -> BatonError:
     if isinstance(translated, Overloaded):
         for key, value in error.trailing_metadata() or ():
             if key == RETRY_AFTER_KEY and isinstance(value, str):
-                translated.retry_after_seconds = float(value)
+                translated.retry_after_seconds = retry_after(value)
     return translated
 
 

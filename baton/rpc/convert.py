@@ -190,13 +190,21 @@ def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
 
 
 def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
-    """Nearly all outputs are the next token and nothing else: only what is there is looked at."""
+    """Nearly all outputs are the next token and nothing else: only what is there is looked at.
+    Raises Invalid for a finish reason that this version does not know, and for scores that can't
+    be."""
+    try:
+        reason = _FINISH_FROM_PROTO[message.finish_reason]
+    except KeyError as error:
+        raise Invalid(
+            f"unknown finish reason {message.finish_reason}: the worker is of another version"
+        ) from error
     output = RequestOutput(
         message.request_id,  # type: ignore[arg-type]
         message.epoch,  # type: ignore[arg-type]
         message.first_index,
         tuple(message.token_ids),  # type: ignore[arg-type]
-        finish_reason=_FINISH_FROM_PROTO[message.finish_reason],
+        finish_reason=reason,
     )
     if output.finish_reason is None and not (
         message.details or message.logprobs or message.cached_tokens or message.prompt_logprobs
@@ -309,5 +317,7 @@ def _logprob_to_proto(entry: TokenLogprob) -> pb.TokenLogprob:
 
 
 def _logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
+    if len(message.top_token_ids) != len(message.top_logprobs):
+        raise Invalid("each of the best tokens has a logprob", param="logprobs")
     top = zip(_tokens(message.top_token_ids), message.top_logprobs, strict=True)
     return TokenLogprob(TokenId(message.token_id), message.logprob, tuple(top))

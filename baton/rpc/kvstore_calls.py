@@ -26,6 +26,7 @@ from baton.rpc.kvstore_convert import (
     lease_query_from_proto,
     leased_to_proto,
     put_from_proto,
+    seconds_from,
     stored_to_proto,
 )
 from baton.rpc.v1 import kvstore_pb2 as pb
@@ -94,7 +95,8 @@ class StoreCalls:
         return pb.ReportResponse(dropped=await self._core.report(keys_from_bytes(request.keys)))
 
     async def pin(self, request: pb.PinRequest) -> pb.PinResponse:
-        pinned = await self._core.pin_all(keys_from_bytes(request.keys), request.seconds)
+        seconds = seconds_from(request.seconds, "seconds")
+        pinned = await self._core.pin_all(keys_from_bytes(request.keys), seconds)
         return pb.PinResponse(pinned=pinned)
 
     async def list(self, request: pb.ListRequest) -> pb.ListResponse:

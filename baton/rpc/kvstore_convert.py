@@ -1,5 +1,6 @@
 """Between a store node's messages and the nouns of ``baton.core.store``."""
 
+import math
 from collections.abc import Sequence
 
 from baton.core.block_key import KEY_BYTES
@@ -95,6 +96,13 @@ def lease_query_from_proto(message: pb.LeaseRequest) -> LeaseQuery:
     return LeaseQuery(keys_from_bytes(message.keys), message.lease_seconds, message.max_bytes)
 
 
+def seconds_from(seconds: float, param: str) -> float:
+    """Raises Invalid for what is no time from 0: what ends then would never end."""
+    if not 0 <= seconds < math.inf:
+        raise Invalid(f"{param} must be at least 0 and finite, not {seconds}", param=param)
+    return seconds
+
+
 def leased_to_proto(leased: LeasedBlocks) -> pb.LeaseResponse:
     return pb.LeaseResponse(
         lease_id=leased.lease_id,
@@ -120,7 +128,8 @@ def filter_to_proto(filter_: BlockFilter) -> pb.BlockFilter:
 
 
 def filter_from_proto(message: pb.BlockFilter) -> BlockFilter:
-    return BlockFilter(_tag(message.tenant), _tag(message.model), message.stored_before or None)
+    before = seconds_from(message.stored_before, "stored_before")
+    return BlockFilter(_tag(message.tenant), _tag(message.model), before or None)
 
 
 def stored_to_proto(block: StoredBlock) -> pb.StoredBlock:
@@ -138,7 +147,7 @@ def stored_to_proto(block: StoredBlock) -> pb.StoredBlock:
 
 def stored_from_proto(message: pb.StoredBlock) -> StoredBlock:
     return StoredBlock(
-        key=BlockKey(message.key),
+        key=_key(message.key),
         tier=_tier(message.tier),
         size_bytes=message.size_bytes,
         depth=message.depth,
@@ -176,6 +185,12 @@ def _tier(number: int) -> Tier:
         return Tier(number)
     except ValueError as error:
         raise Invalid(f"there is no tier {number}") from error
+
+
+def _key(value: bytes) -> BlockKey:
+    if len(value) != KEY_BYTES:
+        raise Invalid(f"a block key has {KEY_BYTES} bytes, not {len(value)}", param="key")
+    return BlockKey(value)
 
 
 def _tag(value: bytes) -> bytes:

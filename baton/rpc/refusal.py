@@ -7,6 +7,8 @@ from baton.rpc.v1 import conductor_pb2 as pb
 
 MAX_MESSAGE_CHARACTERS = 512
 
+MAX_RETRY_SECONDS = 3600.0
+
 
 class Told(Protocol):
     """A message of any service that has these fields."""
@@ -42,5 +44,14 @@ def refusal_to_proto(error: BatonError) -> pb.Refusal:
 def error_from(told: Told) -> BatonError:
     error = error_from_grpc_status(told.status, told.message)
     if isinstance(error, Overloaded):
-        error.retry_after_seconds = told.retry_after_seconds
+        error.retry_after_seconds = retry_after(told.retry_after_seconds)
     return error
+
+
+def retry_after(told: str | float) -> float:
+    """Seconds as a peer told them; one, where that is no time that anybody could wait."""
+    try:
+        seconds = float(told)
+    except ValueError:
+        return 1.0
+    return seconds if 0 <= seconds <= MAX_RETRY_SECONDS else 1.0

@@ -1,5 +1,6 @@
 """What becomes of a request on its way through a message."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,11 +12,21 @@ from baton.core.priority import Priority
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams, TokenLogprob
 from baton.errors import Invalid
 from baton.rpc.convert import (
+    block_from_proto,
+    grammar_from_proto,
     output_from_proto,
     output_to_proto,
     spec_from_proto,
     spec_to_proto,
 )
+from baton.rpc.handoff_convert import event_from_proto
+from baton.rpc.kvstore_convert import (
+    filter_from_proto,
+    page_from_proto,
+    stored_from_proto,
+)
+from baton.rpc.refusal import retry_after
+from baton.rpc.v1 import common_pb2, kvstore_pb2, worker_pb2
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
 
@@ -76,3 +87,48 @@ def test_logprobs_of_a_prompt_come_out_as_they_went_in() -> None:
     entries = (TokenLogprob(TokenId(6), -0.5, ((TokenId(7), -0.25),)), TokenLogprob(TokenId(8), -1))
     output = RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(9),), prompt_logprobs=entries)
     assert output_from_proto(output_to_proto(output)) == output
+
+
+def told(**fields: Any) -> common_pb2.RequestOutput:
+    return common_pb2.RequestOutput(request_id="r", epoch=2, token_ids=[5], **fields)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (told(finish_reason=99), "unknown finish reason 99: the worker is of another version"),
+        (
+            told(logprobs=[common_pb2.TokenLogprob(top_token_ids=[1, 2], top_logprobs=[-0.1])]),
+            "each of the best tokens has a logprob",
+        ),
+    ],
+)
+def test_an_output_that_can_t_be_is_refused(message: common_pb2.RequestOutput, why: str) -> None:
+    """By a name of ours, whose request alone ends: :mod:`baton.rpc.outputs`."""
+    with pytest.raises(Invalid, match=why):
+        output_from_proto(message)
+
+
+def test_enums_of_a_newer_peer_end_one_message_each() -> None:
+    """Every message that has an enum or an optional part, with a value that nobody knows."""
+    odd: list[tuple[Callable[[Any], Any], Any]] = [
+        (grammar_from_proto, common_pb2.Grammar(kind=99, text="a")),  # type: ignore[arg-type]
+        (stored_from_proto, kvstore_pb2.StoredBlock(key=bytes(16), tier=99)),  # type: ignore[arg-type]
+        (page_from_proto, kvstore_pb2.WatchEvent(tier=99)),  # type: ignore[arg-type]
+        (event_from_proto, worker_pb2.PullEvent()),
+        (stored_from_proto, kvstore_pb2.StoredBlock(key=b"short", tier=1)),  # type: ignore[arg-type]
+        (block_from_proto, common_pb2.BlockRef(key=b"short")),
+        (filter_from_proto, kvstore_pb2.BlockFilter(stored_before=float("nan"))),
+    ]
+    for read, message in odd:
+        with pytest.raises(Invalid):
+            read(message)
+
+
+@pytest.mark.parametrize("told", ["inf", "nan", "-1", "soon", "1e9", "", float("inf"), -0.5])
+def test_nobody_waits_for_ever_because_a_peer_says_so(told: str | float) -> None:
+    assert retry_after(told) == 1.0
+
+
+def test_a_time_to_wait_is_as_it_was_told() -> None:
+    assert retry_after("2.500") == retry_after(2.5) == 2.5
