@@ -55,13 +55,12 @@ class Conversation:
         return variables
 
     def _effort(self, effort: str) -> dict[str, Any]:
-        """As a grade where the template knows grades, else as a switch."""
+        """As a grade where the template knows grades, else as a switch, else not at all."""
         if self.knows("reasoning_effort"):
             return {"reasoning_effort": effort}
         if self.knows("enable_thinking"):
             return {"enable_thinking": effort != "none"}
-        message = "reasoning_effort: the model's chat template knows no such thing"
-        raise Problem(400, message, param="reasoning_effort", code="unsupported_parameter")
+        return {}
 
 
 def _message(message: Message) -> Mapping[str, Any]:

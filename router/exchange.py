@@ -234,17 +234,21 @@ class AnswerExchange(Exchange):
 
         async def send(delta: Delta) -> None:
             async with one_at_a_time:
-                frames = wording.chunk(delta)
+                size, opening = len(answers[delta.index].prompt_token_ids), b""
                 if delta.index in unopened:
                     answer = unopened.pop(delta.index)
                     answer.prompt_entries = delta.prompt_entries
-                    frames = wording.opening(answer) + frames
+                    wording.note_taken(delta.index, size, 0)
+                    opening = wording.opening(answer)
+                wording.note_taken(delta.index, size, choices[delta.index].num_tokens)
+                frames = opening + wording.chunk(delta)
                 if not wire.started:
                     headers = self._debug_headers(choices[delta.index])
                     await wire.start(200, STREAM_HEADERS | headers)
                 await wire.write(frames)
 
-        await self._service.follow_all(choices, send, StreamOutlet(wire, wording, unopened))
+        outlet = None if body.wants_running_usage else StreamOutlet(wire, wording, unopened)
+        await self._service.follow_all(choices, send, outlet)
         usage = b""
         if body.wants_usage_chunk:
             usage = wording.usage_chunk(usage_of(choices, body.candidates))
@@ -257,6 +261,7 @@ class AnswerExchange(Exchange):
             model=self._service.config.model,
             return_token_ids=bool(body.return_token_ids),
             usage_chunk=body.wants_usage_chunk,
+            running_usage=body.wants_running_usage,
             echoes_logprobs=isinstance(body, CompletionBody) and bool(body.echo),
             prompt_logprobs=body.prompt_logprobs is not None,
             obfuscated=body.wants_obfuscation,

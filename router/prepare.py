@@ -85,30 +85,15 @@ class Preparer:
         check_scores([len(ids)], body)
         pins = self._pins(body, tools, prompt)
         prompt = replace(prompt, in_thought=self._dialect.in_thought(text), pins=pins)
-        calls = body.must_call or (body.has_strict_tools and self._dialect.call_form is not None)
-        return [self._calling(prompt, body) if calls else self._shaped(prompt, body)]
+        dialect = self._dialect.after(text, switched_off=body.switches_thinking_off)
+        calls = body.must_call or (body.has_strict_tools and dialect.call_form is not None)
+        return [_calling(dialect, prompt, body) if calls else _shaped(dialect, prompt, body)]
 
     def _pins(self, body: ChatBody, tools: Sequence[Tool], prompt: Prompt) -> tuple[Pin, ...]:
         if self._chain is None:
             return ()
         tokenizer, block_tokens = self._tokenizer, self._chain.block_tokens
         return pins_of(body, tools, tokenizer, prompt.token_ids, prompt.keys, block_tokens)
-
-    def _shaped(self, prompt: Prompt, body: ChatBody) -> Prompt:
-        """A model that thinks aloud may do so before it answers in a format."""
-        if body.format is None or not (self._dialect.thinks or prompt.in_thought):
-            return prompt
-        field, grammar = body.format
-        rule = rule_for(grammar, field)
-        if rule is None:
-            return prompt
-        return _held_to(self._dialect.after_thought(rule, in_thought=prompt.in_thought), prompt)
-
-    def _calling(self, prompt: Prompt, body: ChatBody) -> Prompt:
-        """One that must call, or may, and then by the schema."""
-        grammar = self._dialect.forced if body.must_call else self._dialect.offered
-        held = grammar(body.offered_tools, in_thought=prompt.in_thought, max_calls=body.max_calls)
-        return _held_to(held, prompt)
 
     def completion(self, body: CompletionBody) -> list[Prompt]:
         """Raises Problem or Invalid, naming what is wrong."""
@@ -193,6 +178,24 @@ class Preparer:
             min_tokens=body.min_tokens or 0,
             prompt_logprobs=body.num_prompt_logprobs,
         )
+
+
+def _shaped(dialect: Dialect, prompt: Prompt, body: ChatBody) -> Prompt:
+    """A model that thinks aloud may do so before it answers in a format."""
+    if body.format is None or not (dialect.thinks or prompt.in_thought):
+        return prompt
+    field, grammar = body.format
+    rule = rule_for(grammar, field)
+    if rule is None:
+        return prompt
+    return _held_to(dialect.after_thought(rule, in_thought=prompt.in_thought), prompt)
+
+
+def _calling(dialect: Dialect, prompt: Prompt, body: ChatBody) -> Prompt:
+    """One that must call, or may, and then by the schema."""
+    grammar = dialect.forced if body.must_call else dialect.offered
+    held = grammar(body.offered_tools, in_thought=prompt.in_thought, max_calls=body.max_calls)
+    return _held_to(held, prompt)
 
 
 def _held_to(grammar: Grammar, prompt: Prompt) -> Prompt:

@@ -1,6 +1,7 @@
 """Stop strings in a text that arrives in pieces."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 
 class StopStrings:
@@ -72,7 +73,8 @@ class _Automaton:
         return matched == len(self.stop)
 
 
-def _borders(stop: str) -> list[int]:
+@lru_cache(maxsize=1024)
+def _borders(stop: str) -> Sequence[int]:
     """Per prefix, the length of its longest proper suffix that is also its prefix."""
     borders = [0] * len(stop)
     length = 0

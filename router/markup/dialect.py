@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from baton.core.grammar import Grammar, GrammarKind
@@ -16,7 +16,7 @@ from router.markup.mistral import MistralParser
 from router.markup.parser import CallParser
 from router.markup.pythonic import PythonicParser
 from router.markup.reader import Reader
-from router.markup.thinking import OPEN, Thinking
+from router.markup.thinking import CLOSE, OPEN, Thinking
 
 FORMS: dict[str, CallForm | None] = {
     "hermes": CallForm.HERMES,
@@ -63,7 +63,18 @@ class Dialect:
 
     def in_thought(self, prompt: str) -> bool:
         """Whether an answer to it begins with a thought that needs no opening."""
-        return self.thinks and (self.thinks_first or prompt.rstrip().endswith(OPEN))
+        end = prompt.rstrip()
+        begins = self.thinks_first and not end.endswith(CLOSE)
+        return self.thinks and (begins or end.endswith(OPEN))
+
+    def after(self, prompt: str, *, switched_off: bool) -> "Dialect":
+        """As answers to it are held to a grammar: without a thought before it where the prompt ends
+        with one that is over (templates write an empty one where there is to be none), or where
+        thinking was ``switched_off`` and the prompt opens none."""
+        is_over = prompt.rstrip().endswith(CLOSE)
+        if is_over or (switched_off and not self.in_thought(prompt)):
+            return replace(self, thinks=False)
+        return self
 
     def reader(
         self, tools: Sequence[Tool], *, forced: bool, in_thought: bool, max_calls: int | None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from baton.core.grammar import Grammar, GrammarKind
 from router.markup.call_form import CallForm, Function, call_rules, names_first
+from router.markup.closed_schema import closed
 from router.markup.marks import NO_MARKS, Marks, without
 
 SPACE = r"[\s\x1c-\x1f]"
@@ -26,8 +27,9 @@ class CallGrammar:
     one: bool = False
 
     def forced(self, functions: Sequence[Function]) -> Grammar:
-        """Calls, and nothing else."""
-        return self._grammar(self._calls(), functions)
+        """Calls, and nothing else. Their arguments have no properties but those that the schemas
+        name, unless a schema says so itself: a model that must call would go on inventing some."""
+        return self._grammar(self._calls(), [_closed(function) for function in functions])
 
     def offered(self, functions: Sequence[Function]) -> Grammar:
         """Text, or calls, or both as the family writes them. Arguments are those of their schemas
@@ -91,6 +93,11 @@ class CallGrammar:
         if self.form is CallForm.LLAMA3 and mark in self.marks.ids:
             return f"(TEXT? | (TEXT? {self.marks.rule(mark)})? {self._calls()})", rules
         return f"(TEXT? | {self._calls()})", rules
+
+
+def _closed(function: Function) -> Function:
+    schema = function.get("parameters")
+    return {**function, "parameters": closed(schema)} if schema else function
 
 
 def thought_rules(marks: Marks, *, thinks: bool, in_thought: bool, body: str) -> list[str]:

@@ -15,6 +15,8 @@ from router.schema.tool import Tool, ToolChoice, Tools, choose
 MAX_VARIABLES = 32
 MAX_VARIABLE_CHARACTERS = 1024
 
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+
 _IDENTIFIER = re.compile(r"[a-zA-Z_]\w{0,63}")
 
 
@@ -86,6 +88,15 @@ class ChatBody(Generation, ChatHints):
     @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def switches_thinking_off(self) -> bool:
+        """By the words that templates have for it, or by an effort of none."""
+        variables = self.chat_template_kwargs or {}
+        said = [variables[name] for name in THINKING_SWITCHES if name in variables]
+        return any(value is False for value in said) or (
+            not said and self.reasoning_effort == "none"
+        )
 
     @property
     def offered_tools(self) -> list[Tool]:

@@ -10,7 +10,7 @@ from router.schema.body import Body, wrong, wrong_field
 from router.schema.format import Format
 
 MAX_CHOICES = 16
-MAX_STOPS = 4
+MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 1024
 MAX_STOP_TOKENS = 256
 MAX_BIASES = 1024
@@ -31,10 +31,12 @@ def _to_stops(value: Any) -> Any:
 
 class StreamOptions(Body):
     """``include_obfuscation`` hides how long a token is from who counts encrypted bytes; other than
-    OpenAI's, ours is off by default."""
+    OpenAI's, ours is off by default. ``continuous_usage_stats`` is vLLM's, and as there needs
+    ``include_usage``."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
 
 
 class Generation(Format, ABC):
@@ -113,6 +115,11 @@ class Generation(Format, ABC):
     @property
     def wants_usage_chunk(self) -> bool:
         return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        options = self.stream_options if self.wants_usage_chunk else None
+        return options is not None and bool(options.continuous_usage_stats)
 
     @property
     def wants_obfuscation(self) -> bool:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     ModelWrapValidatorHandler,
     PrivateAttr,
@@ -81,7 +82,12 @@ def _checked_cache_control(value: Any) -> Any:
 
 class Message(Body):
     """One turn. ``tool_calls`` are what an assistant asked for before, in OpenAI's form, and
-    ``reasoning_content`` what it thought, for templates that show it."""
+    ``reasoning_content`` what it thought, for templates that show it.
+
+    Unknown fields mean nothing here: clients send answers of other providers back as they came.
+    """
+
+    model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Annotated[str, BeforeValidator(_to_text)] = Field(default="", validate_default=True)

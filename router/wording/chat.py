@@ -81,7 +81,7 @@ class ChatWording(Wording):
 
     def _choice(self, answer: Answer) -> dict[str, Any]:
         content = "".join(answer.pieces)
-        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": content}
         if answer.thoughts:
             message["reasoning_content"] = "".join(answer.thoughts)
         if answer.calls:

@@ -25,13 +25,15 @@ DONE = b"data: [DONE]\n\n"
 @dataclass(frozen=True, slots=True)
 class Envelope:
     """What all chunks of a response share. With ``obfuscated``, chunks are padded, so that their
-    sizes don't tell what is in them."""
+    sizes don't tell what is in them; with ``running_usage`` each tells what its answer took so
+    far."""
 
     id: str
     created: int
     model: str
     return_token_ids: bool
     usage_chunk: bool
+    running_usage: bool = False
     obfuscated: bool = False
     service_tier: str | None = None
     echoes_logprobs: bool = False
@@ -52,6 +54,8 @@ class Wording(ABC):
         head = orjson.dumps(self._head(self.chunk_object))
         self._begin = b"data: " + head[:-1] + b',"choices":['
         self._end = b'],"usage":null}\n\n' if envelope.usage_chunk else b"]}\n\n"
+        self._taken: dict[int, tuple[int, int]] = {}
+        """By answers' indexes: tokens of the prompt, and of the answer so far."""
 
     @abstractmethod
     def opening(self, answer: Answer) -> bytes:
@@ -70,6 +74,11 @@ class Wording(ABC):
     def is_padded(self) -> bool:
         """Whether a chunk's ending depends on its text."""
         return self._envelope.obfuscated
+
+    def note_taken(self, index: int, prompt_tokens: int, completion_tokens: int) -> None:
+        """Told by the chunks that follow, if they tell it at all."""
+        if self._envelope.running_usage:
+            self._taken[index] = (prompt_tokens, completion_tokens)
 
     def usage_chunk(self, usage: Usage) -> bytes:
         head = self._head(self.chunk_object)
@@ -95,11 +104,23 @@ class Wording(ABC):
         return head
 
     def _frame(self, choice: dict[str, Any]) -> bytes:
-        data = orjson.dumps(choice)
+        data, end = orjson.dumps(choice), self._end
+        if self._envelope.running_usage:
+            end = self._running_end(choice["index"])
         if self._envelope.obfuscated:
             padding = b"0" * (-len(data) % OBFUSCATION_BYTES)
-            return self._begin + data + b'],"obfuscation":"' + padding + b'"' + self._end[1:]
-        return self._begin + data + self._end
+            return self._begin + data + b'],"obfuscation":"' + padding + b'"' + end[1:]
+        return self._begin + data + end
+
+    def _running_end(self, index: int) -> bytes:
+        """As vLLM writes it: counts, without details."""
+        prompt, completion = self._taken[index]
+        usage = {
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + completion,
+            "completion_tokens": completion,
+        }
+        return b'],"usage":' + orjson.dumps(usage) + b"}\n\n"
 
     def _delta_logprobs(self, delta: Delta) -> dict[str, Any] | None:
         return self._logprobs(delta.entries) if self._with_logprobs else None

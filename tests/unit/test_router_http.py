@@ -191,7 +191,7 @@ async def test_chat(tokenizer: Tokenizer) -> None:
         "choices": [
             {
                 "index": 0,
-                "message": {"role": "assistant", "content": "Hello, wörld!", "refusal": None},
+                "message": {"role": "assistant", "content": "Hello, wörld!"},
                 "logprobs": None,
                 "finish_reason": "stop",
             }
@@ -375,7 +375,7 @@ async def test_message_forms(tokenizer: Tokenizer) -> None:
     messages = [
         {"role": "developer", "content": "d"},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "content": "t", "tool_call_id": "c"},
     ]
     async with open_house(tokenizer) as (_, client):
@@ -408,7 +408,6 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
         "messages[0].content",
     ),
-    ({"messages": [{"role": "user", "content": "x", "mood": "good"}]}, "messages[0].mood"),
     ({"temprature": 1}, "temprature"),
     ({"functions": []}, "functions"),
     ({"prompt": "x"}, "prompt"),
@@ -439,7 +438,7 @@ WRONG_CHATS: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens"),
     ({"stop": 5}, "stop"),
     ({"stop": [""]}, "stop"),
-    ({"stop": ["a", "b", "c", "d", "e"]}, "stop"),
+    ({"stop": ["a"] * 65}, "stop"),
     ({"stop": ["x" * 2000]}, "stop"),
     ({"seed": 1.5}, "seed"),
     ({"seed": 2**64}, "seed"),

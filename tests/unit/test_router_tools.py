@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from baton.core.grammar import GrammarKind
 from baton.text.tokenizer import Tokenizer
+from router.markup.closed_schema import closed
 from tests.unit import test_router_http
 from tests.unit.test_router_http import (
     CHAT,
@@ -126,7 +127,6 @@ async def test_a_call(hermes: Tokenizer) -> None:
     assert message == {
         "role": "assistant",
         "content": "Well.",
-        "refusal": None,
         "tool_calls": [
             {
                 "id": call_id, "type": "function",
@@ -180,7 +180,7 @@ async def test_what_is_no_call_is_text(hermes: Tokenizer) -> None:
         none = await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="none"))
         streamed = await client.post(CHAT, json=chat(tools=[TOOL], stream=True))
     for each in (response, plain, none):
-        assert message_of(each) == {"role": "assistant", "content": said, "refusal": None}
+        assert message_of(each) == {"role": "assistant", "content": said}
         assert each.json()["choices"][0]["finish_reason"] == "stop"
     assert "".join(d.get("content", "") for d in deltas(streamed)) == said
 
@@ -320,7 +320,7 @@ async def test_thinking_can_be_switched(thinker: Tokenizer) -> None:
             {"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"},
         ):  # fmt: skip
             message = message_of(await client.post(CHAT, json=chat(**fields)))
-            assert message == {"role": "assistant", "content": "Yes", "refusal": None}
+            assert message == {"role": "assistant", "content": "Yes"}
         wrong = await client.post(CHAT, json=chat(chat_template_kwargs={"enable_thought": True}))
         taken = await client.post(CHAT, json=chat(chat_template_kwargs={"messages": "x"}))
         token = await client.post(CHAT, json=chat(chat_template_kwargs={"eos_token": "x"}))
@@ -330,9 +330,13 @@ async def test_thinking_can_be_switched(thinker: Tokenizer) -> None:
 
 
 async def test_an_effort_that_the_template_does_not_know(hermes: Tokenizer) -> None:
-    async with open_house(hermes) as (_, client):
-        response = await client.post(CHAT, json=chat(reasoning_effort="low"))
-    assert wrong_error(response)["param"] == "reasoning_effort"
+    """It is passed over, as other servers do: clients send it to whatever model there is."""
+    async with open_house(hermes, "Yes") as (house, client):
+        for effort in ("low", "none"):
+            message_of(await client.post(CHAT, json=chat(reasoning_effort=effort)))
+        wrong = await client.post(CHAT, json=chat(reasoning_effort="some"))
+    assert wrong_error(wrong)["param"] == "reasoning_effort"
+    assert {bytes(job.spec.token_ids) for job in house.prefill.submitted} == {b"<user>Hi|>"}
 
 
 async def test_thoughts_sent_back(hermes: Tokenizer) -> None:
@@ -419,3 +423,129 @@ async def test_the_best_of_several(hermes: Tokenizer) -> None:
     assert answer["usage"]["completion_tokens"] == 12
     assert answer["usage"]["prompt_tokens"] == 3
     assert {job.spec.sampling.logprobs for job in house.prefill.submitted} == {0}
+
+
+# -- what other providers' clients send -----------------------------------------------------------
+
+
+async def test_the_second_turn_of_litellm(hermes: Tokenizer) -> None:
+    """An answer that comes back with what litellm, and providers behind it, add to messages."""
+    async with open_house(hermes, CALL) as (house, client):
+        first = message_of(await client.post(CHAT, json=chat(tools=[TOOL])))
+        assert "refusal" not in first
+        added = {
+            "refusal": None, "annotations": [], "audio": None, "function_call": None,
+            "provider_specific_fields": {"refusal": None, "citations": [1]},
+            "reasoning": "Hm", "reasoning_details": [{"type": "reasoning.text", "text": "Hm"}],
+            "reasoning_content": None, "thinking_blocks": [{"type": "thinking"}],
+            "id": "msg_1", "type": "message", "status": "completed", "index": 0,
+        }  # fmt: skip
+        call = {**first["tool_calls"][0], "index": 0, "provider_specific_fields": {"x": 1}}
+        result = {"role": "tool", "tool_call_id": call["id"], "name": "f", "content": "2"}
+        turns = [*USER, {**first, **added, "tool_calls": [call]}, result]
+        second = await client.post(CHAT, json={"messages": turns, "tools": [TOOL]})
+        assert second.status_code == 200, second.text
+    prompt = bytes(house.prefill.submitted[1].spec.token_ids).decode()
+    assert prompt == f"[f ]<user>Hi|<assistant>!f:1|<tool>2#{call['id']}|>"
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETE])
+async def test_usage_in_every_chunk(hermes: Tokenizer, path: str) -> None:
+    """As vLLM tells it: of each answer, so far; and all of it at the end."""
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    body = chat() if path == CHAT else {"prompt": "abc"}
+    body |= {"n": 2, "stream": True, "stream_options": options}
+    async with open_house(hermes, "Yes") as (_, client):
+        response = await client.post(path, json=body)
+        only = {**body, "stream_options": {"continuous_usage_stats": True}}
+        plain = events(await client.post(path, json=only))
+    *chunks, last, done = events(response)
+    assert done == "[DONE]" and last["choices"] == []
+    prompt = last["usage"]["prompt_tokens"]
+    for index in (0, 1):
+        mine = [each for each in chunks if each["choices"][0]["index"] == index]
+        for each in mine if path == CHAT else ():
+            checked(ChatCompletionChunk, each)
+        taken = [each["usage"] for each in mine]
+        counts = [each["completion_tokens"] for each in taken]
+        assert counts == [0, 1, 2, 3, 4][-len(counts) :] and counts[-1] == 4
+        assert all(each["prompt_tokens"] == prompt for each in taken)
+        assert all(
+            each["total_tokens"] == prompt + n for each, n in zip(taken, counts, strict=True)
+        )
+    assert last["usage"]["completion_tokens"] == 8
+    assert not any("usage" in each for each in plain[:-1])
+
+
+async def test_many_stop_strings(hermes: Tokenizer) -> None:
+    stops = [f"stop {number}" for number in range(63)] + ["ö"]
+    async with open_house(hermes, "Hello wörld") as (_, client):
+        message = message_of(await client.post(CHAT, json=chat(stop=stops)))
+    assert message["content"] == "Hello w"
+
+
+SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "integer"}}}
+
+
+async def test_a_format_holds_from_the_first_token_where_there_is_no_thought(
+    thinker: Tokenizer, tmp_path: Path
+) -> None:
+    """Switched off, by a template that then writes nothing, or a thought that is over."""
+    folder = tmp_path / "qwen3"
+    folder.mkdir()
+    shut = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    qwen3 = load(folder, TEMPLATE + shut)
+    off = ({"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"})
+    for tokenizer in (thinker, qwen3):
+        async with open_house(tokenizer, "1") as (house, client):
+            for fields in off:
+                assert message_of(
+                    await client.post(CHAT, json=chat(response_format=SCHEMA, **fields))
+                )
+                forced = chat(tools=[TOOL], tool_choice="required", **fields)
+                await client.post(CHAT, json=forced)
+            message_of(await client.post(CHAT, json=chat(response_format=SCHEMA)))
+        grammars = [job.spec.sampling.grammar for job in house.prefill.submitted]
+        kinds = [grammar.kind for grammar in grammars if grammar is not None]
+        assert kinds[0] is kinds[2] is GrammarKind.JSON_SCHEMA
+        texts = [grammar.text for grammar in grammars if grammar is not None]
+        assert "think" not in texts[1] + texts[3]
+        assert "thought" in texts[4]
+
+
+async def test_forced_calls_have_no_other_arguments(hermes: Tokenizer) -> None:
+    async with open_house(hermes, CALL) as (house, client):
+        message_of(await client.post(CHAT, json=chat(tools=[TOOL], tool_choice="required")))
+    grammar = house.prefill.submitted[0].spec.sampling.grammar
+    assert grammar is not None and '"additionalProperties": false' in grammar.text
+
+
+INNER = {"type": "object", "properties": {"y": {}}}
+CLOSED = {**INNER, "additionalProperties": False}
+OPEN_SCHEMAS: list[dict[str, Any]] = [
+    {"type": "object"},
+    {"properties": {"y": {}}, "additionalProperties": {"type": "string"}},
+    {"properties": {"y": {}}, "patternProperties": {"x": {}}},
+    {"properties": {"y": {}}, "allOf": [INNER]},
+    {"properties": {"y": {}}, "anyOf": [INNER]},
+    {"allOf": [{"$ref": "#/$defs/A"}], "$defs": {"A": INNER}},
+    {"const": {"properties": {"y": 1}}},
+    {"not": INNER},
+]
+
+
+@pytest.mark.parametrize("schema", OPEN_SCHEMAS)
+def test_schemas_that_say_more_stay_open(schema: dict[str, Any]) -> None:
+    assert closed(schema) == schema
+
+
+def test_schemas_are_closed_all_through() -> None:
+    assert closed({"properties": {"a": INNER}}) == {
+        "properties": {"a": CLOSED}, "additionalProperties": False,
+    }  # fmt: skip
+    assert closed({"items": INNER, "prefixItems": [INNER]}) == {
+        "items": CLOSED, "prefixItems": [CLOSED],
+    }  # fmt: skip
+    assert closed({"anyOf": [INNER, {"$ref": "#/$defs/A"}], "$defs": {"A": INNER}}) == {
+        "anyOf": [CLOSED, {"$ref": "#/$defs/A"}], "$defs": {"A": CLOSED},
+    }  # fmt: skip
