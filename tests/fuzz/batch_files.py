@@ -1,0 +1,188 @@
+"""Files of batches: good lines, wrong ones and bytes of any kind, while routers die in between.
+
+Each file is run to its end by the runner, with a router's own reading of bodies, and must end with
+every line in one of its files.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+
+from baton.clock import ManualClock
+from baton.core.ids import TenantId
+from router.batches.batch import Batch
+from router.batches.job import Job
+from router.batches.library import Library
+from router.batches.line import Reply
+from router.batches.runner import Runner
+from router.batches.shelf import FileRecord
+from router.parse import parse
+from router.problem import Problem
+from router.schema import ChatBody, CompletionBody
+from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+
+NAME = "batch-files"
+
+WHO = TenantId("mallory")
+ENDPOINTS: dict[str, type[ChatBody] | type[CompletionBody]] = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+}
+MAX_LINE_BYTES = 20_000
+NOW = 1_000_000.0
+
+FIELDS = ("custom_id", "method", "url", "body", "x")
+
+Chance = np.random.Generator
+
+
+def fuzz(seconds: float, seed: int) -> FuzzResult:
+    return asyncio.run(_fuzz(seconds, seed))
+
+
+async def _fuzz(seconds: float, seed: int) -> FuzzResult:
+    chance, recorder = np.random.default_rng(seed), Recorder(NAME, seed)
+    until, number = monotonic() + seconds, 0
+    with tempfile.TemporaryDirectory(prefix="baton-fuzz-") as folder:
+        library = Library(Path(folder))
+        while monotonic() < until:
+            number += 1
+            endpoint = list(ENDPOINTS)[chance.integers(2)]
+            data = make(chance, endpoint)
+            recorder.begin(repr(data))
+            batch = _take_in(library, number, data, endpoint)
+            try:
+                for _ in range(int(chance.integers(3))):
+                    _die(library, batch, int(chance.integers(1, 4)))
+                async with asyncio.timeout(HANG_SECONDS):
+                    seen = await _run(library, batch, chance)
+                if seen.completed + seen.failed != seen.total or b"router" in _errors(
+                    library, seen
+                ):
+                    recorder.server_error(f"{seen}: {_errors(library, seen)[:500]!r}")
+            except TimeoutError:
+                recorder.hang("it does not end")
+            except BaseException as error:
+                recorder.crash(repr(error))
+    return recorder.result()
+
+
+def _take_in(library: Library, number: int, data: bytes, endpoint: str) -> Batch:
+    shelf = library.shelf(WHO)
+    upload = shelf.upload(f"{number:x}", 10**7, 0, lambda path, least, wanted: wanted)
+    upload.write(data)
+    upload.close()
+    shelf.add(FileRecord(f"file-{number:x}", len(data), 0, "x", "batch"), upload.path)
+    batch = Batch(f"batch_{number:x}", WHO, endpoint, f"file-{number:x}", int(NOW))
+    library.create(batch)
+    return batch
+
+
+def _die(library: Library, batch: Batch, num_lines: int) -> None:
+    """A router begins some lines, and ends without a word."""
+    if library.get(WHO, batch.id).is_over:
+        return
+    job = Job(library, library.get(WHO, batch.id), MAX_LINE_BYTES)
+    job.open(NOW)
+    for _ in range(num_lines):
+        job.next_line(NOW)
+    job.close()
+
+
+async def _run(library: Library, batch: Batch, chance: Chance) -> Batch:
+    async def ask(tenant: TenantId, endpoint: str, data: bytes) -> Reply:
+        try:
+            parse(ENDPOINTS[endpoint], data)
+        except Problem as problem:
+            return Reply(problem.status, "r", {"error": str(problem)})
+        return Reply(200, "r", {})
+
+    runner = Runner(library, ask, lambda _: 8, ManualClock(NOW), MAX_LINE_BYTES, 10**9)
+    running = asyncio.create_task(runner.run())
+    try:
+        while not library.get(WHO, batch.id).is_over:
+            if running.done():
+                await running
+            runner.hurry()
+            await asyncio.sleep(0.001)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    return library.get(WHO, batch.id)
+
+
+def _errors(library: Library, batch: Batch) -> bytes:
+    """Without those lines that died with routers: these are meant."""
+    if batch.error_file_id is None:
+        return b""
+    lines = library.shelf(WHO).data(batch.error_file_id).read_bytes().splitlines()
+    return b"\n".join(
+        line for line in lines if b"router_died" not in line and b"internal_error" in line
+    )
+
+
+# -- what is made ---------------------------------------------------------------------------------
+
+
+def make(chance: Chance, endpoint: str) -> bytes:
+    lines = [_line(chance, endpoint, number) for number in range(int(chance.integers(0, 12)))]
+    ends = (b"\n", b"\n", b"\n", b"\r\n", b"\n\n", b" \n", b"")
+    return b"".join(line + ends[chance.integers(len(ends))] for line in lines)
+
+
+def _line(chance: Chance, endpoint: str, number: int) -> bytes:
+    line = {"custom_id": f"c{number}", "method": "POST", "url": endpoint, "body": _body(chance)}
+    kinds: list[Callable[[], bytes]] = [
+        lambda: _encoded(line),
+        lambda: _encoded(line),
+        lambda: _mutated(_encoded(line), chance),
+        lambda: _encoded({**line, FIELDS[number % 5]: _value(chance)}),
+        lambda: _encoded(_value(chance)),
+        lambda: b'{"custom_id":"d","body":' + b"[" * 3000 + b"]" * 3000 + b"}",
+        lambda: _encoded(line | {"body": {"prompt": "\ud800", "n": float("nan")}}),
+        lambda: _encoded({**line, "body": _nested(int(chance.integers(1, 900)))}),
+        lambda: chance.bytes(int(chance.integers(1, 300))).replace(b"\n", b" "),
+        lambda: b"x" * (MAX_LINE_BYTES + 10),
+    ]  # fmt: skip
+    return kinds[chance.integers(len(kinds))]()
+
+
+def _body(chance: Chance) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "prompt": "x", "messages": [{"role": "user", "content": "x"}], "max_tokens": 3,
+        "stream": True, "guided_regex": "a+",
+        "logit_bias": _nested(int(chance.integers(1, 600))), "n": 2,
+        "tools": _value(chance), "metadata": _value(chance), "stop": _value(chance),
+    }  # fmt: skip
+    return {name: value for name, value in fields.items() if chance.random() < 0.4}
+
+
+def _encoded(value: Any) -> bytes:
+    return json.dumps(value).encode()
+
+
+def _value(chance: Chance) -> Any:
+    values: list[Any] = [
+        None, True, 0, -1, 2**53, 1e308, "", "x", "é\0", [], {}, [1, [2]], {"a": {"b": []}},
+        "y" * 3000, {"type": "function"}, _nested(int(chance.integers(1, 240))),
+    ]  # fmt: skip
+    return values[chance.integers(len(values))]
+
+
+def _nested(depth: int) -> Any:
+    value: Any = 1
+    for number in range(depth):
+        value = [value] if number % 2 else {"a": value}
+    return value
+
+
+def _mutated(data: bytes, chance: Chance) -> bytes:
+    at = int(chance.integers(len(data)))
+    new = bytes([int(chance.integers(256))]) if chance.random() < 0.5 else data[at : at + 20] * 3
+    return (data[:at] + new + data[at + int(chance.integers(3)) :]).replace(b"\n", b" ")
