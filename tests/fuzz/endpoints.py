@@ -1,0 +1,183 @@
+"""What a peer says of its memory, to the real transports: descriptors of whatever is open in a
+process, sizes that they have not, addresses that nobody listens at, spans of any kind.
+
+Whatever a transport connects to is read, too: a mapping that may not be read ends the process.
+"""
+
+import contextlib
+import os
+import socket
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from baton.clock import SystemClock
+from baton.core.handoff import Endpoint
+from baton.errors import BatonError
+from baton.transport.base import Span, TransferState
+from baton.transport.grpc_stream import GrpcTransport
+from baton.transport.region import HostMemory
+from baton.transport.shm import ShmTransport, start_ticks
+from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+
+NAME = "endpoints"
+CLOCK = SystemClock()
+SIZE = 8192
+READ_SECONDS = 0.2
+HOST = "here"
+CASES_PER_TRANSPORT = 200
+NUMBERS = (0, 1, 4095, 4096, SIZE - 1, SIZE, SIZE + 1, 2**31, 2**32 - 1, 2**63 - 1, 2**63)
+ADDRESSES = (b"", b"\x00", b"127.0.0.1:1", b"127.0.0.1:99999", b"[::1]:0", b"x" * 300, b"\xff\xfe")
+
+
+def fuzz(seconds: float, seed: int) -> FuzzResult:
+    recorder, chance = Recorder(NAME, seed), np.random.default_rng(seed)
+    until = CLOCK.monotonic() + seconds
+    while CLOCK.monotonic() < until:
+        with contextlib.ExitStack() as stack:
+            fuzzer = Fuzzer(stack, recorder, chance)
+            for _ in range(CASES_PER_TRANSPORT):
+                fuzzer.case()
+                if CLOCK.monotonic() > until:
+                    break
+            fuzzer.check()
+    return recorder.result()
+
+
+class Fuzzer:
+    """A reader over shared memory and one over gRPC, and an honest source of each."""
+
+    def __init__(
+        self, stack: contextlib.ExitStack, recorder: Recorder, chance: np.random.Generator
+    ) -> None:
+        self._recorder = recorder
+        self._chance = chance
+        self._source = HostMemory("source", SIZE)
+        self._source.view[:] = bytes(range(256)) * (SIZE // 256)
+        self._descriptors = stack.enter_context(_open_things())
+        self._descriptors.append(self._source.file_descriptor)
+        self._honest: list[Endpoint] = []
+        self._readers: list[Any] = []
+        self._local = HostMemory("reader", SIZE)
+        for make in (_shm, _grpc):
+            sending, receiving = make("source"), make("reader")
+            sending.register(self._source.region)
+            receiving.register(self._local.region)
+            stack.callback(sending.close)
+            stack.callback(receiving.close)
+            self._honest.append(sending.export())
+            self._readers.append(receiving)
+
+    def case(self) -> None:
+        """One endpoint that is a lie, and a read from whatever it leads to."""
+        which = int(self._chance.integers(0, 2))
+        endpoint, span = self._lie(self._honest[which]), self._span()
+        self._recorder.begin(f"{endpoint} {span}")
+        began = CLOCK.monotonic()
+        try:
+            self._read(self._readers[which], endpoint, span)
+        except BatonError:
+            pass  # it was not believed
+        except Exception as error:
+            self._recorder.crash(repr(error))
+        if CLOCK.monotonic() - began > HANG_SECONDS:
+            self._recorder.hang(f"{CLOCK.monotonic() - began:.1f} s")
+
+    def check(self) -> None:
+        """Honest sources are read as they are."""
+        for reader, endpoint in zip(self._readers, self._honest, strict=True):
+            self._recorder.begin(f"check {endpoint}")
+            self._local.view[:] = bytes(SIZE)
+            state = self._read(reader, endpoint, Span(0, 0, SIZE), HANG_SECONDS)
+            if state is not TransferState.DONE or self._local.view != self._source.view:
+                self._recorder.crash(f"an honest source was not read: {state}")
+
+    def _read(
+        self, reader: Any, endpoint: Endpoint, span: Span, seconds: float = READ_SECONDS
+    ) -> TransferState:
+        peer = reader.connect(endpoint)
+        try:
+            os.ftruncate(self._descriptors[0], 0)  # once whoever maps it has looked at its size
+            transfer = reader.prepare(peer, [span], seconds)
+            reader.post(transfer)
+            while (state := reader.poll(transfer)) is TransferState.PENDING:
+                pass
+            while not reader.release(transfer):
+                pass
+            return TransferState(state)
+        finally:
+            os.ftruncate(self._descriptors[0], SIZE)
+            reader.disconnect(peer)
+
+    def _span(self) -> Span:
+        if self._chance.random() < 0.6:
+            start, size = sorted(self._chance.integers(0, SIZE, 2).tolist())
+            return Span(start, 0, size - start)
+        return Span(self._of(NUMBERS), self._of(NUMBERS), self._of(NUMBERS))
+
+    def _lie(self, honest: Endpoint) -> Endpoint:
+        changes: dict[str, Any] = {"generation": int(self._chance.integers(2, 1 << 40))}
+        if self._chance.random() < 0.8:
+            changes["metadata"] = self._metadata(honest)
+        if self._chance.random() < 0.5:
+            changes["region_size_bytes"] = self._of(NUMBERS)
+        if self._chance.random() < 0.1:
+            changes["host"] = "there"
+        if self._chance.random() < 0.1:
+            changes["transport"] = self._of(("", "nixl", "memory", "shm", "grpc"))
+        return Endpoint(**{name: getattr(honest, name) for name in FIELDS} | changes)
+
+    def _metadata(self, honest: Endpoint) -> bytes:
+        if self._chance.random() < 0.2:
+            return bytes(self._chance.bytes(int(self._chance.integers(0, 40))))
+        if honest.transport != "shm":
+            return bytes(self._of(ADDRESSES))
+        pid = os.getpid() if self._chance.random() < 0.9 else 1
+        descriptor = self._of([*self._descriptors, 0, 1, 2, 2**31])
+        started = start_ticks(pid) if self._chance.random() < 0.9 else 0
+        return struct.pack("<IIQ", pid, descriptor, started)
+
+    def _of(self, values: Sequence[Any]) -> Any:
+        return values[int(self._chance.integers(0, len(values)))]
+
+
+FIELDS = tuple(Endpoint.__dataclass_fields__)
+
+
+@contextlib.contextmanager
+def _open_things() -> Iterator[list[int]]:
+    """Descriptors of what a process may have open beside its pool; the first one shrinks."""
+    makers: Sequence[Callable[[], int]] = (
+        lambda: _memory_file(SIZE),
+        lambda: _memory_file(0),
+        lambda: os.eventfd(0),
+        lambda: socket.socket().detach(),
+        lambda: os.open("/dev/zero", os.O_RDWR),
+        lambda: os.open("/dev/null", os.O_RDWR),
+        lambda: os.open("/", os.O_RDONLY),
+        lambda: os.open(tempfile.gettempdir(), os.O_RDWR | os.O_TMPFILE),
+    )
+    opened = [make() for make in makers]
+    try:
+        yield list(opened)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
+def _memory_file(size: int) -> int:
+    """One that may shrink: whoever reads its mapping then is ended by the system."""
+    file = os.memfd_create("shrinks", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, size)
+    return file
+
+
+def _shm(owner: str) -> ShmTransport:
+    return ShmTransport(owner, 1, CLOCK, HOST)
+
+
+def _grpc(owner: str) -> GrpcTransport:
+    return GrpcTransport(owner, 1, CLOCK, HOST, trust="a secret of the cluster")
