@@ -6,7 +6,7 @@ meant, where a body ends, which of two equal headers counts. All of that is refu
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from router.problem import Problem
@@ -55,23 +55,24 @@ def read_head(raw: bytes, headers: Headers) -> Head:
         raise _invalid("the first line must be METHOD TARGET HTTP/1.1, with one space between")
     method, target, minor = line.groups()
     is_http10 = minor == b"0"
-    single = _single_headers(headers)
-    _check_host(single.get(b"host"), is_http10)
+    values = dict(headers)
+    if len(values) < len(headers):
+        _check_repeated([name for name, _ in headers])
+    _check_host(values.get(b"host"), is_http10)
     authority = b""
     if target[:1] != b"/" or b"#" in target:
         target, authority = _origin_form(method, target)
-    expects = _check_expect(single.get(b"expect"))
-    return Head(target, authority, expects and not is_http10, _body_length(single, is_http10))
+    expect = values.get(b"expect")
+    if expect is not None and expect.lower() != b"100-continue":
+        raise Problem(417, "the header expect must be 100-continue", code=INVALID)
+    waits = expect is not None and not is_http10
+    return Head(target, authority, waits, _body_length(values, is_http10))
 
 
-def _single_headers(headers: Headers) -> dict[bytes, bytes]:
-    single: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name in SINGLE_HEADERS:
-            if name in single:
-                raise _invalid(f"the header {name.decode()} is given twice; give it once")
-            single[name] = value
-    return single
+def _check_repeated(names: Sequence[bytes]) -> None:
+    for name in SINGLE_HEADERS:
+        if names.count(name) > 1:
+            raise _invalid(f"the header {name.decode()} is given twice; give it once")
 
 
 def _check_host(host: bytes | None, is_http10: bool) -> None:
@@ -95,16 +96,10 @@ def _origin_form(method: bytes, target: bytes) -> tuple[bytes, bytes]:
     return path if path[:1] == b"/" else b"/" + path, absolute[1]
 
 
-def _check_expect(expect: bytes | None) -> bool:
-    if expect is not None and expect.lower() != b"100-continue":
-        raise Problem(417, "the header expect must be 100-continue", code=INVALID)
-    return expect is not None
-
-
-def _body_length(single: dict[bytes, bytes], is_http10: bool) -> int | None:
-    coding = single.get(b"transfer-encoding")
+def _body_length(values: Mapping[bytes, bytes], is_http10: bool) -> int | None:
+    coding = values.get(b"transfer-encoding")
     if coding is None:
-        return int(single.get(b"content-length", b"0"))  # llhttp has checked that it is a number
+        return int(values.get(b"content-length", b"0"))  # llhttp has checked that it is a number
     if is_http10:
         raise _invalid("HTTP/1.0 has no transfer-encoding; use HTTP/1.1 or content-length")
     if coding.lower() != b"chunked":

@@ -48,7 +48,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     """And a collector that is left as it is: other tests live in this process."""
     monkeypatch.setattr("router.program.settle_collector", lambda: None)
     twin = MemoryRegistry(SystemClock())
-    monkeypatch.setattr("router.program.RedisRegistry", lambda _url, _cluster: twin)
+    monkeypatch.setattr("router.program.RedisRegistry", lambda *_: twin)
     return twin
 
 
