@@ -158,12 +158,12 @@ class Attempt:
         is_next = output.first_index == merge.next_index and self._decoding
         if not (is_plain and is_next and worker_id == self._decode.id):
             return False
-        tokens, end = output.token_ids, output.first_index + len(output.token_ids)
-        if not tokens or end > self._max_tokens or max(tokens) >= self._vocab_size:
-            return False  # who looks at it closely says what is wrong
+        tokens, index = output.token_ids, merge.next_index
+        if len(tokens) != 1 or tokens[0] >= self._vocab_size or index >= self._max_tokens:
+            return False  # who looks at it closely says what is wrong, if anything is
         if output.epoch != self._spec.epoch or self._relay is None or not self._relay(output):
             return False
-        merge.next_index = end
+        merge.next_index = index + 1
         self._expect("next token", self._deadlines.token_gap)
         return True
 

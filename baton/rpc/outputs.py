@@ -1,7 +1,7 @@
 """Outputs between a worker and a router. Many requests share a message, so each output is written
 and read by itself: one that can't be ends its own request, and nobody else's."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import structlog
 
@@ -46,12 +46,19 @@ def write_outputs(outputs: Iterable[RequestOutput]) -> pb.WorkerMessage:
     return message
 
 
-def read_outputs(message: pb.WorkerMessage) -> Iterator[RequestOutput]:
+def read_outputs(message: pb.WorkerMessage) -> Sequence[RequestOutput]:
     """One that can't be read becomes its request's failure, which another worker may mend; the
     first of a message is logged. Raises Invalid for more outputs than any worker sends."""
-    is_first = True
     if len(message.outputs) > MAX_OUTPUTS:
         raise Invalid(f"a message has at most {MAX_OUTPUTS} outputs, not {len(message.outputs)}")
+    try:
+        return [output_from_proto(each) for each in message.outputs]
+    except Exception:
+        return list(_read_each(message))
+
+
+def _read_each(message: pb.WorkerMessage) -> Iterator[RequestOutput]:
+    is_first = True
     for each in message.outputs:
         try:
             output = output_from_proto(each)

@@ -1,6 +1,6 @@
 """The router's side of its stream to a worker: messages out, outputs in."""
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc.aio
 
@@ -67,6 +67,6 @@ async def converse(
         call.cancel()
 
 
-def outputs_of(payload: bytes) -> Iterator[RequestOutput]:
+def outputs_of(payload: bytes) -> Sequence[RequestOutput]:
     """Reads a ``WorkerMessage``. Raises Invalid for one that is none."""
     return read_outputs(parsed(pb.WorkerMessage, payload))

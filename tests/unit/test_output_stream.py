@@ -87,4 +87,4 @@ def test_what_says_too_much_is_its_request_s_failure(message: pb.WorkerMessage) 
 def test_a_message_with_too_many_outputs_is_none() -> None:
     message = pb.WorkerMessage(outputs=[common.RequestOutput()] * (MAX_OUTPUTS + 1))
     with pytest.raises(Invalid):
-        next(read_outputs(message))
+        read_outputs(message)
