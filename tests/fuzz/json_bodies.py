@@ -1,0 +1,114 @@
+"""Bodies for chats, completions, /tokenize, /detokenize, files and batches, right and broken, asked
+of a router over twins: each has an answer, none of them is an error of ours, and nothing is left
+over.
+"""
+
+import asyncio
+import json
+import tempfile
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from baton.clock import SystemClock
+from baton.text.tokenizer import Tokenizer
+from router.batches.file_limits import FileLimits
+from tests.fuzz.json_maker import COMPLETE, JsonMaker
+from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
+from tests.unit.test_router_http import House, write_tokenizer
+
+NAME = "json"
+CLOCK = SystemClock()
+JSON = {"content-type": "application/json"}
+UPLOADS = 0.15
+"""Of all cases."""
+
+FILE_BYTES = 100_000
+FOLDER_BYTES = 2**20
+LIMITS = FileLimits(uploads_per_minute=10**9)
+CASES_UNTIL_CHECK = 100
+
+
+def fuzz(seconds: float, seed: int) -> FuzzResult:
+    with tempfile.TemporaryDirectory() as folder, asyncio.Runner() as runner:
+        return runner.run(_Fuzz(Path(folder), seed).run(seconds))
+
+
+class _Fuzz:
+    def __init__(self, folder: Path, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        self._chance = rng.random
+        self._maker = JsonMaker(rng)
+        self._recorder = Recorder(NAME, seed)
+        tokenizer = Tokenizer.load(write_tokenizer(folder))
+        self._house = House(tokenizer, "Hello, wörld!", automatic=True)
+        self._desk = self._house.make_desk(
+            folder / "batches",
+            max_file_bytes=FILE_BYTES,
+            folder_bytes=FOLDER_BYTES,
+            file_limits=LIMITS,
+        )
+
+    async def run(self, seconds: float) -> FuzzResult:
+        until, number = CLOCK.monotonic() + seconds, 0
+        batches = asyncio.create_task(self._desk.run())
+        async with await self._house.client() as client:
+            while CLOCK.monotonic() < until:
+                await self._case(client)
+                number += 1
+                if batches.done():
+                    self._recorder.crash(f"the batches' runner ended: {batches.exception()!r}")
+                    break
+                if number % CASES_UNTIL_CHECK == 0:
+                    self._check_what_is_left()
+                    await self._clear(client)
+        batches.cancel()
+        await asyncio.wait([batches])
+        return self._recorder.result()
+
+    async def _case(self, client: httpx.AsyncClient) -> None:
+        if self._chance() < UPLOADS:
+            headers, data = self._maker.form()
+            answer = await self._ask(client, "/v1/files", data, headers)
+            if answer is not None and answer.status_code == 200:
+                await self._start(client, answer.json()["id"])
+            return
+        path, data = self._maker.request()
+        await self._ask(client, path, data, JSON)
+
+    async def _start(self, client: httpx.AsyncClient, file_id: str) -> None:
+        body = {"input_file_id": file_id, "endpoint": COMPLETE, "completion_window": "24h"}
+        await self._ask(client, "/v1/batches", json.dumps(body).encode(), JSON)
+
+    async def _ask(
+        self, client: httpx.AsyncClient, path: str, data: bytes, headers: dict[str, str]
+    ) -> httpx.Response | None:
+        self._recorder.begin(f"{path} {headers} {data!r}")
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                answer = await client.post(path, content=data, headers=headers)
+        except TimeoutError:
+            self._recorder.hang("no answer")
+            return None
+        # Whatever escapes from the router is what we look for.
+        except Exception as error:
+            self._recorder.crash(repr(error))
+            return None
+        if answer.status_code >= 500 or b'"internal error"' in answer.content:
+            self._recorder.server_error(f"{answer.status_code} {answer.text[:500]}")
+        elif answer.status_code >= 400 and not answer.json()["error"]["message"]:
+            self._recorder.crash("an error that says nothing")
+        return answer
+
+    def _check_what_is_left(self) -> None:
+        """Lines of batches may be under way, and nothing else."""
+        service = self._house.service
+        inside = service.gate.inside - self._desk._runner.num_running
+        if inside > 0 or service.bodies.inside or service.large_work.num_waiting:
+            self._recorder.crash(f"{inside} requests and {service.bodies.inside} bytes are left")
+
+    async def _clear(self, client: httpx.AsyncClient) -> None:
+        """Files of batches that are over go, so that there is room for others."""
+        for file in (await client.get("/v1/files")).json()["data"]:
+            await client.delete(f"/v1/files/{file['id']}")
