@@ -48,7 +48,7 @@ LISTENERS = {
     each.name: each
     for each in (
         Listener("http", "router", "`host`:`port`; beside it, where several routers share the "
-                 "port, `host`:any", "HTTP/1.1", "clients", HTTP_LOCKS),
+                 "port, `host`:any", "HTTP/1.1, the API", "clients", HTTP_LOCKS),
         Listener("grpc", "prefill, decode, kvstore, conductor, mock",
                  "`grpc_host`:`grpc_port`", "gRPC", "members", MEMBER_LOCKS),
         Listener("line", "prefill, decode, conductor, mock",
@@ -60,7 +60,7 @@ LISTENERS = {
                  "whoever reaches it, and it may write any memory of the process", (OPEN,)),
         Listener("ucx_wakeup", "prefill, decode, kvstore", "abstract Unix datagram socket",
                  "a wake-up, whose content is not read", "processes of the host", (OPEN,)),
-        Listener("ops", "each, but Redis", "`ops_host`:`ops_port`", "HTTP/1.1",
+        Listener("ops", "each, but Redis", "`ops_host`:`ops_port`", "HTTP/1.1, probes and metrics",
                  "probes, Prometheus; a drain only from the same host", (OPEN,)),
         Listener("local_rpc", "kvstore", "a Unix socket in `/tmp/baton-UID`", "calls of the store",
                  "workers of the host", (OWN_USER,)),
