@@ -247,9 +247,9 @@ async def through_disk(size: int) -> dict[str, float]:
             shelf.seal(slot, digest, CHECKSUM_XXH3)
             slots.append(slot)
         shelf.let_go(slots)
-        for segment in range(size // disk.segment_bytes + 1):
-            if segment * disk.segment_bytes < size:
-                disk._grow(BLOCK)  # preallocation is not part of a demotion
+        while (growth := disk.growth_for(BLOCK, len(slots))) is not None:
+            growth.make()  # preallocation is not part of a demotion
+            disk.adopt(growth)
         began = SYSTEM_CLOCK()
         assert await store.demotion.flush() == len(slots)
         written = SYSTEM_CLOCK() - began

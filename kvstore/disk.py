@@ -42,9 +42,29 @@ class DiskBlock:
         return self.record.size_bytes
 
 
+@dataclass(slots=True)
+class Growth:
+    """One more segment, from :meth:`DiskTier.growth_for` until :meth:`DiskTier.adopt`. ``segment``
+    is None until it is made, and when the disk has no room for it."""
+
+    number: int
+    path: Path
+    segment_bytes: int
+    slot_bytes: int
+    segment: Segment | None = None
+    error: str = ""
+
+    def make(self) -> None:
+        """Preallocates the file, which may take long: in a thread."""
+        try:
+            self.segment = Segment.create(self.path, self.segment_bytes, self.slot_bytes)
+        except OSError as error:
+            self.error = str(error)
+
+
 class DiskTier:
-    """All but :meth:`write` and :meth:`read` run in one thread, and are quick; these two wait for
-    the disk, in whatever thread, on a block that is held."""
+    """All but :meth:`write`, :meth:`read`, :meth:`settle` and :meth:`close` run in one thread, and
+    never wait for the disk; these do, in whatever thread, the first two on a block that is held."""
 
     def __init__(
         self,
@@ -75,6 +95,7 @@ class DiskTier:
         self._clock = 0
         self._policies: dict[int, EvictionPolicy] = {}
         new_policy(policy)  # a wrong name fails now
+        self._growing: set[int] = set()
         self._lock = _lock(folder)
         try:
             self._recover()
@@ -104,9 +125,32 @@ class DiskTier:
 
     # -- a block's life --------------------------------------------------------------------
 
+    def growth_for(self, size_bytes: int, num_blocks: int) -> Growth | None:
+        """The segment that is missing for ``num_blocks`` free slots of that size; None when there
+        are as many, or no more segments may be. Ends with :meth:`adopt`."""
+        slot_bytes = pages(size_bytes)
+        free = sum(len(slots) for slots in self._free.get(slot_bytes, {}).values())
+        taken = self._segments.keys() | self._growing
+        if free >= num_blocks or len(taken) >= self._limit:
+            return None
+        if not slots_of(self.segment_bytes, slot_bytes):
+            return None
+        number = next(n for n in range(1, self._limit + 1) if n not in taken)
+        self._growing.add(number)
+        return Growth(number, self._path(number), self.segment_bytes, slot_bytes)
+
+    def adopt(self, growth: Growth) -> None:
+        """The segment is there; or the disk is full, and there will be no more."""
+        self._growing.discard(growth.number)
+        if growth.segment is not None:
+            self._adopt(growth.number, growth.segment, {})
+            return
+        log.warning("store_disk_full", error=growth.error, num_segments=len(self._segments))
+        self._limit = len(self._segments)
+
     def reserve(self, record: Record) -> tuple[DiskBlock, list[BlockKey]] | None:
         """A held slot to write to, and the keys that went for it; None when all is held, or the
-        block is too large."""
+        block is too large. It takes what there is: :meth:`growth_for` comes first."""
         assert record.key not in self._blocks, "ask `in` before"
         slot_bytes = pages(record.size_bytes)
         if not slots_of(self.segment_bytes, slot_bytes):
@@ -172,12 +216,25 @@ class DiskTier:
         self._forget(block)
         if block.num_holds:
             block.doomed = True
-            _erase(block)
+            block.segment.erase_later(block.slot)
         else:
             self._free_slot(block)
         return True
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether :meth:`settle` would do nothing."""
+        return all(segment.is_settled for segment in self._segments.values())
+
+    def settle(self) -> None:
+        """Erases from the disk what was dropped or evicted: a later life won't find it. Where the
+        disk refuses, that is tried again, at the latest before the slot is written."""
+        for segment in list(self._segments.values()):
+            with contextlib.suppress(OSError):
+                segment.settle()
+
     def close(self) -> None:
+        self.settle()
         for segment in self._segments.values():
             segment.close()
         self._segments.clear()
@@ -215,25 +272,12 @@ class DiskTier:
 
     def _take(self, slot_bytes: int) -> tuple[Segment, int] | None:
         free = self._free.setdefault(slot_bytes, {})
-        if not free and len(self._segments) < self._limit:
-            self._grow(slot_bytes)
         for segment, slots in free.items():
             slot = slots.pop()
             if not slots:
                 del free[segment]
             return segment, slot
         return None
-
-    def _grow(self, slot_bytes: int) -> None:
-        """One more segment; where the disk is full, there will be no more."""
-        number = next(n for n in range(1, self._limit + 1) if n not in self._segments)
-        try:
-            segment = Segment.create(self._path(number), self.segment_bytes, slot_bytes)
-        except OSError as error:
-            log.warning("store_disk_full", error=str(error), num_segments=len(self._segments))
-            self._limit = len(self._segments)
-            return
-        self._adopt(number, segment, {})
 
     def _make_room(self, slot_bytes: int) -> list[BlockKey] | None:
         """Evicts the policy's choice of that size, or else a whole segment of another size, which
@@ -263,8 +307,7 @@ class DiskTier:
 
     def _reformat(self, segment: Segment, slot_bytes: int) -> None:
         self._free[segment.slot_bytes].pop(segment, None)
-        with contextlib.suppress(OSError):  # whose read fails is dropped then
-            segment.format(slot_bytes, slots_of(self.segment_bytes, slot_bytes))
+        segment.format_later(slot_bytes, slots_of(self.segment_bytes, slot_bytes))
         slots = list(range(segment.num_slots - 1, -1, -1))
         self._free.setdefault(slot_bytes, {})[segment] = slots
 
@@ -279,7 +322,7 @@ class DiskTier:
 
     def _free_slot(self, block: DiskBlock) -> None:
         segment = block.segment
-        _erase(block)
+        segment.erase_later(block.slot)
         self._used[segment].discard(block)
         self._free.setdefault(segment.slot_bytes, {}).setdefault(segment, []).append(block.slot)
 
@@ -342,12 +385,6 @@ def _number(path: Path) -> int | None:
 
 def _name(number: int) -> str:
     return f"segment-{number:06d}.kv"
-
-
-def _erase(block: DiskBlock) -> None:
-    """Its record. Where the disk refuses, that is done again before the slot is written."""
-    with contextlib.suppress(OSError):
-        block.segment.erase(block.slot)
 
 
 def _lock(folder: Path) -> int:

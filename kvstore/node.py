@@ -417,12 +417,18 @@ class StoreNode:
         found = sorted(self._matching(filter_), key=lambda block: (block.stored_at, block.depth))
         return found[skip : skip + limit], len(found)
 
-    def purge(self, filter_: BlockFilter) -> int:
-        """Forgets the blocks that match; what somebody reads just now goes when he has."""
+    async def purge(self, filter_: BlockFilter) -> int:
+        """Forgets the blocks that match, also on the disk; a block that is being read goes after
+        that."""
         keys = {block.key for block in self._matching(filter_)}
         purged = sum(self._tiers.drop(key) for key in keys)
         self._tiers.counts.purged_blocks += purged
+        await self._tiers.settle()
         return purged
+
+    async def settle(self) -> None:
+        """Does what was put off, so that nobody waits for the disk."""
+        await self._tiers.settle()
 
     def sweep(self) -> None:
         """Frees the slots of reads that could not be ended, once they have ended."""

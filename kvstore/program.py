@@ -150,6 +150,7 @@ class KvStoreProgram:
         while True:
             await self._clock.sleep(SWEEP_SECONDS)
             self._node.sweep()
+            await self._node.settle()
             self.metrics.stats = self._node.stats(check=False)
 
     def _member(self) -> Member:

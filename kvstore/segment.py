@@ -8,6 +8,7 @@ checksums decide what is true.
 
 import os
 import struct
+import threading
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -85,13 +86,33 @@ class Record:
 
 
 class Segment:
-    """Reads and writes go to one slot each and may run side by side, in threads."""
+    """Reads and writes go to one slot each and may run side by side, in threads.
+
+    What an event loop asks for is only noted (:meth:`format_later`, :meth:`erase_later`), and done
+    by :meth:`settle`, in a thread, or by the next write, before it: a disk that stalls stalls
+    nobody else. At most one erasure per slot is noted."""
 
     def __init__(self, path: Path, file: int, slot_bytes: int, num_slots: int) -> None:
         self.path = path
-        self.slot_bytes = slot_bytes
-        self.num_slots = num_slots
         self._file = file
+        self._shape = slot_bytes, num_slots
+        self._is_unformatted = False
+        self._to_erase: set[int] = set()
+        self._table_lock = threading.Lock()
+        """For threads alone; the event loop never waits for it."""
+
+    @property
+    def slot_bytes(self) -> int:
+        return self._shape[0]
+
+    @property
+    def num_slots(self) -> int:
+        return self._shape[1]
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether :meth:`settle` would do nothing."""
+        return not (self._is_unformatted or self._to_erase)
 
     @classmethod
     def create(cls, path: Path, segment_bytes: int, slot_bytes: int) -> "Segment":
@@ -100,7 +121,7 @@ class Segment:
         try:
             os.posix_fallocate(file, 0, segment_bytes)
             segment = cls(path, file, slot_bytes, slots_of(segment_bytes, slot_bytes))
-            segment.format(slot_bytes, segment.num_slots)
+            segment._format()
         except BaseException:
             os.close(file)
             path.unlink(missing_ok=True)
@@ -122,9 +143,43 @@ class Segment:
         os.close(file)
         return None
 
-    def format(self, slot_bytes: int, num_slots: int) -> None:
-        """Forgets everything; slots of another size from now on."""
-        self.slot_bytes, self.num_slots = slot_bytes, num_slots
+    def format_later(self, slot_bytes: int, num_slots: int) -> None:
+        """Forgets everything; slots of another size from now on. Nobody may be reading or writing.
+        Until it is settled, the file keeps its old blocks, for a later life to find."""
+        self._to_erase.clear()
+        self._shape = slot_bytes, num_slots
+        self._is_unformatted = True
+
+    def erase_later(self, slot: int) -> None:
+        """Its record is to go, unless the slot is written anew first."""
+        self._to_erase.add(slot)
+
+    def settle(self) -> None:
+        """Does what was put off. In a thread; raises OSError, and then it may be tried again."""
+        with self._table_lock:
+            self._format_if_needed()
+            while self._to_erase:
+                try:
+                    slot = self._to_erase.pop()
+                except KeyError:  # it was formatted meanwhile
+                    return
+                try:
+                    self.erase(slot)
+                except OSError:
+                    self._to_erase.add(slot)
+                    raise
+
+    def _format_if_needed(self) -> None:
+        if self._is_unformatted:
+            self._is_unformatted = False
+            try:
+                self._format()
+            except OSError:
+                self._is_unformatted = True
+                raise
+
+    def _format(self) -> None:
+        slot_bytes, num_slots = self._shape
         head = struct.pack("<8sQI", MAGIC, slot_bytes, num_slots)
         table = bytes(pages(num_slots * RECORD_BYTES))
         os.pwrite(self._file, (head + _CRC.pack(zlib.crc32(head))).ljust(PAGE_BYTES, b"\0"), 0)
@@ -147,7 +202,10 @@ class Segment:
         """Raises Unavailable."""
         assert len(data) == record.size_bytes <= self.slot_bytes, "would spill into the next slot"
         try:
-            self.erase(slot)
+            with self._table_lock:
+                self._format_if_needed()
+                self._to_erase.discard(slot)
+                self.erase(slot)
             written = 0
             while written < len(data):
                 written += os.pwrite(self._file, data[written:], self._offset(slot) + written)

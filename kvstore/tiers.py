@@ -1,5 +1,6 @@
 """Both tiers of a node as one: where a block is, how it gets room, how it moves."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -159,6 +160,7 @@ class Tiers:
         """Copies held blocks to the disk where they are not yet; returns how many it wrote. What
         can't be written is left out."""
         assert self.disk is not None
+        await self._grow(slots)
         pairs = []
         for slot in slots:
             if slot.state is SlotState.SEALED and slot.key not in self.disk:
@@ -250,6 +252,23 @@ class Tiers:
             model=block.record.model,
             stored_at=block.record.stored_at,
         )
+
+    async def _grow(self, slots: Sequence[Slot]) -> None:
+        """Makes the segments that ``slots`` lack, off the event loop."""
+        assert self.disk is not None
+        sizes = Counter(slot.size_bytes for slot in slots if slot.key not in self.disk)
+        for size_bytes, count in sizes.items():
+            while (growth := self.disk.growth_for(size_bytes, count)) is not None:
+                try:
+                    await in_thread(growth.make)
+                finally:
+                    self.disk.adopt(growth)
+
+    async def settle(self) -> None:
+        """What has left the disk's books leaves the disk, too."""
+        disk = self.disk
+        if disk is not None and not disk.is_settled:
+            await in_thread(disk.settle)
 
     def _reserve_on_disk(self, slot: Slot) -> DiskBlock | None:
         assert self.disk is not None

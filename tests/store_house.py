@@ -14,9 +14,10 @@ from baton.kv.index import Holder
 from baton.kv.memory_index import MemoryKvIndex
 from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.transport.region import HostMemory
-from kvstore.disk import DiskTier
+from kvstore.disk import DiskBlock, DiskTier
 from kvstore.node import StoreNode
 from kvstore.publisher import Publisher
+from kvstore.segment import Record
 from kvstore.shelf import Shelf
 
 SIZE = 64
@@ -108,3 +109,12 @@ class House:
 
     def sound(self) -> bool:
         return not self.node.stats().violation
+
+
+def reserve(disk: DiskTier, record: Record) -> tuple[DiskBlock, list[BlockKey]] | None:
+    """As :meth:`DiskTier.reserve`, after the segment that it lacks was made."""
+    growth = disk.growth_for(record.size_bytes, 1)
+    if growth is not None:
+        growth.make()
+        disk.adopt(growth)
+    return disk.reserve(record)

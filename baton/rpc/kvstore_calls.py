@@ -55,7 +55,7 @@ class StoreCore(Protocol):
         self, filter_: BlockFilter, skip: int, limit: int
     ) -> tuple[list[StoredBlock], int]: ...
 
-    def purge(self, filter_: BlockFilter) -> int: ...
+    async def purge(self, filter_: BlockFilter) -> int: ...
 
     def stats(self) -> StoreStats: ...
 
@@ -107,7 +107,8 @@ class StoreCalls:
         return pb.ListResponse(blocks=[stored_to_proto(block) for block in blocks], total=total)
 
     async def purge(self, request: pb.PurgeRequest) -> pb.PurgeResponse:
-        return pb.PurgeResponse(purged=self._core.purge(filter_from_proto(request.filter)))
+        purged = await self._core.purge(filter_from_proto(request.filter))
+        return pb.PurgeResponse(purged=purged)
 
     async def stat(self, request: pb.StatRequest) -> pb.StatResponse:
         stats = self._core.stats()

@@ -226,7 +226,7 @@ async def test_a_watcher_gets_what_is_held_and_every_change(store: Served) -> No
     await house.put(2)
     change = await anext(watching)
     assert (change.number, change.tier, change.keys) == (first.number + 1, Tier.DRAM, (KEYS[2],))
-    assert house.node.purge(BlockFilter()) == 3
+    assert await house.node.purge(BlockFilter()) == 3
     numbers = [(await anext(watching)).number for _ in range(3)]
     assert numbers == [change.number + 1, change.number + 2, change.number + 3]
     # Whoever knows everything so far gets what follows, and no snapshot.

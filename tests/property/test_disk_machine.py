@@ -19,6 +19,7 @@ from baton.core.ids import BlockKey
 from baton.errors import Corrupt, Unavailable
 from kvstore.disk import DiskBlock, DiskTier
 from kvstore.segment import PAGE_BYTES, RECORD_BYTES, Record, Segment, pages
+from tests.store_house import reserve
 
 SEGMENT = 64 * 1024
 SIZES = (100, 16_000, 5000, 16_000)
@@ -90,7 +91,7 @@ class DiskMachine(RuleBasedStateMachine):
         victims = self.victims(pages(len(data)))
         fallocate = no_space if full else os.posix_fallocate
         with mock.patch("os.posix_fallocate", fallocate):
-            reserved = self.disk.reserve(record)
+            reserved = reserve(self.disk, record)
         if reserved is None:
             nothing_there = not self.disk.describe()
             assert not victims and (self.readers or self.filling or nothing_there)

@@ -17,6 +17,7 @@ from baton.core.ids import BlockKey
 from baton.errors import Corrupt, Invalid, Unavailable
 from kvstore.disk import DiskTier
 from kvstore.segment import PAGE_BYTES, RECORD_BYTES, Record, Segment, slots_of
+from tests.store_house import reserve
 
 SEGMENT = 64 * 1024
 LARGE = 16_000
@@ -39,7 +40,7 @@ def opened(folder: Path, segments: int = 2) -> DiskTier:
 
 def store(disk: DiskTier, number: int, size: int = LARGE) -> list[BlockKey]:
     """Returns who went for it."""
-    reserved = disk.reserve(record(number, size))
+    reserved = reserve(disk, record(number, size))
     assert reserved is not None
     block, evicted = reserved
     disk.write(block, memoryview(payload(number, size)))
@@ -92,7 +93,7 @@ def test_the_table_lies_before_the_slots() -> None:
 
 def test_a_block_too_large_is_not_kept(tmp_path: Path) -> None:
     disk = opened(tmp_path)
-    assert disk.reserve(record(1, SEGMENT)) is None
+    assert reserve(disk, record(1, SEGMENT)) is None
     disk.check_integrity()
 
 
@@ -104,9 +105,9 @@ def test_what_is_held_stays_and_a_dropped_one_waits_for_its_reader(tmp_path: Pat
     for block in blocks:
         assert block is not None
         disk.hold(block)
-    assert disk.reserve(record(4)) is None
+    assert reserve(disk, record(4)) is None
     assert disk.drop(record(1).key) and not disk.drop(record(1).key)
-    assert record(1).key not in disk and disk.reserve(record(4)) is None
+    assert record(1).key not in disk and reserve(disk, record(4)) is None
     disk.check_integrity()
     assert blocks[0] is not None
     disk.release(blocks[0])
@@ -127,7 +128,7 @@ def test_another_size_takes_a_whole_segment(tmp_path: Path) -> None:
 def test_a_death_between_payload_and_record(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
-    reserved = disk.reserve(record(2))
+    reserved = reserve(disk, record(2))
     assert reserved is not None
     block, _ = reserved
     os.pwrite(block.segment._file, payload(2), block.segment._offset(block.slot))
@@ -139,7 +140,7 @@ def test_an_overwritten_slot_has_no_record_before_its_payload(tmp_path: Path) ->
     disk = opened(tmp_path, segments=1)
     for number in (1, 2, 3):
         store(disk, number)
-    reserved = disk.reserve(record(4))  # in place of 1
+    reserved = reserve(disk, record(4))  # in place of 1
     assert reserved is not None and reserved[1] == [record(1).key]
     disk.close()
     assert numbers(opened(tmp_path, segments=1)) == [2, 3]
@@ -163,7 +164,7 @@ def test_a_record_is_zeroed_before_its_slot_is_written(
         return pwrite(file, data, offset)
 
     monkeypatch.setattr("os.pwrite", fail)
-    reserved = disk.reserve(record(4))  # in place of 1, whose record can't be erased now
+    reserved = reserve(disk, record(4))  # in place of 1, whose record can't be erased now
     assert reserved is not None and reserved[1] == [record(1).key]
     monkeypatch.setattr("os.pwrite", fail_from_the_second_on)
     with pytest.raises(Unavailable, match="Input/output error"):
@@ -273,7 +274,7 @@ def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.posix_fallocate", full)
     assert store(disk, 4) == [record(1).key]  # it goes on with the segments that there are
     monkeypatch.setattr("os.pwrite", full)
-    reserved = disk.reserve(record(5))
+    reserved = reserve(disk, record(5))
     assert reserved is not None
     with pytest.raises(Unavailable, match="No space left"):
         disk.write(reserved[0], memoryview(payload(5)))
@@ -323,14 +324,14 @@ def test_a_segment_with_a_held_block_is_not_taken_over(tmp_path: Path) -> None:
     held = disk.get(record(2).key)
     assert held is not None
     disk.hold(held)
-    assert disk.reserve(record(9, size=100)) is None
+    assert reserve(disk, record(9, size=100)) is None
     assert numbers(disk) == [1, 2, 3]
     disk.check_integrity()
 
 
 def test_a_block_is_not_found_before_it_is_sealed(tmp_path: Path) -> None:
     disk = opened(tmp_path)
-    reserved = disk.reserve(record(1))
+    reserved = reserve(disk, record(1))
     assert reserved is not None
     disk.write(reserved[0], memoryview(payload(1)))
     assert record(1).key not in disk and disk.get(record(1).key) is None and numbers(disk) == []
@@ -407,7 +408,7 @@ def test_a_disk_that_fails_to_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_checksum_of_another_algorithm_is_its_readers_to_check(tmp_path: Path) -> None:
     disk = opened(tmp_path)
-    reserved = disk.reserve(replace(record(1), checksum=7, algorithm="wsum64"))
+    reserved = reserve(disk, replace(record(1), checksum=7, algorithm="wsum64"))
     assert reserved is not None
     disk.write(reserved[0], memoryview(payload(1)))
     disk.seal(reserved[0])
@@ -421,7 +422,7 @@ def test_a_checksum_of_another_algorithm_is_its_readers_to_check(tmp_path: Path)
 def test_deeper_blocks_of_one_time_go_first_in_the_next_life(tmp_path: Path) -> None:
     disk = opened(tmp_path, segments=1)
     for number, depth in ((1, 5), (2, 7), (3, 6)):
-        reserved = disk.reserve(replace(record(number, depth=depth), stored_at=1.0))
+        reserved = reserve(disk, replace(record(number, depth=depth), stored_at=1.0))
         assert reserved is not None
         disk.write(reserved[0], memoryview(payload(number)))
         disk.seal(reserved[0])
@@ -498,7 +499,7 @@ def test_no_room_for_the_first_segment(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("os.posix_fallocate", full)
     disk = opened(tmp_path)
     with capture_logs() as lines:
-        assert disk.reserve(record(1)) is None and disk.reserve(record(2)) is None
+        assert reserve(disk, record(1)) is None and reserve(disk, record(2)) is None
     assert [line["event"] for line in lines] == ["store_disk_full"]
     assert not (tmp_path / "segment-000001.kv").exists()
     disk.check_integrity()
@@ -507,10 +508,11 @@ def test_no_room_for_the_first_segment(tmp_path: Path, monkeypatch: pytest.Monke
 STORE_AND_DIE = """
 import os, sys
 from pathlib import Path
+from tests.store_house import reserve
 from tests.unit.test_disk import opened, payload, record, store
 disk = opened(Path(sys.argv[1]))
 store(disk, 1)
-block, _ = disk.reserve(record(2))
+block, _ = reserve(disk, record(2))
 os.pwrite(block.segment._file, payload(2), block.segment._offset(block.slot))
 os._exit(7)
 """

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -224,10 +225,39 @@ async def test_a_purge_reaches_the_disk(tmp_path: Path) -> None:
     await house.put(0, 1, tenant=b"a")
     await house.put(2, 3, tenant=b"b")
     await house.node.demotion.flush()
-    assert house.node.purge(BlockFilter(tenant=b"a")) == 2
+    assert await house.node.purge(BlockFilter(tenant=b"a")) == 2
     assert house.disk is not None
     house.disk.close()
     assert tiers(House(folder=tmp_path))[:4] == [0, 0, 2, 2]
+
+
+async def test_the_event_loop_never_waits_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = House(folder=tmp_path, disk_bytes=64 * 1024)
+    called: list[tuple[str, bool]] = []
+
+    def watch(name: str) -> None:
+        call = getattr(os, name)
+
+        def watched(*args: object) -> object:
+            called.append((name, threading.current_thread() is threading.main_thread()))
+            return call(*args)
+
+        monkeypatch.setattr(os, name, watched)
+
+    for name in ("pwrite", "preadv", "posix_fallocate"):
+        watch(name)
+    await house.put(0, 1, 2, 3)
+    await house.node.demotion.flush()
+    await house.put(4, 5, 6, 7)
+    assert await house.read(0, 1) == [house.block(0), house.block(1)]
+    assert house.disk is not None
+    assert house.disk.drop(KEYS[2]) and not house.disk.is_settled
+    await house.node.settle()
+    assert await house.node.purge(BlockFilter()) == 5 and house.disk.is_settled
+    assert {name for name, _ in called} == {"pwrite", "preadv", "posix_fallocate"}
+    assert not [name for name, in_loop in called if in_loop]
 
 
 def flip(segment: Segment, offset: int) -> None:

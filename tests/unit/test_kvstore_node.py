@@ -322,12 +322,12 @@ async def test_the_operator_lists_and_purges() -> None:
     assert (blocks[0].depth, blocks[0].tenant, blocks[0].stored_at) == (1, b"a", 0.0)
     assert house.node.list_blocks(BlockFilter(tenant=b"b"), 0, 9)[1] == 2
     lease = await house.lease(2)
-    assert house.node.purge(BlockFilter(tenant=b"b", model=b"m")) == 1
-    assert house.node.purge(BlockFilter(stored_before=10.0)) == 2
+    assert await house.node.purge(BlockFilter(tenant=b"b", model=b"m")) == 1
+    assert await house.node.purge(BlockFilter(stored_before=10.0)) == 2
     assert await house.held(0, 1, 2, 3) == [3]
     assert house.node.stats().used_bytes == 2 * SIZE  # one is still read
     house.node.release(lease.lease_id)
-    assert house.node.purge(BlockFilter()) == 1
+    assert await house.node.purge(BlockFilter()) == 1
     stats = house.node.stats()
     assert (stats.num_blocks, stats.purged_blocks, stats.violation) == (0, 4, "")
 
@@ -361,7 +361,7 @@ async def test_what_is_purged_is_not_pinned_any_more() -> None:
     house = House()
     await house.put(0, 1)
     house.node.pin(KEYS[:2], 60.0)
-    assert house.node.purge(BlockFilter()) == 2
+    assert await house.node.purge(BlockFilter()) == 2
     stats = house.node.stats()
     assert (stats.num_blocks, stats.pinned_bytes, stats.violation) == (0, 0, "")
     await house.put(0)

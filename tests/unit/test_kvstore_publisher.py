@@ -26,7 +26,7 @@ async def test_changes_are_told_in_order() -> None:
     await house.put(4)
     await until(house, Tier.DRAM, Tier.DRAM, Tier.DRAM, Tier.NONE, Tier.DRAM)
     assert await house.index.longest_prefix(KEYS[:4]) == PrefixHit(3, (house.holder,))
-    house.node.purge(BlockFilter())
+    await house.node.purge(BlockFilter())
     await until(house, *[Tier.NONE] * 5)
     telling.cancel()
 
@@ -38,7 +38,7 @@ async def test_an_index_that_was_gone_is_told_what_it_missed() -> None:
     await house.put(0, 1)
     await until(house, Tier.DRAM, Tier.DRAM)
     house.index.reachable = False
-    house.node.purge(BlockFilter())
+    await house.node.purge(BlockFilter())
     await house.put(2)
     for _ in range(20):
         await asyncio.sleep(0)
