@@ -1,7 +1,6 @@
 """Grammars that clients send: tried once before they go anywhere, and remembered."""
 
 import asyncio
-import hashlib
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -52,7 +51,7 @@ class Formats:
 
     async def _complaint(self, grammar: Grammar, tenant: str) -> str:
         """Empty when there is none."""
-        key = _key(grammar, tenant)
+        key = grammar.digest(tenant)
         if key not in self._known:
             await self._learn_once(key, grammar, tenant)
         self._known.move_to_end(key)
@@ -79,14 +78,6 @@ class Formats:
         self._known[key] = complaint
         if len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
-
-
-def _key(grammar: Grammar, tenant: str) -> bytes:
-    digest = hashlib.blake2b(digest_size=32)
-    for part in (tenant, grammar.kind.value, grammar.text):
-        data = part.encode(errors="surrogatepass")
-        digest.update(len(data).to_bytes(8, "big") + data)
-    return digest.digest()
 
 
 def rule_for(grammar: Grammar, field: str) -> str | None:

@@ -1,5 +1,6 @@
 """What an answer must look like, as text that every worker compiles for itself."""
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -24,3 +25,11 @@ class Grammar:
 
     kind: GrammarKind
     text: str = ""
+
+    def digest(self, owner: str) -> bytes:
+        """Names it among all grammars of all owners, in 32 bytes."""
+        digest = hashlib.blake2b(digest_size=32)
+        for part in (owner, self.kind.value, self.text):
+            data = part.encode(errors="surrogatepass")
+            digest.update(len(data).to_bytes(8, "big") + data)
+        return digest.digest()

@@ -46,7 +46,7 @@ class Grammars:
             raise Invalid(f"grammars can't be followed with this tokenizer: {error}") from error
         self.threads = MaskThreads(MASK_THREADS)
         self._compiled: OrderedDict[tuple[bytes, Grammar], LLMatcher] = OrderedDict()
-        self._too_slow: OrderedDict[tuple[bytes, Grammar], str] = OrderedDict()
+        self._too_slow: OrderedDict[bytes, str] = OrderedDict()
         self._lock = threading.Lock()
 
     @classmethod
@@ -63,8 +63,9 @@ class Grammars:
         Raises Invalid when it can't be compiled, or the answer isn't one of it."""
         name = (owner, grammar)
         with self._lock:
-            if name in self._too_slow:
-                raise Invalid(self._too_slow[name], param="response_format")
+            why = self._too_slow.get(grammar.digest(owner.hex())) if self._too_slow else None
+        if why is not None:
+            raise Invalid(why, param="response_format")
         walk = deep_call(lambda: Walk(self, grammar, self._copy(name), answered, owner))
         walk.check()
         return walk
@@ -82,7 +83,7 @@ class Grammars:
         """A mask took too long: the owner's next answers are not held to it."""
         self.forget(grammar, owner)
         with self._lock:
-            self._too_slow[owner, grammar] = why
+            self._too_slow[grammar.digest(owner.hex())] = why
             if len(self._too_slow) > MAX_TOO_SLOW:
                 self._too_slow.popitem(last=False)
 
@@ -180,4 +181,4 @@ class Walk:
         return self._next_bits()
 
     def _is_good(self, bits: bytes) -> bool:
-        return not self._matcher.is_error() and any(bits)
+        return not self._matcher.is_error() and bits.count(0) < len(bits)

@@ -32,8 +32,8 @@ MAX_WAITING = 256
 WALL_SECONDS = 10.0
 """A helper that has not spent its processor time by then stands still, or the machine is full."""
 
-MAX_PASSED = 256
-"""Grammars of up to 64 KiB that are remembered."""
+MAX_PASSED = 4096
+"""Grammars that are remembered, by their digests."""
 
 MAX_JOBS = 1000
 """A helper that has tried so many makes room for a fresh one: its memory is in pieces."""
@@ -61,7 +61,7 @@ class GrammarChecker:
         self._arguments = tuple(arguments)
         self._slots = FairSlots(num_helpers, MAX_WAITING, "grammars")
         self._idle: list[Helper] = []
-        self._passed: OrderedDict[tuple[str, Grammar], None] = OrderedDict()
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
         self._threads = ThreadPoolExecutor(num_helpers, "grammar-check")
 
     @classmethod
@@ -74,7 +74,7 @@ class GrammarChecker:
         """Raises Invalid, saying what is wrong with it or what it takes too much of; Overloaded
         when too many wait; Unavailable when no helper answers. Cancelled, it ends the work. What
         has passed is remembered, of each owner by itself."""
-        name = (owner, grammar)
+        name = grammar.digest(owner)
         if name in self._passed:
             self._passed.move_to_end(name)
             return
