@@ -1,5 +1,6 @@
 """Bugs to plant, one at a time: a simulation that finds none of them would find nothing."""
 
+import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -7,16 +8,25 @@ from unittest.mock import patch
 
 from baton.core.request import RequestOutput
 from baton.engine.engine import Engine
+from baton.errors import BatonError
+from baton.rpc.frames import HEAD, Frames
+from baton.rpc.line import Kind, Line
+from baton.rpc.line_client import open_line
+from baton.rpc.line_server import ServerLine
+from baton.rpc.worker_line import WORKER_SERVICE
 from baton.worker.kv_layout import KvLayout
 from router.attempt import Attempt
-from router.grpc_link import GrpcWorkerLink
+from router.choice import Choice
+from router.connection import CyclePush
 from router.inbox import Inbox
 from router.journey import Journey
+from router.line_link import LineWorkerLink
 from router.merge import Merge
+from router.stream_link import CONNECT_SECONDS, StreamLink
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.transport import Fabric
 
-Changes = list[tuple[type, str, Callable[..., Any]]]
+Changes = list[tuple[type, str, Any]]
 
 
 def lost_free() -> Changes:
@@ -34,15 +44,29 @@ def lost_free() -> Changes:
 
 def stale_epoch() -> Changes:
     """Outputs go to whoever waits for the request, and no fence of the router holds."""
-    accept, add, submit = Attempt._accept, Merge.add, GrpcWorkerLink.submit
+    latest, changes = _latest_inboxes()
+
+    def deliver(self: StreamLink, output: RequestOutput) -> None:
+        latest[output.request_id].put(self._worker.id, output)
+
+    return [*changes, (StreamLink, "deliver", deliver), *_no_fences()]
+
+
+def _latest_inboxes() -> tuple[dict[str, Inbox], Changes]:
+    """The newest inbox of each request."""
+    submit = StreamLink.submit
     latest: dict[str, Inbox] = {}
 
-    def remember(self: GrpcWorkerLink, spec: Any, task: Any, source: Any, inbox: Inbox) -> None:
+    def remember(self: StreamLink, spec: Any, task: Any, source: Any, inbox: Inbox) -> None:
         latest[spec.request_id] = inbox
         submit(self, spec, task, source, inbox)
 
-    def deliver(self: GrpcWorkerLink, output: RequestOutput) -> None:
-        latest[output.request_id].put(self._worker.id, output)
+    return latest, [(StreamLink, "submit", remember)]
+
+
+def _no_fences() -> Changes:
+    """Outputs of any epoch are as good as another's."""
+    accept, add = Attempt._accept, Merge.add
 
     def accept_any(self: Attempt, worker_id: Any, item: Any) -> list[RequestOutput]:
         if not isinstance(item, RequestOutput) or item.epoch == self._spec.epoch:
@@ -57,12 +81,7 @@ def stale_epoch() -> Changes:
         finally:
             self._epoch = known
 
-    return [
-        (GrpcWorkerLink, "submit", remember),
-        (GrpcWorkerLink, "deliver", deliver),
-        (Attempt, "_accept", accept_any),
-        (Merge, "add", add_any),
-    ]
+    return [(Attempt, "_accept", accept_any), (Merge, "add", add_any)]
 
 
 def lost_token() -> Changes:
@@ -98,6 +117,173 @@ def stale_block() -> Changes:
     return [(KvLayout, "good", good), (Fabric, "__init__", damaged)]
 
 
+# -- of lines ----------------------------------------------------------------------------------
+
+
+def torn_frame() -> Changes:
+    """A frame whose head was cut in two is not put together again."""
+    original = Frames.data_received
+
+    def data_received(self: Frames, data: bytes) -> None:
+        original(self, data)
+        if len(self._rest) < HEAD.size:
+            self._rest.clear()
+
+    return [(Frames, "data_received", data_received)]
+
+
+def late_frame() -> Changes:
+    """What still comes over a line that was given up is taken for its successor's."""
+    latest, changes = _latest_inboxes()
+    deliver = StreamLink.deliver
+
+    def deliver_late(self: StreamLink, output: RequestOutput) -> None:
+        if self.alive:
+            deliver(self, output)
+        else:
+            latest[output.request_id].put(self._worker.id, output)
+
+    def lose(self: Line, error: BatonError) -> None:
+        asyncio.get_running_loop().call_later(4.0, self.close)
+        self._end(error)
+
+    async def serve(self: LineWorkerLink) -> BatonError:
+        line = self._line = await open_line(
+            self._worker.line, WORKER_SERVICE, self._trust, self._receive, CONNECT_SECONDS
+        )
+        self.reached = True
+        for message in self._early:
+            line.send_message(message)
+        return await line.ended()
+
+    return [
+        *changes,
+        (StreamLink, "deliver", deliver_late),
+        (LineWorkerLink, "serve", serve),
+        (Line, "lose", lose),
+        *_no_fences(),
+    ]
+
+
+def unclosed_line() -> Changes:
+    """A line whose peer was silent for too long is given up, and never closed."""
+
+    def lose(self: Line, error: BatonError) -> None:
+        self._end(error)
+
+    return [(Line, "lose", lose), (Line, "close", lambda self: None)]
+
+
+def unanswered_ping() -> Changes:
+    """Who has nothing to say is taken for dead."""
+    original = Line._on_control
+
+    def on_control(self: Line, kind: int, payload: bytes) -> None:
+        if kind != Kind.PING:
+            original(self, kind, payload)
+
+    return [(Line, "_on_control", on_control)]
+
+
+def endless_patience() -> Changes:
+    """Nobody minds a peer that is silent."""
+
+    def tick(self: Line) -> None:
+        self.send(0, Kind.PING, b"")
+        self._arm(self._tick_seconds, self._tick)
+
+    return [(Line, "_tick", tick)]
+
+
+def dropped_at_pressure() -> Changes:
+    """What a peer that does not read leaves no room for is thrown away."""
+    original = Frames.send
+
+    def send(self: Frames, number: int, kind: int, payload: bytes) -> None:
+        if self.transport is None or self.transport.get_write_buffer_size() < 200:
+            original(self, number, kind, payload)
+
+    return [(Frames, "send", send)]
+
+
+def never_resumed() -> Changes:
+    """Who has waited for a peer to read waits for ever."""
+    return [(Line, "resume_writing", lambda self: None)]
+
+
+def lost_early() -> Changes:
+    """What was to be sent before there was a line is lost."""
+
+    def send(self: LineWorkerLink, message: bytes) -> None:
+        if self._line is not None:
+            self._line.send_message(message)
+
+    return [(LineWorkerLink, "send", send)]
+
+
+def endless_handshake() -> Changes:
+    """Who connects and says nothing stays."""
+    original = ServerLine._arm
+
+    def arm(self: ServerLine, seconds: float, call: Callable[[], None]) -> None:
+        if self.is_open:
+            original(self, seconds, call)
+
+    return [(ServerLine, "_arm", arm)]
+
+
+# -- of the relay ------------------------------------------------------------------------------
+
+
+def relayed_out_of_order() -> Changes:
+    """A token overtakes those that wait to be read, and nobody looks at its index."""
+    original, put = Attempt._hand_on, Inbox.put
+
+    def hand_on(self: Attempt, worker_id: Any, output: RequestOutput) -> bool:
+        waiting, self._merge.next_index = self._merge.next_index, output.first_index
+        try:
+            return original(self, worker_id, output)
+        finally:
+            self._merge.next_index = max(waiting, self._merge.next_index)
+
+    def put_any(self: Inbox, worker_id: Any, item: Any) -> None:
+        if self.relay is None or isinstance(item, BatonError) or not self.relay(worker_id, item):
+            put(self, worker_id, item)
+
+    return [(Attempt, "_hand_on", hand_on), (Inbox, "put", put_any)]
+
+
+def relayed_after_the_end() -> Changes:
+    """A placement that is over goes on to hand over tokens for a while."""
+    put, close = Inbox.put, Attempt.close
+
+    def put_any(self: Inbox, worker_id: Any, item: Any) -> None:
+        if self.relay is None or isinstance(item, BatonError) or not self.relay(worker_id, item):
+            put(self, worker_id, item)
+
+    def close_later(self: Attempt) -> None:
+        asyncio.get_running_loop().call_later(2.0, close, self)
+
+    return [(Inbox, "put", put_any), (Attempt, "close", close_later)]
+
+
+def relayed_to_nobody() -> Changes:
+    """A token for a client that does not keep up counts as written."""
+    original = Choice._relay
+    return [(Choice, "_relay", lambda self, outlet, output: original(self, outlet, output) or True)]
+
+
+def pushed_past_pause() -> Changes:
+    """Whoever reads slowly is written to all the same."""
+
+    def is_open(self: CyclePush) -> bool:
+        cycle = self._cycle
+        begun = cycle.response_started and not cycle.response_complete
+        return bool(begun and not cycle.disconnected and cycle.chunked_encoding)
+
+    return [(CyclePush, "is_open", property(is_open))]
+
+
 BUGS: dict[str, Callable[[], Changes]] = {
     bug.__name__: bug
     for bug in (
@@ -106,6 +292,19 @@ BUGS: dict[str, Callable[[], Changes]] = {
         lost_token,
         doubled_token,
         stale_block,
+        torn_frame,
+        late_frame,
+        unclosed_line,
+        unanswered_ping,
+        endless_patience,
+        dropped_at_pressure,
+        never_resumed,
+        lost_early,
+        endless_handshake,
+        relayed_out_of_order,
+        relayed_after_the_end,
+        relayed_to_nobody,
+        pushed_past_pause,
     )
 }
 

@@ -3,10 +3,12 @@
 from collections.abc import Iterable
 
 from baton.core.states import Role
+from baton.core.trust import Trust
 from baton.kv.memory_index import MemoryKvIndex
 from baton.worker.reload import Way
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.conductor import ConductorLife
+from tests.sim.whole.lines import draw_line
 from tests.sim.whole.loop import SimClock, SimLoop
 from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
@@ -37,7 +39,9 @@ class Cluster:
             self.clock,
             chance,
             has_stores,
+            Trust("a secret of the cluster") if chance.happens(0.7) else Trust(),
         )
+        self.clients = Process("clients", self.network)
         self.workers: dict[str, WorkerLife] = {}
         self.lives: list[WorkerLife] = []
         self.leaving: set[str] = set()
@@ -73,17 +77,21 @@ class Cluster:
             chance.uniform(1.0, 6.0),
             chance.pick(WAYS),
         )
-        return self._bear(plan, f"{name}:1")
+        return self._bear(plan, f"{name}:1", draw_line(chance, self.network, f"{name}:10001"))
 
     def bear_again(self, name: str) -> WorkerLife:
         """Its next life, at the same address or another."""
-        last = self.workers[name]
-        address = last.address if self.chance.happens(0.7) else f"{name}:{self._num_births}"
-        return self._bear(last.plan, address)
+        last, number = self.workers[name], self._num_births
+        address, line = last.address, last.line
+        if self.chance.happens(0.3):
+            address = f"{name}:{number}"
+        if self.chance.happens(0.3):
+            line = draw_line(self.chance, self.network, f"{name}:{10_001 + number}")
+        return self._bear(last.plan, address, line)
 
-    def _bear(self, plan: WorkerPlan, address: str) -> WorkerLife:
+    def _bear(self, plan: WorkerPlan, address: str, line: str) -> WorkerLife:
         self._num_births += 1
-        life = WorkerLife(self.house, plan, self._num_births, address)
+        life = WorkerLife(self.house, plan, self._num_births, address, line)
         self.workers[plan.name] = life
         self.lives.append(life)
         return life
@@ -94,7 +102,9 @@ class Cluster:
 
     def start_conductor(self, name: str) -> None:
         self._num_births += 1
-        self.conductors[name] = ConductorLife(self.house, name, self._num_births)
+        known = self.conductors.get(name)
+        line = known.line if known else draw_line(self.chance, self.network, f"{name}:10001")
+        self.conductors[name] = ConductorLife(self.house, name, self._num_births, line)
 
     def start_router(self) -> None:
         self._num_births += 1
@@ -138,7 +148,20 @@ class Cluster:
             all(life.is_at_rest for life in self.lives if life.process.alive)
             and all(store.is_at_rest for store in self.stores.values() if store.process.alive)
             and all(link.idle for link in self.router.links._links.values())
+            and self.router.num_stray_lines <= 0
+            and not self._left_behind()
         )
+
+    def _left_behind(self) -> list[str]:
+        """Connections of whose ends one is gone, clients' that are over, and lines over which
+        somebody still waits for the peer to read."""
+        return [
+            f"{each.kind} {each.process.name}-{each.peer.process.name}"
+            for process in self.network.processes
+            if process.alive
+            for each in process.sockets
+            if each.is_orphan or each.kind == "http" or each.protocol._writable is not None
+        ]
 
     def check_books(self) -> None:
         for life in self.lives:
@@ -151,6 +174,9 @@ class Cluster:
     def describe(self) -> str:
         links = [key for key, link in self.router.links._links.items() if not link.idle]
         held = [f"links {links}"] if links else []
+        held += self._left_behind()
+        if self.router.num_stray_lines > 0:
+            held.append(f"{self.router.num_stray_lines} lines that nobody uses")
         held += [
             life.describe() for life in self.lives if life.process.alive and not life.is_at_rest
         ]

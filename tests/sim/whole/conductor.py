@@ -1,19 +1,20 @@
 """One life of a conductor, as ``conductor.program`` puts it together."""
 
-from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import Generation, WorkerId
 from baton.core.member import Member
-from baton.core.placement import Placement
 from baton.core.states import Role, WorkerState
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
+from baton.rpc.conductor_line import conductor_lines
+from baton.rpc.conductor_service import answer_all
 from conductor.conductor import Conductor, ConductorConfig
 from conductor.mirror import Mirror, Watchers
-from tests.sim.whole.peers import SimChannel
-from tests.sim.whole.process import PROCESS, Process
+from tests.sim.whole.lines import serve_lines
+from tests.sim.whole.network import End
+from tests.sim.whole.process import Process
 from tests.sim.whole.registry import RegistryLink
 from tests.sim.whole.store import watch
 
@@ -24,11 +25,12 @@ CONFIG = ConductorConfig(admission=False)
 
 
 class ConductorLife:
-    """Listens as itself."""
+    """Listens as itself, and for lines at ``line``, if it is no older version."""
 
-    def __init__(self, house: "House", name: str, generation: int) -> None:
+    def __init__(self, house: "House", name: str, generation: int, line: str) -> None:
         self.name = name
         self.generation = generation
+        self.line = line
         self.process = Process(name, house.network)
         registry = RegistryLink(house.registry, self.process)
         membership = Membership(registry, house.clock)
@@ -41,12 +43,12 @@ class ConductorLife:
             watchers = Watchers(mirror, membership, partial(watch, self.process), house.clock)
             self.process.spawn(watchers.run())
         house.network.listen(self.process, name, self)
+        if line:
+            serve_lines(house, self.process, line, conductor_lines(self.conductor))
 
-    async def place(self, **query: Any) -> Placement:
-        return self.conductor.place(**query)
-
-    def accept(self, kind: str, opening: Any, end: Any) -> None:
-        raise AssertionError("a conductor has no streams")
+    def accept(self, kind: str, opening: Any, end: End) -> None:
+        assert kind == "place"
+        end.on_message = lambda batch: end.send(answer_all(self.conductor, batch))
 
     def _member(self) -> Member:
         return Member(
@@ -55,40 +57,5 @@ class ConductorLife:
             self.name,
             Generation(self.generation),
             WorkerState.READY,
+            line=self.line,
         )
-
-
-async def ask_placement(
-    channel: SimChannel,
-    *,
-    request_id: str,
-    epoch: int,
-    tenant: str,
-    num_tokens: int,
-    max_new_tokens: int,
-    block_keys: Sequence[BlockKey],
-    excluded: Iterable[str],
-    model: str,
-    timeout_seconds: float,
-    trace: str = "",
-    session: str = "",
-    stream: object = None,
-) -> Placement:
-    """As ``baton.rpc.conductor_client.ask_placement``."""
-    process = PROCESS.get()
-
-    def ask(life: ConductorLife) -> Any:
-        return life.place(
-            request_id=request_id,
-            epoch=epoch,
-            num_tokens=num_tokens,
-            max_new_tokens=max_new_tokens,
-            keys=tuple(block_keys),
-            excluded=frozenset(excluded),
-            trace=trace,
-        )
-
-    placement: Placement = await process.network.call(
-        process, channel.address, ask, timeout_seconds
-    )
-    return placement

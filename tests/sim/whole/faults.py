@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from baton.core.states import Role
 from tests.sim.whole.chance import Chance
+from tests.sim.whole.clients import hang_up, has_client
 from tests.sim.whole.cluster import Cluster
+from tests.sim.whole.sockets import SimSocket, Wall
 
 GRAVE = (
     "kill",
@@ -20,6 +22,12 @@ GRAVE = (
     "drain",
     "drain",
     "stall",
+    "tear",
+    "tear",
+    "silence",
+    "silence",
+    "deaf",
+    "one_way",
 )
 """Each may cost requests a placement."""
 
@@ -37,6 +45,9 @@ LIGHT = (
     "reads",
     "router",
     "blackout",
+    "shake",
+    "wall",
+    "hang_up",
 )
 """None may cost anything but time; but for those in :data:`OFTEN`."""
 
@@ -108,7 +119,8 @@ class Storm:
     def _kill(self, fault: Fault) -> str | None:
         name = self._victim(fault)
         if name is not None:
-            self._cluster.workers[name].process.kill()
+            vanishes = fault.luck * 13 % 1 < 0.3
+            self._cluster.workers[name].process.kill(vanishes=vanishes)
             self._later(fault.seconds, self._bear_again, name)
         return name
 
@@ -120,7 +132,7 @@ class Storm:
         return name
 
     def _hang(self, fault: Fault) -> str | None:
-        """It stands still, but its network threads answer for it: no stream breaks."""
+        """It stands still, but its network threads answer for it: no stream of gRPC breaks."""
         name = self._victim(fault)
         if name is not None:
             process = self._cluster.workers[name].process
@@ -173,6 +185,46 @@ class Storm:
         process = self._cluster.router.process
         self._cluster.network.freeze(process, min(fault.seconds, 4.0))
         return process.name
+
+    def _tear(self, fault: Fault) -> str | None:
+        """A line breaks, mostly within a frame, and what is under way is lost."""
+        end = self._line(fault)
+        if end is None:
+            return None
+        end.tear(int(fault.luck * 997 % 60))
+        return _name(end)
+
+    def _silence(self, fault: Fault) -> str | None:
+        """A line is dead, and neither end is told."""
+        end = self._line(fault)
+        if end is None:
+            return None
+        end.hush()
+        return _name(end)
+
+    def _deaf(self, fault: Fault) -> str | None:
+        """One end of a line does not read."""
+        end = self._line(fault)
+        if end is None:
+            return None
+        end.hold(fault.seconds)
+        return _name(end)
+
+    def _line(self, fault: Fault) -> SimSocket | None:
+        ends = [end for end in self._cluster.network.sockets("line") if not end.is_orphan]
+        return ends[int(fault.luck * len(ends))] if ends else None
+
+    def _one_way(self, fault: Fault) -> str | None:
+        """Nothing gets from a worker to the router, or back."""
+        cluster = self._cluster
+        name = self._victim(fault)
+        if name is None:
+            return None
+        one, other = cluster.workers[name].process, cluster.router.process
+        if fault.luck * 7 % 1 < 0.5:
+            one, other = other, one
+        cluster.network.part(one, other, fault.seconds, one_way=True)
+        return f"{one.name}-{other.name}"
 
     # -- light -----------------------------------------------------------------------------
 
@@ -280,6 +332,31 @@ class Storm:
             self._later(min(fault.seconds, 2.0), self._bear_again, name)
         return " ".join(serving)
 
+    def _shake(self, fault: Fault) -> str:
+        """New lines break while they shake hands."""
+        network = self._cluster.network
+        network.shaken_until = network.loop.time() + fault.seconds
+        return "new lines"
+
+    def _wall(self, fault: Fault) -> str | None:
+        """A firewall lets no new line to somebody through."""
+        lines = [life.line for life in self._cluster.workers.values() if life.line]
+        if not lines:
+            return None
+        line = lines[int(fault.luck * len(lines))]
+        swallows = fault.luck * 7 % 1 < 0.5
+        self._cluster.network.walls[line] = Wall.SWALLOWS if swallows else Wall.REFUSES
+        return line
+
+    def _hang_up(self, fault: Fault) -> str | None:
+        """A client's connection breaks."""
+        ends = [end for end in self._cluster.network.sockets("http") if has_client(end)]
+        if not ends:
+            return None
+        end = ends[int(fault.luck * len(ends))]
+        hang_up(end)
+        return _name(end)
+
     # -- parts -----------------------------------------------------------------------------
 
     def _bear_again(self, name: str) -> None:
@@ -291,3 +368,7 @@ class Storm:
     def _later(self, seconds: float, what, item) -> None:  # type: ignore[no-untyped-def]
         cluster = self._cluster
         cluster.loop.call_later(seconds, what, item, context=cluster.network.context)
+
+
+def _name(end: SimSocket) -> str:
+    return f"{end.process.name}-{end.peer.process.name}"

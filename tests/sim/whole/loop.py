@@ -10,10 +10,14 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from baton.threads import INLINE
 from tests.sim.whole.process import PROCESS
+
+if TYPE_CHECKING:
+    from tests.sim.whole.network import Network
+    from tests.sim.whole.sockets import SimServer
 
 T = TypeVar("T")
 
@@ -54,6 +58,10 @@ class NumberedTask(asyncio.Task[Any]):
 
 
 class SimLoop(asyncio.AbstractEventLoop):
+    """``network`` carries its connections."""
+
+    network: "Network"
+
     def __init__(self) -> None:
         self._ready: deque[Handle] = deque()
         self._timers: list[tuple[float, int, Handle]] = []
@@ -164,6 +172,20 @@ class SimLoop(asyncio.AbstractEventLoop):
         NumberedTask.__init__(task, coro, loop=self, name=name or "task", context=context)
         return task
 
+    async def create_connection(  # type: ignore[override]
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
+    ) -> Any:
+        return await self.network.connect(PROCESS.get(), factory, f"{host}:{port}", "line")
+
+    async def create_server(  # type: ignore[override]
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int, **_: Any
+    ) -> "SimServer":
+        return self.network.serve(PROCESS.get(), factory, f"{host}:{port}")
+
+    def crash(self, error: BaseException) -> None:
+        """Ends the run with what some process caught and only logged."""
+        self.call_soon(_raise, error, context=self.network.context)
+
     def get_debug(self) -> bool:
         return False
 
@@ -176,6 +198,10 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         error = context.get("exception")
         raise AssertionError(context.get("message")) from error
+
+
+def _raise(error: BaseException) -> None:
+    raise AssertionError(f"a process caught a bug: {error!r}") from error
 
 
 class SimClock:

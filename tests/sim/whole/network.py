@@ -1,4 +1,5 @@
-"""What connects simulated processes: streams in order, calls, and all that can happen to them.
+"""What connects simulated processes: connections (:mod:`tests.sim.whole.sockets`), streams in order
+and calls, as gRPC has them, and all that can happen to them.
 
 A stream is TCP's: what is sent arrives once and in order, late, or the stream breaks, and each
 end learns that in its own time. A partition holds everything up; it breaks streams once
@@ -16,6 +17,7 @@ from baton.errors import BatonError, DeadlineExceeded, Unavailable
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.process import Process
+from tests.sim.whole.sockets import Dial, Listener, ProtocolFactory, SimServer, SimSocket
 
 T = TypeVar("T")
 
@@ -190,14 +192,36 @@ class Network:
         self.context = copy_context()
         """Of whatever belongs to no process."""
         self.processes: list[Process] = []
+        self.listeners: dict[str, Listener] = {}
+        self.walls: dict[str, str] = {}
+        """What a firewall does (:class:`tests.sim.whole.sockets.Wall`), by address."""
+        self.shaken_until = 0.0
+        """Until when lines break while they shake hands."""
         self._servers: dict[str, tuple[Process, Any]] = {}
-        self._healed_at: dict[frozenset[str], float] = {}
+        self._healed_at: dict[tuple[str, str], float] = {}
+        loop.network = self
 
     def listen(self, process: Process, address: str, server: Any) -> None:
         self._servers[address] = (process, server)
 
     def find(self, address: str) -> tuple[Process, Any] | None:
         return self._servers.get(address)
+
+    # -- connections -----------------------------------------------------------------------
+
+    async def connect(
+        self, source: Process, factory: ProtocolFactory, address: str, kind: str
+    ) -> Any:
+        """The transport and its protocol. Raises OSError."""
+        return await Dial(self, source, factory, address, kind).connect()
+
+    def serve(self, process: Process, factory: ProtocolFactory, address: str) -> SimServer:
+        listener = self.listeners[address] = Listener(process, factory)
+        return SimServer(self, address, listener)
+
+    def sockets(self, kind: str) -> list[SimSocket]:
+        """Both ends of each connection, as long as they know no end of it."""
+        return [each for process in self.processes for each in process.sockets if each.kind == kind]
 
     # -- streams ---------------------------------------------------------------------------
 
@@ -297,13 +321,19 @@ class Network:
                 end._post(End.break_off, Unavailable(f"{process.name} died"))
             end.failure = Unavailable("dead")
         process.ends.clear()
+        for each in list(process.sockets):
+            each.die(is_told=not process.vanished)
         for call in process.calls:
             self._reply(call, process, None, Unavailable(f"{process.name} died"))
         process.calls.clear()
 
-    def part(self, one: Process, other: Process, seconds: float) -> None:
-        """Nothing passes between the two for so long; streams outlive it if it is short."""
-        self._healed_at[frozenset((one.name, other.name))] = self.loop.time() + seconds
+    def part(self, one: Process, other: Process, seconds: float, *, one_way: bool = False) -> None:
+        """Nothing passes between the two for so long, or not from the one to the other; what keeps
+        a connection may outlive it if it is short."""
+        healed_at = self.loop.time() + seconds
+        self._healed_at[one.name, other.name] = healed_at
+        if not one_way:
+            self._healed_at[other.name, one.name] = healed_at
         for end in [*one.ends]:
             if end.peer is not None and end.peer.process is other:
                 self._miss_keepalives(end, seconds)
@@ -319,6 +349,10 @@ class Network:
 
     def heal(self) -> None:
         self._healed_at.clear()
+        self.shaken_until = 0.0
+        for process in self.processes:
+            for each in process.sockets:
+                each.release()
         self.slowness = 1.0
 
     def arrival(self, source: Process | None, target: Process | None) -> float:
@@ -330,7 +364,7 @@ class Network:
             delay += LATE_SECONDS * (late - 0.97) / 0.03
         at = self.loop.time() + delay * self.slowness
         if self._healed_at and source is not None and target is not None:
-            at = max(at, self._healed_at.get(frozenset((source.name, target.name)), 0.0) + delay)
+            at = max(at, self._healed_at.get((source.name, target.name), 0.0) + delay)
         return at
 
     def _thaw(self, process: Process) -> None:

@@ -1,4 +1,5 @@
-"""Streams between routers, readers and workers: what gRPC does for them, over the network."""
+"""Streams between routers, readers, workers and conductors: what gRPC does for them, over the
+network. Where there are lines, routers use those."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -8,6 +9,7 @@ from typing import Any
 from baton.core.handoff import PullEvent, PullOpen
 from baton.core.request import RequestOutput
 from baton.errors import BatonError, Unavailable
+from baton.rpc.placement_stream import PlacementStream
 from baton.rpc.router_stream import RouterMessage
 from baton.rpc.worker_client import PullReader
 from baton.rpc.worker_service import take
@@ -109,7 +111,7 @@ class SimPeers:
 
 
 class SimChannel:
-    """Stands for a channel in ``router.grpc_link`` and ``router.conductors``."""
+    """Stands for a channel in ``router.grpc_link`` and ``SimPlacementStream``."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -163,3 +165,26 @@ async def converse(
                 deliver(output)
     finally:
         sending.cancel()
+
+
+class SimPlacementStream(PlacementStream):
+    """As ``baton.rpc.placement_stream.GrpcPlacementStream``."""
+
+    def __init__(self, channel: SimChannel) -> None:
+        super().__init__()
+        self._address = channel.address
+        self._way: End | None = None
+
+    async def converse(self) -> None:
+        process = PROCESS.get()
+        self._way = end = process.network.open(process, self._address, "place")
+        self.wake()
+        try:
+            while True:
+                self.settle(await end.get())
+        finally:
+            end.close()
+
+    def wake(self) -> None:
+        while self._way is not None and self.has_unsent:
+            self._way.send(self.next_batch())

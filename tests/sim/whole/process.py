@@ -10,13 +10,15 @@ from baton.errors import BatonError
 if TYPE_CHECKING:
     from tests.sim.whole.loop import Handle, SimLoop
     from tests.sim.whole.network import Call, End, Network
+    from tests.sim.whole.sockets import SimSocket
 
 PROCESS: ContextVar["Process"] = ContextVar("process")
 
 
 class Process:
     """``frozen``: its callbacks, timers and messages wait for :meth:`thaw`. Dead: its network is
-    cut, then its tasks are cancelled, so that nothing of what they still do gets out."""
+    cut, then its tasks are cancelled, so that nothing of what they still do gets out. ``vanished``:
+    its machine died with it, and no kernel tells its peers."""
 
     def __init__(self, name: str, network: "Network") -> None:
         self.name = name
@@ -24,10 +26,12 @@ class Process:
         self.loop: SimLoop = network.loop
         self.alive = True
         self.frozen = False
+        self.vanished = False
         self.backlog: list[Handle] = []
         self.tasks: dict[asyncio.Task[Any], None] = {}
         self.ends: dict[End, None] = {}
         self.calls: dict[Call, None] = {}
+        self.sockets: dict[SimSocket, None] = {}
         self.context: Context = copy_context()
         self.context.run(PROCESS.set, self)
         network.processes.append(self)
@@ -46,10 +50,10 @@ class Process:
         backlog, self.backlog = self.backlog, []
         self.loop.resume(backlog)
 
-    def kill(self) -> None:
-        """As SIGKILL does: peers learn it from the network."""
+    def kill(self, *, vanishes: bool = False) -> None:
+        """As SIGKILL does, or a power cut: peers learn it from the network, or find out."""
         if self.alive:
-            self.alive = False
+            self.alive, self.vanished = False, vanishes
             self.network.cut(self)
             self.thaw()
             for task in list(self.tasks):

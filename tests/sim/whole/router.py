@@ -1,52 +1,161 @@
-"""A router without its HTTP: journeys, links, placers and its picture of the cluster."""
+"""A router: its HTTP connections, answers, journeys, links, placers and its picture of the cluster.
+What is left out stands before a journey: bodies, prompts and tenants."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
+from starlette.types import Receive, Scope, Send
+
 from baton.core.ids import TenantId
-from baton.core.request import RequestSpec
+from baton.core.request import RequestOutput
+from baton.errors import BatonError, Invalid, Unauthorized
+from baton.rpc.line import Line
 from router.attempt import Deadlines
+from router.choice import Choice
 from router.cluster import WORKER_ROLES, Cluster
 from router.conductors import ConductorPlacer
+from router.connection import ConnectionLimits
+from router.exchange import CompletionExchange
 from router.journey import Guide, Journey, JourneyConfig
 from router.key_chain import keys_of
 from router.links import WorkerLinks
+from router.parse import parse
 from router.placement import FirstThatAnswers
 from router.record import JourneyRecord
 from router.ring import RingPlacer
+from router.schema import CompletionBody
+from router.server import HttpServer
+from router.service import Service
+from router.wire import PUSH, Wire, read_body, while_connected
+from router.wording import Answer as Worded
+from router.wording import CompletionWording, Envelope
 from tests.sim.whole import peers
-from tests.sim.whole.conductor import ask_placement
-from tests.sim.whole.process import Process
+from tests.sim.whole.clients import FIRST_CHARACTER, Answer
+from tests.sim.whole.process import PROCESS, Process
 from tests.sim.whole.registry import RegistryLink
 
 if TYPE_CHECKING:
     from tests.sim.whole.worker import House
 
 JOURNEY = JourneyConfig(deadlines=Deadlines(first_token=5.0, handoff=5.0, token_gap=1.5))
+WRITE_SECONDS = 3.0
+LIMITS = ConnectionLimits(write_seconds=WRITE_SECONDS)
+MAX_UNSENT_BYTES = 16 * 1024
+"""Instead of 32 MiB: messages are as much smaller here."""
+
+SERVER_TICK_SECONDS = 1.0
+"""Instead of 2: a router stands still for four seconds here, and no longer."""
+
+BODY = parse(CompletionBody, b'{"prompt": "a", "stream": true}')
+ENVELOPE = Envelope("cmpl-1", 1, "toy", return_token_ids=False, usage_chunk=False)
+NEVER = "\x00"
+"""A stop string that no answer has: text that looks for it goes the long way."""
+
+IMPOSSIBLE = (" are missing", "malformed", "was not asked")
+"""In the text of a failure: connections lose and change nothing, so nobody finds a gap or
+nonsense."""
+
+
+class Letters:
+    """Implements :class:`baton.text.detokenizer.IncrementalDetokenizer`: a letter for a token."""
+
+    def push(self, token_ids: Iterable[int]) -> str:
+        return "".join(chr(FIRST_CHARACTER + token_id) for token_id in token_ids)
+
+    def flush(self) -> str:
+        return ""
+
+
+class WatchedJourney(Journey):
+    """Tells ``answer`` of each output that it takes for the next, by whichever way."""
+
+    answer: Answer
+
+    def _note(self, output: RequestOutput) -> None:
+        self.answer.note(output)
+        super()._note(output)
+
+
+class NoMetrics:
+    """Nobody looks."""
+
+    def __getattr__(self, name: str) -> "NoMetrics":
+        return self
+
+    def __call__(self, *given: Any) -> "NoMetrics":
+        return self
+
+
+class SimService:
+    """As much of :class:`router.service.Service` as an exchange needs to answer."""
+
+    follow_all = Service.follow_all
+    _follow = Service._follow
+    tracing = None
+    metrics = NoMetrics()
+
+    def __init__(self, clock: Any) -> None:
+        self.clock = clock
+
+
+class SimExchange(CompletionExchange):
+    """One request, named by its path: what it asks was prepared before."""
+
+    def __init__(self, router: "RouterLife") -> None:
+        super().__init__(router.service)  # type: ignore[arg-type]
+        self._router = router
+        self._path = ""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._path = scope["path"]
+        await super().__call__(scope, receive, send)
+
+    async def _serve(self, scope: Scope, receive: Receive, wire: Wire) -> None:
+        data = await read_body(scope, receive, LIMITS.max_body_bytes, LIMITS.header_seconds)
+        await while_connected(receive, self.answer(wire, data, TENANT), scope.get(PUSH))
+
+    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+        answer = self._router.house.answers[self._path.removeprefix("/")]
+        choice = await self._router.choice(answer)
+        worded = [Worded(0, answer.ask.spec.token_ids)]
+        wording = CompletionWording(ENVELOPE, None, with_logprobs=False)  # type: ignore[arg-type]
+        serve = self._stream if answer.ask.streams else self._whole
+        await serve(wire, [choice], worded, wording, BODY)
+
+
+TENANT = TenantId("tenant")
 
 
 class RouterLife:
-    """Its production code talks to the network where it would talk to gRPC; see :func:`wired`."""
+    """Listens for clients at ``address``. Lines are its own; gRPC has twins, see :func:`wired`."""
 
     def __init__(self, house: "House", name: str, max_model_tokens: int) -> None:
+        self.house = house
         self.process = Process(name, house.network)
+        self.address = f"{name}:80"
         self._clock = house.clock
         self.cluster = Cluster(
             RegistryLink(house.registry, self.process), house.clock, max_model_tokens
         )
-        self.links = WorkerLinks()
-        conductors = ConductorPlacer(
+        self.links = WorkerLinks(house.trust)
+        self._conductors = ConductorPlacer(
             self.cluster,
             house.clock,
-            None,
-            lambda address, secret: peers.SimChannel(address),  # type: ignore[arg-type, return-value]
+            house.trust,
+            lambda address, trust: peers.SimChannel(address),  # type: ignore[arg-type, return-value]
         )
-        placer = FirstThatAnswers([conductors, RingPlacer(self.cluster)])
+        placer = FirstThatAnswers([self._conductors, RingPlacer(self.cluster)])
         self._guide = Guide(placer, self.links, house.clock, JOURNEY)
+        self.service = SimService(house.clock)
+        self.http = HttpServer(self._answer, house.clock, LIMITS)
+        house.network.serve(self.process, self.http._connection, self.address)
         self._started = self.process.spawn(self._start())
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await SimExchange(self)(scope, receive, send)
 
     async def _start(self) -> None:
         """It takes requests once it knows a worker, as its ``/ready`` says."""
@@ -54,25 +163,58 @@ class RouterLife:
         while not any(self.cluster.ready(role) for role in WORKER_ROLES):
             await self._clock.sleep(0.1)
             await self.cluster.refresh()
-        for work in (self.links.run(), self.cluster.run()):
+        for work in (self.links.run(), self.cluster.run(), self._conductors.run()):
             self.process.spawn(work)
+        await self._clock.sleep(0)
 
-    async def journey(self, spec: RequestSpec) -> Journey:
+    @property
+    def num_stray_lines(self) -> int:
+        """Connections that nobody uses."""
+        used = [link.alive for link in self.links._links.values()]
+        used += [stream.alive for stream in self._conductors._streams.values()]
+        return sum(each.kind == "line" for each in self.process.sockets) - sum(used)
+
+    async def choice(self, answer: Answer) -> Choice:
         await asyncio.wait([self._started])
+        ask, spec = answer.ask, answer.ask.spec
         chain = self.cluster.key_chain(spec.tenant_salt)
         keys = await keys_of(chain, spec.token_ids)
         record = JourneyRecord(spec.request_id, self._clock.monotonic(), spec.num_prompt_tokens)
-        tenant = TenantId("tenant")
-        return Journey(self._guide, spec, tenant, "toy", chain, keys, record)
+        journey = WatchedJourney(self._guide, spec, TENANT, "toy", chain, keys, record)
+        journey.answer, answer.journey = answer, journey
+        return Choice(
+            0,
+            journey,
+            Letters(),
+            [NEVER] if ask.has_stop_string else [],
+            every_token=False,
+            shows_stop=True,
+        )
+
+
+_end_line = Line._end
+
+
+def _end_checked(self: Line, failure: BatonError) -> None:
+    """As ``Line._end``. A line ends because a peer is gone, or says so; not because of what it
+    carried."""
+    is_nonsense = isinstance(failure, Invalid | Unauthorized)
+    if is_nonsense or any(text in str(failure) for text in IMPOSSIBLE):
+        PROCESS.get().loop.crash(failure)
+    _end_line(self, failure)
 
 
 @contextmanager
 def wired() -> Iterator[None]:
-    """While it lasts, routers reach workers and conductors over the simulated network."""
+    """While it lasts, what routers say over gRPC goes over the simulated network, and buffers are
+    as small as messages."""
     with (
         patch("router.grpc_link.open_channel", peers.open_channel),
         patch("router.grpc_link._connected", peers.connected),
         patch("router.grpc_link.converse", peers.converse),
-        patch("router.conductors.ask_placement", ask_placement),
+        patch("router.conductors.GrpcPlacementStream", peers.SimPlacementStream),
+        patch.object(Line, "_end", _end_checked),
+        patch("baton.rpc.line_server.TICK_SECONDS", SERVER_TICK_SECONDS),
+        patch("baton.rpc.frames.MAX_UNSENT_BYTES", MAX_UNSENT_BYTES),
     ):
         yield

@@ -1,9 +1,12 @@
 """One run: a cluster, its clients, a storm, and the books when all is over."""
 
 import asyncio
-from collections.abc import Iterator
+import logging
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -11,13 +14,16 @@ from tests.sim.whole.chance import Chance
 from tests.sim.whole.clients import Answer, Ask, draw_ask, draw_asks, follow
 from tests.sim.whole.cluster import Cluster
 from tests.sim.whole.faults import Storm, draw_faults
-from tests.sim.whole.history import check_history
+from tests.sim.whole.history import check_calm, check_history
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.router import wired
 
 LONGEST_ANSWER_SECONDS = 120.0
 REST_SECONDS = 40.0
 """Longer than every lease and hold."""
+
+CALM_SECONDS = 3.0
+"""Longer than a router is patient with a silent worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,9 @@ class Run:
         await self._rest()
         check_history(self.answers[:-1], self.storm.may_fail_often)
         check_history(self.answers[-1:], False)
+        if not self._faults and not cluster.network.walls:
+            await cluster.clock.sleep(CALM_SECONDS)
+            check_calm(self.answers, cluster.router.links.shunned())
 
     async def _client(self, ask: Ask) -> None:
         cluster = self._cluster
@@ -68,15 +77,13 @@ class Run:
         answer = Answer(ask)
         self.answers.append(answer)
         self.storm.tell(f"asks {ask.spec.request_id}: {len(ask.spec.token_ids)} tokens")
-        router = cluster.router
-        task = router.process.spawn(follow(router, answer))
+        cluster.house.answers[ask.spec.request_id] = answer
+        task = cluster.clients.spawn(follow(cluster.router, answer, cluster.clients))
         if ask.leaves_after is not None:
             cluster.loop.call_later(ask.leaves_after, _leave, task, answer)
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
             raise error
-        if not answer.end:  # it had not even begun
-            answer.finish("cancelled" if router.process.alive else "lost")
         ended = f"{answer.end} {answer.reason or answer.error}"
         self.storm.tell(f"{ask.spec.request_id}: {len(answer.tokens)} tokens, {ended}")
 
@@ -133,13 +140,28 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
+def _crash(_: object, __: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+    """A bug that production catches, logs and survives ends a run."""
+    error = sys.exc_info()[1]
+    if event.get("exc_info") and error is not None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimLoop)
+        loop.crash(error)
+    raise structlog.DropEvent
+
+
 @contextmanager
 def simulated() -> Iterator[None]:
     """Production code talks to simulated networks, and its logs are thrown away."""
     before = structlog.get_config()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(50))
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR), processors=[_crash]
+    )
+    uvicorn = logging.getLogger("uvicorn.error")
+    was_disabled, uvicorn.disabled = uvicorn.disabled, True
     try:
         with wired():
             yield
     finally:
+        uvicorn.disabled = was_disabled
         structlog.configure(**before)

@@ -1,11 +1,16 @@
 """One life of a worker: its production code, as ``baton.worker.program`` puts it together."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
+from prometheus_client import CollectorRegistry
+
+from baton.clock import SystemClock
 from baton.core.handoff import CHECKSUM_XXH3
 from baton.core.ids import BlockId, Generation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
+from baton.core.trust import Trust
 from baton.engine.block_state import BlockState
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
@@ -14,6 +19,7 @@ from baton.kv.memory_index import MemoryKvIndex
 from baton.kv.store_client import StoreClient
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
+from baton.rpc.worker_line import worker_lines
 from baton.transport.base import Span, Transport
 from baton.worker.intake import Intake, IntakeConfig
 from baton.worker.kv_layout import KvLayout
@@ -21,10 +27,13 @@ from baton.worker.prefix_store import PrefixStore
 from baton.worker.reload import Way
 from baton.worker.store_prefixes import StorePrefixes
 from baton.worker.store_publisher import StorePublisher
+from baton.worker.witness import Witness
 from baton.worker.worker import Worker, WorkerConfig
 from tests.sim.no_store import NoStore
 from tests.sim.whole.chance import Chance
+from tests.sim.whole.clients import Answer
 from tests.sim.whole.engine_door import BLOCK_TOKENS, SimDoor, SimRunner, StepClock
+from tests.sim.whole.lines import serve_lines
 from tests.sim.whole.loop import SimClock
 from tests.sim.whole.network import Network
 from tests.sim.whole.peers import SimPeers, WorkerServer
@@ -57,6 +66,9 @@ class House:
     clock: SimClock
     chance: Chance
     has_stores: bool
+    trust: Trust
+    answers: dict[str, Answer] = field(default_factory=dict)
+    """Of all clients, by request."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +84,13 @@ class WorkerPlan:
 
 
 class WorkerLife:
-    def __init__(self, house: House, plan: WorkerPlan, generation: int, address: str) -> None:
+    def __init__(
+        self, house: House, plan: WorkerPlan, generation: int, address: str, line: str
+    ) -> None:
         self.plan = plan
         self.generation = generation
         self.address = address
+        self.line = line
         self.process = Process(plan.name, house.network)
         self._house = house
         self._registry = RegistryLink(house.registry, self.process)
@@ -99,6 +114,9 @@ class WorkerLife:
         if house.has_stores:
             self.process.spawn(self._membership.run())
         house.network.listen(self.process, address, WorkerServer(self.process, self.worker))
+        self.lines = (
+            serve_lines(house, self.process, line, worker_lines(self.worker)) if line else None
+        )
 
     def _build(self, runner: SimRunner, clock: StepClock) -> None:
         house, plan = self._house, self.plan
@@ -122,7 +140,7 @@ class WorkerLife:
         self.worker = Worker(
             WorkerId(plan.name), Generation(self.generation), WORKER, door, intake, self.store,
             layout, transports, self.engine.keys, DIGEST.hex(), plan.host, house.clock,
-            self._has_heirs, plan.role, self._hurry,
+            self._has_heirs, plan.role, self._hurry, witness=_witness(),
         )  # fmt: skip
 
     def _build_store(
@@ -180,6 +198,8 @@ class WorkerLife:
     async def leave(self) -> None:
         await self.drain()
         await self._registry.withdraw(WorkerId(self.plan.name), Generation(self.generation))
+        if self.lines is not None:
+            await self.lines.close()
 
     # -- its books -------------------------------------------------------------------------
 
@@ -225,5 +245,12 @@ class WorkerLife:
             device="toy",
             max_model_tokens=MAX_MODEL_TOKENS,
             transports=(NAME,),
+            line=self.line,
             load=self.worker.load,
         )
+
+
+@lru_cache
+def _witness() -> Witness:
+    """One for all workers and runs: nobody looks at it, and a new one takes milliseconds."""
+    return Witness("all", CollectorRegistry(), SystemClock())
