@@ -70,10 +70,13 @@ class WorkerLinks:
         """Until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            await asyncio.get_running_loop().create_future()
+            try:
+                await asyncio.get_running_loop().create_future()
+            finally:
+                self._tasks = None
 
     def link(self, worker: WorkerRef) -> StreamLink:
-        assert self._tasks is not None, "run() comes first"
+        assert self._tasks is not None, "only while run() runs"
         key = (worker.address, int(worker.generation))
         known = self._links.get(key)
         if known is not None and known.alive:

@@ -311,6 +311,27 @@ async def test_a_wrong_secret_breaks_the_link(worker: Worker) -> None:
         assert core.streams == []
 
 
+async def test_the_links_end_quietly_while_a_line_is_being_opened() -> None:
+    """A stopping router starts nothing new, and fails with nothing."""
+    knocked = asyncio.Event()
+
+    def knock() -> asyncio.Protocol:
+        knocked.set()
+        return asyncio.Protocol()
+
+    silent = await asyncio.get_running_loop().create_server(knock, "127.0.0.1", 0)
+    line = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
+    links = WorkerLinks()
+    running = asyncio.create_task(links.run())
+    await asyncio.sleep(0)
+    link = links.link(WorkerRef(WorkerId("w"), line, Generation(1), line))
+    await knocked.wait()
+    running.cancel()
+    await asyncio.wait([running])
+    silent.close()
+    assert running.cancelled() and not link.alive
+
+
 async def test_closing_the_links_frees_the_worker(worker: Worker) -> None:
     async with worker() as (core, ref, _):
         async with open_links() as links:
