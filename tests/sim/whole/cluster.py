@@ -14,6 +14,7 @@ from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import RegistryHouse
 from tests.sim.whole.router import RouterLife
+from tests.sim.whole.sockets import SimSocket
 from tests.sim.whole.store import StoreLife
 from tests.sim.whole.transport import Fabric
 from tests.sim.whole.worker import MAX_MODEL_TOKENS, House, WorkerLife, WorkerPlan
@@ -160,7 +161,7 @@ class Cluster:
             for process in self.network.processes
             if process.alive
             for each in process.sockets
-            if each.is_orphan or each.kind == "http" or each.protocol._writable is not None
+            if each.is_orphan or each.kind == "http" or _waits(each)
         ]
 
     def check_books(self) -> None:
@@ -186,3 +187,8 @@ class Cluster:
     def stop(self) -> None:
         for process in self.network.processes:
             process.kill()
+
+
+def _waits(line: SimSocket) -> bool:
+    """Whether its owner waits for the peer to read."""
+    return line.protocol is not None and line.protocol._writable is not None

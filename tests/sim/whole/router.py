@@ -4,6 +4,7 @@ What is left out stands before a journey: bodies, prompts and tenants."""
 import asyncio
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -21,9 +22,11 @@ from router.connection import ConnectionLimits
 from router.exchange import CompletionExchange
 from router.journey import Guide, Journey, JourneyConfig
 from router.key_chain import keys_of
+from router.large_work import LargeWork
 from router.links import WorkerLinks
 from router.parse import parse
 from router.placement import FirstThatAnswers
+from router.raw_body import BodyBudget, RawBody
 from router.record import JourneyRecord
 from router.ring import RingPlacer
 from router.schema import CompletionBody
@@ -40,6 +43,7 @@ from tests.sim.whole.registry import RegistryLink
 if TYPE_CHECKING:
     from tests.sim.whole.worker import House
 
+TENANT = TenantId("tenant")
 JOURNEY = JourneyConfig(deadlines=Deadlines(first_token=5.0, handoff=5.0, token_gap=1.5))
 WRITE_SECONDS = 3.0
 LIMITS = ConnectionLimits(write_seconds=WRITE_SECONDS)
@@ -89,6 +93,10 @@ class NoMetrics:
         return self
 
 
+VISIT = SimpleNamespace(tenant=SimpleNamespace(id=TENANT))
+"""As much of :class:`router.tenants.visit.Visit`."""
+
+
 class SimService:
     """As much of :class:`router.service.Service` as an exchange needs to answer."""
 
@@ -99,6 +107,8 @@ class SimService:
 
     def __init__(self, clock: Any) -> None:
         self.clock = clock
+        self.bodies = BodyBudget(LIMITS.max_body_bytes)
+        self.large_work = LargeWork()
 
 
 class SimExchange(CompletionExchange):
@@ -107,6 +117,7 @@ class SimExchange(CompletionExchange):
     def __init__(self, router: "RouterLife") -> None:
         super().__init__(router.service)  # type: ignore[arg-type]
         self._router = router
+        self._visit = VISIT  # type: ignore[assignment]
         self._path = ""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -114,19 +125,17 @@ class SimExchange(CompletionExchange):
         await super().__call__(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, wire: Wire) -> None:
-        data = await read_body(scope, receive, LIMITS.max_body_bytes, LIMITS.header_seconds)
-        await while_connected(receive, self.answer(wire, data, TENANT), scope.get(PUSH))
+        with self._router.service.bodies.body(TENANT, 1.0, shared=False) as raw:
+            await read_body(scope, receive, raw, LIMITS.max_body_bytes, LIMITS.header_seconds)
+            await while_connected(receive, self.answer(wire, raw, TENANT), scope.get(PUSH))
 
-    async def answer(self, wire: Wire, data: bytes, tenant: TenantId) -> None:
+    async def answer(self, wire: Wire, raw: RawBody, tenant: TenantId) -> None:
         answer = self._router.house.answers[self._path.removeprefix("/")]
         choice = await self._router.choice(answer)
         worded = [Worded(0, answer.ask.spec.token_ids)]
         wording = CompletionWording(ENVELOPE, None, with_logprobs=False)  # type: ignore[arg-type]
         serve = self._stream if answer.ask.streams else self._whole
         await serve(wire, [choice], worded, wording, BODY)
-
-
-TENANT = TenantId("tenant")
 
 
 class RouterLife:
