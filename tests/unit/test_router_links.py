@@ -20,7 +20,7 @@ from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.core.trust import Trust
-from baton.errors import Overloaded, Unavailable
+from baton.errors import BatonError, Overloaded, Silent, Unavailable
 from baton.rpc.convert import output_from_proto
 from baton.rpc.line_server import LineServer
 from baton.rpc.server import abort, build_server, listen
@@ -33,10 +33,11 @@ from router import links as links_module
 from router.cluster import Cluster
 from router.conductors import ConductorPlacer
 from router.inbox import DeliveryCrashed, Inbox
+from router.line_link import LineWorkerLink
 from router.links import WorkerLinks
 from router.placement import FirstThatAnswers, PlaceQuery
 from router.ring import RingPlacer
-from router.stream_link import NotReached
+from router.stream_link import NotReached, WorkerLost
 
 SPEC = RequestSpec(
     RequestId("r"), Epoch(1), (TokenId(1), TokenId(2)), 2, SamplingParams(max_tokens=4)
@@ -172,7 +173,7 @@ async def test_a_broken_link_tells_everybody_and_a_new_one_connects(worker: Work
         for inbox in inboxes:
             [(worker_id, error)] = await inbox.take()
             assert worker_id == "w"
-            assert isinstance(error, Unavailable) and not isinstance(error, NotReached)
+            assert isinstance(error, WorkerLost)
         assert not links.is_alive(ref)
         late = Inbox()
         dead.submit(SPEC, Task.WHOLE, None, late)
@@ -247,6 +248,22 @@ async def test_a_link_that_crashes_ends_alone(
         [(_, error)] = await inbox.take()
         assert isinstance(error, Unavailable) and "internal error" in str(error)
         assert links.link(ref).alive  # the next one
+
+
+@pytest.mark.parametrize("failure", [Silent("no answer"), Overloaded("full"), BatonError("bug")])
+async def test_a_link_that_ends_otherwise_says_nothing_of_a_death(failure: BatonError) -> None:
+    """Who is silent may live; and nobody is tried for what another did to the link."""
+
+    class Ending(LineWorkerLink):
+        async def serve(self) -> BatonError:
+            self.reached = True
+            raise failure
+
+    link, inbox = Ending(WorkerRef(WorkerId("w"), "w:1", Generation(1)), Trust()), Inbox()
+    link.submit(SPEC, Task.WHOLE, None, inbox)
+    await link.run()
+    [(_, error)] = await inbox.take()
+    assert type(error) is Unavailable
 
 
 @pytest.mark.parametrize("line", ["", "127.0.0.1:9"])
