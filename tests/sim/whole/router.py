@@ -2,8 +2,8 @@
 What is left out stands before a journey: bodies, prompts and tenants."""
 
 import asyncio
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing, contextmanager
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from router.cluster import WORKER_ROLES, Cluster
 from router.conductors import ConductorPlacer
 from router.connection import ConnectionLimits
 from router.exchange import CompletionExchange
+from router.inbox import Relay
 from router.journey import Guide, Journey, JourneyConfig
 from router.key_chain import keys_of
 from router.large_work import LargeWork
@@ -36,7 +37,7 @@ from router.wire import PUSH, Wire, read_body, while_connected
 from router.wording import Answer as Worded
 from router.wording import CompletionWording, Envelope
 from tests.sim.whole import peers
-from tests.sim.whole.clients import FIRST_CHARACTER, Answer
+from tests.sim.whole.clients import FIRST_CHARACTER, Answer, WrongHistory
 from tests.sim.whole.process import PROCESS, Process
 from tests.sim.whole.registry import RegistryLink
 
@@ -77,6 +78,20 @@ class WatchedJourney(Journey):
     """Tells ``answer`` of each output that it takes for the next, by whichever way."""
 
     answer: Answer
+    _is_over = False
+
+    async def outputs(self, relay: Relay | None = None) -> AsyncGenerator[RequestOutput]:
+        try:
+            async with aclosing(super().outputs(relay)) as outputs:
+                async for output in outputs:
+                    yield output
+        finally:
+            self._is_over = True
+
+    def _relay(self, relay: Relay, output: RequestOutput) -> bool:
+        if self._is_over:
+            raise WrongHistory(f"{output.request_id}: a token is handed over after the end")
+        return super()._relay(relay, output)
 
     def _note(self, output: RequestOutput) -> None:
         self.answer.note(output)
