@@ -20,7 +20,7 @@ async def attack(target: Target) -> None:
         for hosts in ("", f"Host: {host}\r\nHost: other.example\r\n"):
             request = f"GET /health HTTP/1.1\r\n{hosts}Connection: close\r\n\r\n"
             answer = await target.send(request.encode(), wait_seconds=1.0)
-            if not answer.startswith(b"HTTP/1.1 4"):
+            if answer.startswith(b"HTTP/1.1 2"):
                 target.harmed(f"a request with {hosts.count('Host')} Host headers was taken")
         await target.send(extended(host, target.attacker_key), wait_seconds=2.0)
 
