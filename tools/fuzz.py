@@ -67,8 +67,11 @@ def run_apart(name: str, seconds: float, seed: int) -> FuzzResult:
                 timeout=seconds + GRACE_SECONDS,
                 env={**_environment(), "TMPDIR": folder},
             )
-        except subprocess.TimeoutExpired:
-            return FuzzResult(0, 0, 1, 0, (_last_case(folder, name, seed, "did not end in time"),))
+        except subprocess.TimeoutExpired as hung:
+            stacks = (hung.stderr or b"")[-3000:]
+            told = stacks.decode(errors="replace") if isinstance(stacks, bytes) else stacks
+            why = f"did not end in time\n{told}"
+            return FuzzResult(0, 0, 1, 0, (_last_case(folder, name, seed, why),))
         lines = ended.stdout.splitlines()
         if ended.returncode == 0 and lines and lines[-1].startswith("{"):
             told = json.loads(lines[-1])
@@ -114,6 +117,7 @@ def _last_case(folder: str, name: str, seed: int, why: str) -> str:
 def _run_inside(options: argparse.Namespace) -> int:
     """The only named fuzzer, here: its result is the last line."""
     faulthandler.enable()
+    faulthandler.dump_traceback_later(options.seconds + GRACE_SECONDS - 10)
     [fuzzer] = [f for f in find_fuzzers() if f.name in options.only]
     print(json.dumps(asdict(fuzzer.fuzz(options.seconds, options.seed))))
     return 0

@@ -52,7 +52,7 @@ WARM_UP_SECONDS = 10.0
 SAMPLE_SECONDS = 0.25
 READY_SECONDS = 60.0
 END_SECONDS = 60.0
-"""For the attacking process to begin and to end, beside its time."""
+"""For the attacking process to end after its time, on a busy machine."""
 
 NICENESS = 10
 
@@ -224,19 +224,20 @@ def breaches(verdict: Verdict) -> Iterator[str]:
 def attacked(names: Sequence[str], target: Target, seconds: float) -> dict[str, dict[str, int]]:
     """The outcomes of attacks from a process of its own, each for ``seconds``."""
     command = [sys.executable, "-m", "tools.neighbour", "--attack", *names]
-    try:
-        ended = subprocess.run(
-            command,
-            input=json.dumps(target_to_json(target)),
-            capture_output=True,
-            text=True,
-            timeout=len(names) * (seconds + END_SECONDS),
-        )
-    except subprocess.TimeoutExpired:
-        return {name: {"did not end": 1} for name in names}
-    if ended.returncode != 0:
-        raise RuntimeError(f"the attack failed:\n{ended.stderr[-3000:]}")
-    told: dict[str, dict[str, int]] = json.loads(ended.stdout.splitlines()[-1])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as attacker:
+        assert attacker.stdout is not None
+        attacker.stdout.readline()  # it has begun: from here on its seconds count
+        try:
+            said, errors = attacker.communicate(
+                json.dumps(target_to_json(target)), len(names) * (seconds + END_SECONDS)
+            )
+        except subprocess.TimeoutExpired:
+            attacker.kill()
+            return {name: {"did not end": 1} for name in names}
+    if attacker.returncode != 0:
+        raise RuntimeError(f"the attack failed:\n{errors[-3000:]}")
+    told: dict[str, dict[str, int]] = json.loads(said.splitlines()[-1])
     return told
 
 
@@ -352,6 +353,7 @@ def main(arguments: list[str]) -> int:
     options = _options(arguments)
     if options.attack:
         psutil.Process().nice(NICENESS)
+        print("begun", flush=True)
         print(json.dumps(run_attacks(options.attack, json.load(sys.stdin))))
         return 0
     attacks = [each for each in find_attacks() if not options.only or each.name in options.only]
