@@ -34,6 +34,9 @@ MAX_AHEAD_BYTES = 64 * 1024
 EMPTY_LINE = b"\r\n\r\n"
 """Ends a head."""
 
+FORM_BYTES = 64 * 1024
+"""Around an upload."""
+
 LINGER_SECONDS = 5.0
 """For the rest of a body that nobody wants any more: a connection that is closed on it may lose the
 answer on its way."""
@@ -45,9 +48,17 @@ class ConnectionLimits:
     max_header_bytes: int = 32 * 1024
     max_headers: int = 100
     max_body_bytes: int = 8 * 1024 * 1024
+    max_file_bytes: int = 0
+    """Of an upload, which may be longer than other bodies: who is refused reads why, if it sends
+    no more than that."""
     header_seconds: float = 10.0
     keep_alive_seconds: float = 75.0
     write_seconds: float = 30.0
+
+    @property
+    def max_discarded_bytes(self) -> int:
+        """Of a body that is not wanted any more."""
+        return max(self.max_body_bytes, self.max_file_bytes + FORM_BYTES)
 
 
 class CyclePush:
@@ -244,7 +255,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
         if self.cycle.response_complete:
             self._discarded_bytes += len(body)
-            if self._discarded_bytes > self._limits.max_body_bytes:
+            if self._discarded_bytes > self._limits.max_discarded_bytes:
                 self._abort("body")
 
     def on_message_complete(self) -> None:

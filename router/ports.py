@@ -100,6 +100,7 @@ def connection_limits(settings: Settings) -> ConnectionLimits:
         max_header_bytes=settings.max_header_bytes,
         max_headers=settings.max_headers,
         max_body_bytes=settings.max_body_bytes,
+        max_file_bytes=settings.max_file_bytes,
         header_seconds=settings.header_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
         write_seconds=settings.write_seconds,

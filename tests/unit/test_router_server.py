@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import json
 import socket
@@ -262,6 +263,18 @@ async def test_a_body_that_nobody_wanted() -> None:
                 writer.write(b"x" * 90_000)
                 await writer.drain()
         await eventually(lambda: made.refusals == ["body"])
+
+
+@on_uvloop
+async def test_an_upload_that_nobody_wanted_learns_why() -> None:
+    """It may be longer than other bodies, and is read to its end all the same."""
+    async with bench(dataclasses.replace(LIMITS, max_file_bytes=1_000_000)) as made:
+        made.reads_body = False
+        reader, writer = await made.connect()
+        writer.write(HEAD + b"content-length: 900000\r\n\r\n" + b"x" * 900_000 + GET)
+        for _ in range(2):
+            await reader.readuntil(b"0\r\n\r\n")
+        assert made.refusals == []
 
 
 @on_uvloop
