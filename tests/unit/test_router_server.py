@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import json
 import socket
@@ -268,7 +267,7 @@ async def test_a_body_that_nobody_wanted() -> None:
 @on_uvloop
 async def test_an_upload_that_nobody_wanted_learns_why() -> None:
     """It may be longer than other bodies, and is read to its end all the same."""
-    async with bench(dataclasses.replace(LIMITS, max_file_bytes=1_000_000)) as made:
+    async with bench(replace(LIMITS, max_file_bytes=1_000_000)) as made:
         made.reads_body = False
         reader, writer = await made.connect()
         writer.write(HEAD + b"content-length: 900000\r\n\r\n" + b"x" * 900_000 + GET)
