@@ -3,9 +3,9 @@
     python -m tools.fuzz [--seconds 120] [--seed S] [--only NAME …]
 
 Runs every fuzzer of tests/fuzz in a process of its own, one after the other; they share the
-seconds. A process that ends counts as a crash, and one that doesn't end in time as a hang. Prints a
-table, and JSON as the last line; exit code 1 if there was a crash, a hang or an error of the
-server's own.
+seconds equally, not counting what it takes to begin. A process that ends counts as a crash, and one
+that doesn't end in time as a hang. Prints a table, and JSON as the last line; exit code 1 if there
+was a crash, a hang or an error of the server's own.
 """
 
 import argparse
@@ -88,9 +88,8 @@ def main(arguments: list[str]) -> int:
     print(describe(), f"seed {options.seed}", flush=True)
     began = SYSTEM_CLOCK()
     results: dict[str, FuzzResult] = {}
-    for number, fuzzer in enumerate(fuzzers):
-        left = max(options.seconds - (SYSTEM_CLOCK() - began), 0.0)
-        share = max(left / (len(fuzzers) - number), 1.0)
+    share = options.seconds / max(len(fuzzers), 1)
+    for fuzzer in fuzzers:
         print(f"{fuzzer.name} for {share:.0f} s", flush=True)
         results[fuzzer.name] = result = run_apart(fuzzer.name, share, options.seed)
         for example in result.examples:
