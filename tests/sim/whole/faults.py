@@ -6,6 +6,7 @@ from baton.core.states import Role
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.clients import hang_up, has_client
 from tests.sim.whole.cluster import Cluster
+from tests.sim.whole.router import JOURNEY
 from tests.sim.whole.sockets import SimSocket, Wall
 
 GRAVE = (
@@ -15,6 +16,8 @@ GRAVE = (
     "freeze",
     "hang",
     "hang",
+    "doze",
+    "doze",
     "replace",
     "reset",
     "reset",
@@ -137,6 +140,15 @@ class Storm:
         if name is not None:
             process = self._cluster.workers[name].process
             self._cluster.network.freeze(process, 1.0 + fault.seconds, answers_pings=True)
+        return name
+
+    def _doze(self, fault: Fault) -> str | None:
+        """It stands still for longer than a journey waits for a token, and comes back before it is
+        taken for dead: its outputs are late, and over a living link."""
+        name = self._victim(fault)
+        if name is not None:
+            seconds = JOURNEY.deadlines.token_gap + 0.4 * (fault.luck * 17 % 1)
+            self._cluster.network.freeze(self._cluster.workers[name].process, seconds)
         return name
 
     def _replace(self, fault: Fault) -> str | None:
