@@ -20,6 +20,9 @@ from baton.rpc.convert import endpoint_from_proto, endpoint_to_proto
 from baton.rpc.v1 import kvstore_pb2 as pb
 
 MAX_KEYS = 65_536
+MAX_FIRST_BLOCK = 2**31
+"""A block's depth has 32 bits; no prompt comes near this."""
+
 MAX_TAG_BYTES = 16
 MAX_PAGE = 10_000
 
@@ -81,6 +84,9 @@ def put_from_proto(message: pb.PutRequest) -> PutRequest:
     head = keys_from_bytes(message.head)
     if not blocks and not head:
         raise Invalid(f"a put has 1 to {MAX_KEYS} blocks, not 0", param="blocks")
+    if message.first_block > MAX_FIRST_BLOCK:
+        told = f"first_block is at most {MAX_FIRST_BLOCK}, not {message.first_block}"
+        raise Invalid(told, param="first_block")
     return PutRequest(
         source=endpoint_from_proto(message.source),
         checksum_algorithm=message.blocks.checksum_algorithm,

@@ -141,6 +141,7 @@ async def test_blocks_are_put_lent_and_given_back(store: Served) -> None:
         (lambda request: replace(request, blocks=tuple(unsized(request))), "have a size"),
         (lambda request: replace(request, blocks=tuple(keyless(request))), "not 26 bytes"),
         (lambda request: replace(request, tenant=b"t" * 17), "a tag has up to 16 bytes, not 17"),
+        (lambda request: replace(request, first_block=2**32 - 1), "at most 2147483648"),
     ],
 )
 async def test_malformed_puts_are_refused(
