@@ -200,7 +200,7 @@ def dropped_at_pressure() -> Changes:
     original = Frames.send
 
     def send(self: Frames, number: int, kind: int, payload: bytes) -> None:
-        if self.transport is None or self.transport.get_write_buffer_size() < 200:
+        if self.transport is None or self.transport.get_write_buffer_size() == 0:
             original(self, number, kind, payload)
 
     return [(Frames, "send", send)]
