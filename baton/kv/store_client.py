@@ -132,8 +132,8 @@ class StoreClient:
     ) -> StoreLease | None:
         """As much of the longest prefix as ``max_bytes`` take; None when the node has nothing.
         Raises what the node does, Unavailable while it is left alone."""
-        entry = self._node(node)
         await self._close_retired()
+        entry = self._node(node)
         async with self._guarded(entry):
             query = LeaseQuery(tuple(keys), LEASE_SECONDS, max_bytes)
             leased = await entry.client.lease(query)

@@ -80,7 +80,10 @@ def _try(vocabulary: LLTokenizer, grammar: Grammar) -> None:
     bits = matcher.compute_bitmask()
     error = matcher.get_error().split("\n")[0]
     if "NoExtension" in error or not (error or any(bits)):
-        raise refusal(grammar, "it allows no first token, so no text is one of it")
+        raise refusal(
+            grammar,
+            "it allows no first token: no text fits it, or it has a keyword that can't be followed",
+        )
     if error:
         raise refusal(grammar, error)
     seconds = thread_time() - began

@@ -154,7 +154,7 @@ class StoreMachine(RuleBasedStateMachine):
             self.run(self.house.node.demotion._make_room(size))
 
     def purge(self, tenant: bytes) -> None:
-        self.house.node.purge(BlockFilter(tenant=tenant))
+        self.run(self.house.node.purge(BlockFilter(tenant=tenant)))
         assert self.house.node.list_blocks(BlockFilter(tenant=tenant), 0, 1)[1] == 0
 
     # -- what goes wrong -----------------------------------------------------------------------

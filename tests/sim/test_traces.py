@@ -39,7 +39,7 @@ class Watcher:
     def worker(self, *given: Any, **named: Any) -> Worker:
         clock = given[11]
         witness = WorkerWitness(self._next_life(), CollectorRegistry(), clock, self.spans)
-        return Worker(*given, **named, witness=witness)
+        return Worker(*given, **{**named, "witness": witness})
 
     def conductor(self, membership: Any, mirror: Any, clock: Any, config: Any) -> ConductorWitness:
         core = Conductor(membership, mirror, clock, config)

@@ -46,14 +46,14 @@ async def test_a_crash_in_one_delivery_is_one_request_s() -> None:
 async def test_a_crash_on_the_way_in_is_one_request_s() -> None:
     async with cluster() as running:
         store = running.decode.worker._store
-        extend = store.extend
+        find = store.find
 
-        async def crash(spec: Any) -> Any:
+        async def crash(spec: Any, keys: Any) -> Any:
             if spec.request_id == "r/1":
                 raise ZeroDivisionError
-            return await extend(spec)
+            return await find(spec, keys)
 
-        store.extend = crash  # type: ignore[method-assign]
+        store.find = crash  # type: ignore[method-assign]
         end, sound = await beside(running, request("r", [1, 2, 3], 20))
     assert end.details["error_status"] == "INTERNAL"
     assert sound == reference_answer(SOUND)[0]

@@ -215,7 +215,7 @@ def test_what_cannot_be_followed_is_refused_at_once(
 
 
 def test_a_grammar_that_allows_nothing_ends_its_request_alone(grammars: Grammars) -> None:
-    """It can be compiled, and no text is one of it."""
+    """It can be compiled, and no text fits it."""
     specs = [asking("barren", schema({"$ref": "#"}), 1), asking("good", choice("yes"), 1)]
     seen = answers(grammars, specs)
     assert seen["barren"] == (b"", FinishReason.ERROR)

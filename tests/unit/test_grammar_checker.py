@@ -41,8 +41,8 @@ HOSTILE = {
         lark("start: " + "|".join(['"b"'] * 12_000)),
         "its first token takes|of processor time",
     ),
-    "nothing": (regex(r"[^\s\S]"), "no text is one of it"),
-    "itself": (schema({"$ref": "#"}), "no text is one of it"),
+    "nothing": (regex(r"[^\s\S]"), "no text fits it"),
+    "itself": (schema({"$ref": "#"}), "no text fits it"),
     "many rules": (rules(2700), "at most 2048 rules"),
     "patterns": (
         schema({"patternProperties": {f"^{each:03}[a-z]*$": {} for each in range(400)}}),

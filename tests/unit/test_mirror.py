@@ -139,7 +139,7 @@ async def test_a_missed_event_means_a_new_snapshot() -> None:
     await cluster.house.put(1)
     for _ in range(10):
         await asyncio.sleep(0)
-    assert cluster.house.node.purge(BlockFilter()) == 2
+    assert await cluster.house.node.purge(BlockFilter()) == 2
     await cluster.until(None)
     await cluster.house.put(0, 1, 2)
     await cluster.until(StoreHint(A, 3))

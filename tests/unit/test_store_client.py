@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +16,6 @@ from baton.core.store import LeasedBlocks, LeaseQuery
 from baton.errors import Unavailable
 from baton.kv.memory_index import MemoryKvIndex
 from baton.kv.store_client import StoreClient
-from baton.registry.membership import Membership
-from baton.registry.memory import MemoryRegistry
 from baton.transport.memory import MemoryFabric, MemoryTransport
 from baton.transport.region import HostMemory
 
@@ -51,7 +50,7 @@ def client_of(leased: LeasedBlocks, **endpoint: Any) -> StoreClient:
     source.register(HostMemory("store", 64).region)
     link = Said(leased, replace(source.export(), **endpoint))
     transports: Any = {"memory": MemoryTransport(fabric, "worker", 1, clock)}
-    membership = Membership(MemoryRegistry(clock), clock)
+    membership: Any = SimpleNamespace(members=[NODE])
     connect: Any = lambda member: link  # noqa: E731
     return StoreClient(membership, MemoryKvIndex(), transports, connect, "here", clock, 1.0)
 
