@@ -1,12 +1,12 @@
 """Work on large bodies, off the event loop: little at once, and each tenant in its turn."""
 
 import asyncio
-import ctypes
 import threading
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from baton.core.ids import TenantId
+from baton.heap import return_free_memory
 from router.fair_threads import FairThreads
 
 LARGE_BODY_BYTES = 32 * 1024
@@ -55,10 +55,3 @@ class LargeWork:
         """In a thread of its own: it takes no turn from anybody."""
         self._trims = False
         threading.Thread(target=return_free_memory, name="trim", daemon=True).start()
-
-
-def return_free_memory() -> None:
-    """Gives free memory in the midst of the heap back to the system, where the C library can."""
-    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

@@ -59,7 +59,9 @@ NICENESS = 10
 
 @dataclass(frozen=True)
 class Streamed:
-    """The neighbour's streams of one span; gaps and first tokens in milliseconds."""
+    """The neighbour's streams of one span; gaps and first tokens in milliseconds. ``stolen`` is the
+    share of the processors' time that the hypervisor gave to other machines meanwhile: with more
+    than a few hundredths, gaps tell of those."""
 
     streams: int
     wrong: int
@@ -68,6 +70,7 @@ class Streamed:
     gap_p99: float
     gap_max: float
     first_token_max: float
+    stolen: float
     errors: tuple[str, ...] = ()
 
     @property
@@ -123,6 +126,21 @@ class MemoryWatch:
                 self.peak[name] = max(size, self.peak.get(name, 0.0))
 
 
+class Stolen:
+    """What the hypervisor takes of the machine's processors while the block lasts: ``share``."""
+
+    def __enter__(self) -> "Stolen":
+        self.share = 0.0
+        self._before = psutil.cpu_times()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        now = psutil.cpu_times()
+        whole = sum(now) - sum(self._before)
+        taken = getattr(now, "steal", 0.0) - getattr(self._before, "steal", 0.0)
+        self.share = round(taken / whole, 4) if whole else 0.0
+
+
 class Neighbourhood:
     """A running cluster, the neighbour's questions, and their right answers."""
 
@@ -132,9 +150,9 @@ class Neighbourhood:
 
     def streamed(self, seconds: float) -> Streamed:
         """The neighbour's streams, one after the other, for so long."""
-        with self.reading() as answers:
+        with Stolen() as stolen, self.reading() as answers:
             pause(seconds)
-        return summary(answers)
+        return summary(answers, stolen.share)
 
     @contextmanager
     def reading(self) -> Iterator[list[Answer]]:
@@ -186,9 +204,9 @@ def judge(place: Neighbourhood, attack: Attack, seconds: float, rest_seconds: fl
     """One attack, and whether the promise held."""
     alone = place.streamed(seconds)
     before = place.programs()
-    with MemoryWatch(before.pids) as watch, place.reading() as answers:
+    with Stolen() as stolen, MemoryWatch(before.pids) as watch, place.reading() as answers:
         outcomes = attacked([attack.name], place.target(seconds), seconds)[attack.name]
-    beside = summary(answers)
+    beside = summary(answers, stolen.share)
     pause(rest_seconds)
     after = place.programs()
     verdict = Verdict(
@@ -289,7 +307,7 @@ def memory_of(pids: dict[str, int]) -> dict[str, float]:
     return sizes
 
 
-def summary(answers: Sequence[Answer]) -> Streamed:
+def summary(answers: Sequence[Answer], stolen: float = 0.0) -> Streamed:
     gaps = [
         later - earlier
         for answer in answers
@@ -307,6 +325,7 @@ def summary(answers: Sequence[Answer]) -> Streamed:
         gap_p99=p99,
         gap_max=longest,
         first_token_max=round(1000 * first, 1),
+        stolen=stolen,
         errors=tuple(sorted({answer.error[:200] for answer in answers if answer.error}))[:5],
     )
 
@@ -338,7 +357,8 @@ def show(verdict: Verdict) -> None:
         print(
             f"  {what:7} gaps p50 {told.gap_p50:7.1f} p99 {told.gap_p99:7.1f}"
             f" max {told.gap_max:7.1f} ms, first token at most {told.first_token_max:7.1f}"
-            f" ms, {told.streams} streams, {told.wrong} wrong, {told.failed} failed"
+            f" ms, {told.streams} streams, {told.wrong} wrong, {told.failed} failed,"
+            f" {100 * told.stolen:.1f} % of the processors stolen"
         )
     for error in beside.errors:
         print(f"  {error}")

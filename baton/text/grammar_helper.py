@@ -20,6 +20,7 @@ from llguidance import LLTokenizer
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
+from baton.heap import return_free_memory
 from baton.text.grammar_compile import MAX_MESSAGE, check, compile_grammar, refusal
 
 CPU_SECONDS = 0.5
@@ -56,6 +57,8 @@ def _serve(vocabulary: LLTokenizer | None, always_wrong: str) -> None:
         wrong = always_wrong or _complaint(vocabulary, grammar)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(sys.stdout.buffer, {"wrong": wrong})
+        del job, grammar
+        return_free_memory()
 
 
 def _complaint(vocabulary: LLTokenizer | None, grammar: Grammar) -> str:

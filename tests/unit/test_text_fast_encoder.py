@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
 from baton.config import DEMO_MODEL
-from baton.text.fast_encoder import FastEncoder, fast_encoder
+from baton.text.fast_encoder import WINDOW_CHARACTERS, FastEncoder, fast_encoder, word_end_of
 from baton.text.tokenizer import Tokenizer
 
 LLAMA3 = (
@@ -85,4 +85,52 @@ def test_a_text_that_it_gives_up_on_goes_to_the_reference() -> None:
         def encode(self, text: str, add_special_tokens: bool) -> None:
             raise RuntimeError("match limit exceeded")
 
-    assert FastEncoder(GivesUp()).ids("text", False) is None
+    assert FastEncoder(GivesUp(), None).ids("text", False) is None
+
+
+LONG = 2 * WINDOW_CHARACTERS + 1
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize(
+    "word", ["a", " ", "\n", "7", ",_", "\x1c,", "漢", "é", "a-", "<|im_end|>"]
+)
+def test_a_long_word_goes_to_the_reference(name: str, word: str) -> None:
+    """Wherever it stands: the library would keep memory in proportion to it."""
+    encoder, words = ENCODERS[name], "some words. " * WINDOW_CHARACTERS
+    assert encoder is not None
+    long = word * LONG
+    for text in (long, words + long, long + words, words[:-7] + long + words):
+        assert encoder.ids(text, False) is None
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+@pytest.mark.parametrize("word", ["word ", "漢字かな交じり文、", '{"a":1,', "def f(x):\n"])
+def test_a_long_text_of_usual_words_does_not(name: str, word: str) -> None:
+    encoder, text = ENCODERS[name], word * WINDOW_CHARACTERS
+    assert encoder is not None
+    assert encoder.ids(text, False) == REFERENCES[name].encode(text, add_special_tokens=False).ids
+
+
+def test_without_words_every_long_text_is_one() -> None:
+    """As in Llama 2 and Gemma: spaces become a character like others, and nothing parts words."""
+    made = trained(LLAMA3, normalizers.Replace(" ", "▁"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    assert word_end_of(made) is None
+    encoder = fast_encoder(made)
+    assert encoder is not None
+    assert encoder.ids("word " * 400, False) == made.encode("word " * 400).ids
+    assert encoder.ids("word " * WINDOW_CHARACTERS, False) is None
+
+
+def test_only_what_parts_words_is_a_word_s_end() -> None:
+    """As in Mistral's first models: words end at spaces alone."""
+    made = trained(LLAMA3, None)
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    end = word_end_of(made)
+    assert end is not None
+    assert (bool(end.search("a b")), bool(end.search("a,b")), bool(end.search(" ."))) == (
+        True,
+        False,
+        False,
+    )
