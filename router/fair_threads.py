@@ -23,9 +23,14 @@ class FairThreads:
         """Those whose turn comes next first."""
         self._running: dict[TenantId, int] = {}
 
-    async def run(self, tenant: TenantId, call: Callable[[], Result]) -> Result:
+    async def run(
+        self,
+        tenant: TenantId,
+        call: Callable[[], Result],
+        on_end: Callable[[], None] | None = None,
+    ) -> Result:
         """A thread that has begun goes on after its caller was cancelled, and is only then free for
-        others."""
+        others. ``on_end`` is called in the event loop once the thread has ended ``call``."""
         await self._take_turn(tenant)
         try:
             work = asyncio.get_running_loop().run_in_executor(self._threads, call)
@@ -33,6 +38,8 @@ class FairThreads:
             self._give_turn(tenant)
             raise
         work.add_done_callback(lambda _: self._give_turn(tenant))
+        if on_end is not None:
+            work.add_done_callback(lambda _: on_end())
         try:
             # Shielded: the thread can't be stopped, so its end is what counts.
             return await asyncio.shield(work)

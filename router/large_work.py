@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from baton.core.ids import TenantId
@@ -37,10 +38,11 @@ class LargeWork:
         """Runs ``call`` here, or in a thread when it would hold up everybody else."""
         if size_bytes <= LARGE_BODY_BYTES:
             return call()
+        trim = partial(self._trim_later, size_bytes)
         try:
-            return await self._threads.run(tenant, call)
+            return await self._threads.run(tenant, call, on_end=trim)
         finally:
-            self._trim_later(size_bytes)
+            trim()  # the body of who left before its turn
 
     @property
     def num_waiting(self) -> int:

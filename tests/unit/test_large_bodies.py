@@ -14,6 +14,7 @@ from baton.config import DEMO_MODEL
 from baton.core.ids import TenantId
 from baton.errors import Overloaded
 from baton.text.tokenizer import EASY_CHARACTERS_PER_TOKEN, PIECE_CHARACTERS, Tokenizer
+from router import large_work
 from router.json_bounds import MAX_STRINGS, MAX_VALUES, SMALL_BYTES, check_values, most_values
 from router.large_work import LARGE_BODY_BYTES, LargeWork
 from router.parse import MAX_ERRORS, parse
@@ -291,6 +292,24 @@ async def test_a_thread_is_busy_until_its_work_ends(gates: Callable[[], threadin
     assert work.num_waiting == 1
     gate.set()
     assert await next_one == "mine"
+
+
+async def test_free_memory_goes_back_once_the_work_has_ended(
+    gates: Callable[[], threading.Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when its client leaves: by then the thread still holds what it needs."""
+    work, gate, ended_before = LargeWork(1), gates(), list[bool]()
+    monkeypatch.setattr(large_work, "TRIM_SECONDS", 0.0)
+    monkeypatch.setattr(
+        large_work, "return_free_memory", lambda: ended_before.append(gate.is_set())
+    )
+    left = asyncio.create_task(work.run(A, large_work.TRIM_BYTES, gate.wait))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait([left])
+    await eventually(lambda: ended_before == [False])
+    gate.set()
+    await eventually(lambda: ended_before == [False, True])
 
 
 async def test_a_failure_keeps_nothing() -> None:
