@@ -37,9 +37,15 @@ class FairThreads:
         except BaseException:
             self._give_turn(tenant)
             raise
-        work.add_done_callback(lambda _: self._give_turn(tenant))
-        if on_end is not None:
-            work.add_done_callback(lambda _: on_end())
+
+        def end(work: "asyncio.Future[Result]") -> None:
+            if not work.cancelled():
+                work.exception()  # nobody else asks for it once the caller has left
+            self._give_turn(tenant)
+            if on_end is not None:
+                on_end()
+
+        work.add_done_callback(end)
         try:
             # Shielded: the thread can't be stopped, so its end is what counts.
             return await asyncio.shield(work)

@@ -15,6 +15,7 @@ from baton.core.ids import Generation, WorkerId
 from baton.core.load import Load
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
+from baton.heap import keep_little_free_memory
 from baton.obs.traces import OpenSpans, close_spans, open_spans
 from baton.registry.arrival import await_registry
 from baton.registry.heartbeat import Heartbeat
@@ -269,6 +270,7 @@ class RouterProgram:
         return ports
 
     def _note_listening(self) -> None:
+        keep_little_free_memory()
         settle_collector()
         self._state = WorkerState.READY
         self._heartbeat.hurry()

@@ -18,6 +18,7 @@ table, and JSON as the last line; exit code 1 when the promise was broken.
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -381,6 +382,9 @@ def main(arguments: list[str]) -> int:
         for attack in attacks:
             print(f"{attack.name:24} {attack.finding}")
         return 0
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # ends the cluster, too
     print(describe(), flush=True)
     began, verdicts = SYSTEM_CLOCK(), []
     for verdict in judged(attacks, options.seconds, options.rest, options.tree):

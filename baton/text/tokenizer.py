@@ -27,6 +27,9 @@ SPECIAL_TOKEN_NAMES = (
 EASY_CHARACTERS_PER_TOKEN = 4
 """Texts of most languages have about as many, so those that may fit are encoded once."""
 
+CUT_TOKENS = 64
+"""More tokens than one cut adds to a text: the two halves of a word take a few more than it."""
+
 PIECE_CHARACTERS = 64 * 1024
 
 _BYTE_LEVEL_BYTES = byte_level_bytes(byte_level_alphabet())
@@ -89,16 +92,16 @@ class Tokenizer:
         """Whether ``text`` has more tokens than that, as far as is known without encoding all of
         it: False says that encoding it takes memory and time in proportion to ``max_tokens``.
 
-        Its pieces are encoded until they have twice as many. Where a text is cut changes the
-        tokens around the cut, and never halves them.
+        Its pieces are encoded until they have so many more that the cuts can't be the reason: where
+        a text is cut changes the tokens around the cut.
         """
         if len(text) <= EASY_CHARACTERS_PER_TOKEN * max_tokens:
             return False
         counted = 0
         for start in range(0, len(text), PIECE_CHARACTERS):
             piece = text[start : start + PIECE_CHARACTERS]
-            counted += len(self.encode(piece, add_special_tokens=False))
-            if counted > 2 * max_tokens:
+            counted += len(self.encode(piece, add_special_tokens=False)) - CUT_TOKENS
+            if counted > max_tokens:
                 return True
         return False
 

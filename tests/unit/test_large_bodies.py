@@ -294,6 +294,28 @@ async def test_a_thread_is_busy_until_its_work_ends(gates: Callable[[], threadin
     assert await next_one == "mine"
 
 
+async def test_an_error_that_nobody_waits_for_is_no_news(
+    gates: Callable[[], threading.Event],
+) -> None:
+    """The loop would log it, and the log's record would hold its body."""
+    work, gate, told = LargeWork(1), gates(), list[dict[str, Any]]()
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+
+    def fail() -> None:
+        gate.wait()
+        raise ValueError("too many tokens")
+
+    left = asyncio.create_task(work.run(A, LARGE_BODY_BYTES + 1, fail))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.wait([left])
+    gate.set()
+    await work.run(A, LARGE_BODY_BYTES + 1, lambda: None)
+    del left
+    gc.collect()
+    assert told == []
+
+
 async def test_free_memory_goes_back_once_the_work_has_ended(
     gates: Callable[[], threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
