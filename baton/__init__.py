@@ -1,0 +1,1 @@
+"""The library that all programs stand on. It imports none of them."""

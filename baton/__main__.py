@@ -1,6 +1,6 @@
 """``python -m baton``."""
 
-from baton.cli.main import main
+from command_line.main import main
 
 if __name__ == "__main__":
     main()

@@ -23,7 +23,7 @@ ROPE_TYPES = ("default", "linear", "llama3")
 DTYPES = ("float32", "bfloat16", "float16")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
 MAX_JSON_BYTES = 64 * 1024 * 1024
-BLOCK_STEP = 16
+MIN_SCALE_BLOCK = 16
 """Inputs that share a scale are multiplied so many at once, at least."""
 
 SAMPLES_PER_SHARD = 16
@@ -154,7 +154,7 @@ def list_shards(path: Path) -> list[Path]:
     return shards
 
 
-def shard_header(shard: Path) -> tuple[dict[str, Any], int]:
+def read_shard_header(shard: Path) -> tuple[dict[str, Any], int]:
     """The header of a safetensors file, and where its data begins. Raises Invalid when the
     file is shorter than the header says."""
     size = shard.stat().st_size
@@ -189,7 +189,7 @@ def model_digest(path: Path) -> bytes:
     digest = hashlib.blake2b(digest_size=16, person=b"baton.model.v1")
     digest.update((path / "config.json").read_bytes())
     for shard in list_shards(path):
-        _, start = shard_header(shard)
+        _, start = read_shard_header(shard)
         size = shard.stat().st_size
         digest.update(f"{shard.name}:{size}:".encode())
         with shard.open("rb") as file:
@@ -273,7 +273,7 @@ def _fp8(raw: _Json) -> Fp8Format | None:
         raise Invalid(
             f"{raw.path}: quantization_config is {json.dumps(told)[:200]}, and only FP8 (E4M3) by "
             "quant_method fp8 or compressed-tensors is supported, with scales for whole matrices, "
-            f"outputs, or blocks of multiples of {BLOCK_STEP}"
+            f"outputs, or blocks of multiples of {MIN_SCALE_BLOCK}"
         ) from error
 
 
@@ -300,7 +300,7 @@ def _block(told: Any) -> tuple[int, int] | None:
     if told is None:
         return None
     tall, wide = told
-    if any(type(size) is not int or size < 1 or size % BLOCK_STEP for size in (tall, wide)):
+    if any(type(size) is not int or size < 1 or size % MIN_SCALE_BLOCK for size in (tall, wide)):
         raise ValueError(told)
     return tall, wide
 

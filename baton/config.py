@@ -20,7 +20,7 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from baton.core.trust import Trust
+from baton.core.credentials import ClusterCredentials
 from baton.errors import Invalid
 from baton.values import (
     AsSize,
@@ -29,24 +29,24 @@ from baton.values import (
     Count,
     Hosts,
     Names,
-    Order,
     Origins,
     Pairs,
-    PoolPlaces,
+    PoolTargets,
     Port,
+    PrefillOrderName,
     RayAddress,
     Seconds,
     Size,
-    SizeOrNone,
+    SizeOrZero,
     Transports,
 )
 
 DEMO_MODEL = Path(__file__).parent / "models" / "demo"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOOPBACK_DEVICE = "lo"
-PREFIX = "BATON_"
+ENVIRONMENT_PREFIX = "BATON_"
 CONFIG_VARIABLE, HOME_VARIABLE = "BATON_CONFIG", "BATON_HOME"
-SECRETS = {"cluster_secret", "api_keys", "admin_key", "tenant_secret", "redis_url"}
+SECRET_SETTINGS = {"cluster_secret", "api_keys", "admin_key", "tenant_secret", "redis_url"}
 """Never shown in an error."""
 
 
@@ -54,7 +54,7 @@ class Settings(BaseSettings):
     """Frozen. Build it with :func:`load_settings`, which explains what is wrong."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, extra="forbid", frozen=True, protected_namespaces=()
+        env_prefix=ENVIRONMENT_PREFIX, extra="forbid", frozen=True, protected_namespaces=()
     )
 
     # The cluster, and this process in it
@@ -145,7 +145,7 @@ class Settings(BaseSettings):
     only one, or that which is called like the role; its others stay as they are."""
     kubernetes_namespace: str | None = None
     """Of the pools' Deployments; None: the pod's own, or the kubeconfig's."""
-    kubernetes_pools: PoolPlaces = Field(default_factory=dict)
+    kubernetes_pools: PoolTargets = Field(default_factory=dict)
     """What each pool is: POOL=ROLE/DEPLOYMENT,…; empty: they are listed by their labels, for which
     one needs the right to list Deployments."""
     kubernetes_lease: str | None = None
@@ -189,8 +189,8 @@ class Settings(BaseSettings):
     max_running: Count = 64
     max_waiting: Count = 1024
     max_model_tokens: Count | None = None
-    prefill_order: Order = "deadline"
-    """Whose prompt is computed next: a name in baton/core/order.py."""
+    prefill_order: PrefillOrderName = "deadline"
+    """Whose prompt is computed next: a name in baton/core/prefill_order.py."""
     tenant_fairness: bool = True
     """In a queue, the tenant that was given least goes first."""
 
@@ -222,7 +222,7 @@ class Settings(BaseSettings):
     """Stated by the operator: only this cluster is on the networks of ``nixl_interfaces``. Whoever
     is may read and write the memory of workers and stores: UCX and RDMA authenticate nobody."""
     store_bytes: Size = 256 * 2**20
-    store_disk_bytes: SizeOrNone = 2**30
+    store_disk_bytes: SizeOrZero = 2**30
     """Of the store's SSD tier; 0: none."""
     store_folder: str | None = None
     """Where the SSD tier lies; None: below BATON_HOME, per cluster."""
@@ -338,9 +338,9 @@ class Settings(BaseSettings):
         return (*self.allowed_hosts, *filter(None, [self.advertise_address]))
 
     @property
-    def trust(self) -> Trust:
+    def trust(self) -> ClusterCredentials:
         """What members know each other by."""
-        return Trust(
+        return ClusterCredentials(
             self.cluster_secret,
             self.rpc_tls_certificate or "",
             self.rpc_tls_key or "",
@@ -374,7 +374,7 @@ class _FileSource(PydanticBaseSettingsSource):
         return None, field_name, False
 
     def __call__(self) -> dict[str, Any]:
-        return read_file(os.environ.get(CONFIG_VARIABLE))
+        return read_config_file(os.environ.get(CONFIG_VARIABLE))
 
 
 def load_settings(config: Path | None = None, **flags: Any) -> Settings:
@@ -390,12 +390,12 @@ def load_settings(config: Path | None = None, **flags: Any) -> Settings:
     except ValidationError as error:
         raise Invalid(_explain(error)) from error
     check_exposure(settings)
-    check_fabric(settings)
-    check_bounds(settings)
+    check_private_network(settings)
+    check_combinations(settings)
     return settings
 
 
-def read_file(path: str | None) -> dict[str, Any]:
+def read_config_file(path: str | None) -> dict[str, Any]:
     """Raises Invalid for a file that can't be read, is no mapping, or has unknown keys."""
     if not path:
         return {}
@@ -410,7 +410,7 @@ def read_file(path: str | None) -> dict[str, Any]:
     return values
 
 
-def home() -> Path:
+def baton_home() -> Path:
     """Where local clusters keep their state and logs: ``BATON_HOME``, or ``~/.baton``."""
     return Path(os.environ.get(HOME_VARIABLE) or Path.home() / ".baton")
 
@@ -421,9 +421,9 @@ def child_environment(settings: dict[str, str], extra: dict[str, str]) -> dict[s
     inherited = {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith(PREFIX) or name == HOME_VARIABLE
+        if not name.startswith(ENVIRONMENT_PREFIX) or name == HOME_VARIABLE
     }
-    named = {PREFIX + name.upper(): value for name, value in settings.items()}
+    named = {ENVIRONMENT_PREFIX + name.upper(): value for name, value in settings.items()}
     return {**inherited, **named, **extra}
 
 
@@ -433,13 +433,13 @@ def to_environment(settings: Settings) -> dict[str, str]:
     return {name: _to_text(value) for name, value in values.items()}
 
 
-def prepare_threads(threads: int) -> None:
+def set_thread_environment(threads: int) -> None:
     """For arithmetic libraries that this process imports later; what is set already stays."""
     for name, value in thread_environment(threads).items():
         os.environ.setdefault(name, value)
 
 
-def prepare_ray(own: bool) -> None:
+def set_ray_environment(own: bool) -> None:
     """For Ray, before it is imported: it tells nobody of its use. One of our own stays on loopback
     and asks for a token that nobody else knows. Processes that it starts inherit this."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -479,7 +479,7 @@ def check_exposure(settings: Settings) -> None:
         )
 
 
-def check_fabric(settings: Settings) -> None:
+def check_private_network(settings: Settings) -> None:
     """NIXL on a network needs the operator's word that nobody else is on it. Raises Invalid."""
     exposed = [name for name in settings.nixl_interfaces if name != LOOPBACK_DEVICE]
     if exposed and not settings.nixl_private_network:
@@ -493,7 +493,7 @@ def check_fabric(settings: Settings) -> None:
         )
 
 
-def check_bounds(settings: Settings) -> None:
+def check_combinations(settings: Settings) -> None:
     """What must go together. Raises Invalid."""
     least = settings.min_prefill + settings.min_decode
     if settings.min_prefill > settings.max_prefill or settings.min_decode > settings.max_decode:
@@ -527,8 +527,14 @@ def _to_text(value: Any) -> str:
 
 def _check_environment() -> None:
     for variable in os.environ:
-        if variable.startswith(PREFIX) and variable not in (CONFIG_VARIABLE, HOME_VARIABLE):
-            _check_name(variable.removeprefix(PREFIX).lower(), f"environment variable {variable}")
+        if variable.startswith(ENVIRONMENT_PREFIX) and variable not in (
+            CONFIG_VARIABLE,
+            HOME_VARIABLE,
+        ):
+            _check_name(
+                variable.removeprefix(ENVIRONMENT_PREFIX).lower(),
+                f"environment variable {variable}",
+            )
 
 
 def _check_name(name: str, where: str) -> None:
@@ -543,7 +549,7 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
         parts = [str(part) for part in problem["loc"]] or ["settings"]
-        is_secret = parts[0] in SECRETS
+        is_secret = parts[0] in SECRET_SETTINGS
         name = parts[0] if is_secret else ".".join(parts)
         shown = "wrong" if is_secret else repr(problem.get("input"))
         message = problem["msg"].removeprefix("Value error, ")

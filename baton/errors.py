@@ -46,7 +46,7 @@ class Unavailable(BatonError):
     retryable = True
 
 
-class Silent(Unavailable):
+class Unresponsive(Unavailable):
     """A peer does not answer, though its connection has not broken: it stands still, or the network
     between is gone."""
 
@@ -63,7 +63,7 @@ class Corrupt(BatonError):
     retryable = True
 
 
-class KilledWorkers(BatonError):
+class RequestKilledWorkers(BatonError):
     """A request that workers died of. It is not tried again."""
 
     code = "request_killed_workers"
@@ -74,7 +74,7 @@ class Cancelled(BatonError):
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class ErrorMapping:
     """How one kind of error looks to a peer (gRPC status name) and to a client (HTTP)."""
 
     grpc_status: str
@@ -82,31 +82,31 @@ class Mapping:
     openai_type: str
 
 
-MAPPINGS: dict[type[BatonError], Mapping] = {
-    Invalid: Mapping("INVALID_ARGUMENT", 400, "invalid_request_error"),
-    NotFound: Mapping("NOT_FOUND", 404, "invalid_request_error"),
-    Unauthorized: Mapping("UNAUTHENTICATED", 401, "authentication_error"),
-    Overloaded: Mapping("RESOURCE_EXHAUSTED", 429, "rate_limit_error"),
-    Unavailable: Mapping("UNAVAILABLE", 503, "service_unavailable_error"),
-    DeadlineExceeded: Mapping("DEADLINE_EXCEEDED", 504, "timeout_error"),
-    Corrupt: Mapping("DATA_LOSS", 500, "server_error"),
-    Cancelled: Mapping("CANCELLED", 499, "server_error"),
-    KilledWorkers: Mapping("FAILED_PRECONDITION", 500, "server_error"),
-    BatonError: Mapping("INTERNAL", 500, "server_error"),
+ERROR_MAPPINGS: dict[type[BatonError], ErrorMapping] = {
+    Invalid: ErrorMapping("INVALID_ARGUMENT", 400, "invalid_request_error"),
+    NotFound: ErrorMapping("NOT_FOUND", 404, "invalid_request_error"),
+    Unauthorized: ErrorMapping("UNAUTHENTICATED", 401, "authentication_error"),
+    Overloaded: ErrorMapping("RESOURCE_EXHAUSTED", 429, "rate_limit_error"),
+    Unavailable: ErrorMapping("UNAVAILABLE", 503, "service_unavailable_error"),
+    DeadlineExceeded: ErrorMapping("DEADLINE_EXCEEDED", 504, "timeout_error"),
+    Corrupt: ErrorMapping("DATA_LOSS", 500, "server_error"),
+    Cancelled: ErrorMapping("CANCELLED", 499, "server_error"),
+    RequestKilledWorkers: ErrorMapping("FAILED_PRECONDITION", 500, "server_error"),
+    BatonError: ErrorMapping("INTERNAL", 500, "server_error"),
 }
 
 
-def mapping_of(error: BaseException) -> Mapping:
+def error_mapping(error: BaseException) -> ErrorMapping:
     """The mapping of the nearest class that has one; anything foreign is INTERNAL."""
     for kind in type(error).__mro__:
-        if kind in MAPPINGS:
-            return MAPPINGS[kind]
-    return MAPPINGS[BatonError]
+        if kind in ERROR_MAPPINGS:
+            return ERROR_MAPPINGS[kind]
+    return ERROR_MAPPINGS[BatonError]
 
 
 def error_from_grpc_status(status_name: str, message: str) -> BatonError:
-    """The inverse of :func:`mapping_of`, for the client side of a call."""
-    for kind, mapping in MAPPINGS.items():
+    """The inverse of :func:`error_mapping`, for the client side of a call."""
+    for kind, mapping in ERROR_MAPPINGS.items():
         if mapping.grpc_status == status_name:
             return kind(message)
     return BatonError(message)

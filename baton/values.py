@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_settings import NoDecode
 
-from baton.core.order import ORDERS
+from baton.core.prefill_order import PREFILL_ORDERS
 
 TRANSPORTS = ("shm", "nixl", "grpc")
 
@@ -53,8 +53,8 @@ def _switch(value: Any) -> Any:
 
 
 def _known_order(value: str) -> str:
-    if value not in ORDERS:
-        raise ValueError(f"must be one of {', '.join(ORDERS)}")
+    if value not in PREFILL_ORDERS:
+        raise ValueError(f"must be one of {', '.join(PREFILL_ORDERS)}")
     return value
 
 
@@ -117,11 +117,11 @@ AsSize, AsSwitch = BeforeValidator(_size), BeforeValidator(_switch)
 """For types that have a condition of their own beside."""
 
 Size = Annotated[int, AsSize, Field(gt=0)]
-SizeOrNone = Annotated[int, AsSize, Field(ge=0)]
+SizeOrZero = Annotated[int, AsSize, Field(ge=0)]
 Count = Annotated[int, Field(gt=0)]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0)]
-Order = Annotated[str, AfterValidator(_known_order)]
+PrefillOrderName = Annotated[str, AfterValidator(_known_order)]
 RayAddress = Annotated[str, AfterValidator(_reachable_ray)]
 CollectorUrl = Annotated[str, AfterValidator(_collector_url)]
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
@@ -129,4 +129,4 @@ Transports = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_transports)]
 Origins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_origins)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_hosts)]
 Pairs = Annotated[dict[str, str], NoDecode, BeforeValidator(_pairs)]
-PoolPlaces = Annotated[Pairs, AfterValidator(_pool_places)]
+PoolTargets = Annotated[Pairs, AfterValidator(_pool_places)]

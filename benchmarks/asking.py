@@ -12,14 +12,14 @@ SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TimedRequest:
     """``first_token_seconds`` is None for who got none."""
 
     status: int
     first_token_seconds: float | None
 
 
-async def ask(url: str, key: str, prompt: Sequence[int], max_tokens: int) -> Asked:
+async def ask(url: str, key: str, prompt: Sequence[int], max_tokens: int) -> TimedRequest:
     """A streamed completion, read to its end. Raises OSError or TimeoutError."""
     parts = urlsplit(url)
     assert parts.hostname is not None and parts.port is not None, url
@@ -50,7 +50,7 @@ async def ask(url: str, key: str, prompt: Sequence[int], max_tokens: int) -> Ask
             await reader.read()
         finally:
             writer.close()
-    return Asked(status, first)
+    return TimedRequest(status, first)
 
 
 async def _first_event(reader: asyncio.StreamReader, began: float) -> float | None:

@@ -26,23 +26,23 @@ from pathlib import Path
 from typing import Any
 
 from baton.core.states import Role
-from baton.runtime.scaling import Bounds, ScalingConfig
+from baton.pools.scaling_policy import PoolBounds, ScalingConfig
+from baton.traces.diurnal import DiurnalRate, with_diurnal_rate
+from baton.traces.files import add_jitter, read_trace, scale_rate
+from baton.traces.synthetic import TRACE_GENERATORS
+from baton.traces.trace import Trace
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from conductor.planner import PlannerConfig
-from conductor.policy.fleet import Link
-from conductor.policy.policies import policy_named
+from conductor.policy.policies import get_policy
 from conductor.policy.sizing import SizingConfig
-from conductor.simulator.arrival import Trace
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.cluster_config import ClusterConfig
-from conductor.simulator.elastic import ElasticConfig
-from conductor.simulator.hardware import gpu_named
-from conductor.simulator.outcome import outcome_of
-from conductor.simulator.roofline import roofline
-from conductor.simulator.shapes import shape_named
-from conductor.simulator.synthetic import KINDS
-from conductor.simulator.tides import Tide, with_tide
-from conductor.simulator.traces import jittered, read_trace, scaled
+from conductor.policy.snapshot import LinkSpeed
+from simulator.autoscaling import SimulatedAutoscalingConfig
+from simulator.cluster import SimulatedCluster
+from simulator.cluster_config import ClusterConfig
+from simulator.hardware import get_gpu
+from simulator.model_shapes import get_model_shape
+from simulator.result import summarize
+from simulator.roofline import roofline
 
 PERIOD_SECONDS = 3600.0
 REPORT_SECONDS = 1.0
@@ -51,40 +51,48 @@ MOST_WORKERS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class AutoscaleScenario:
     """``tide`` None: a trace's own times, ``factor`` times as fast. ``start`` are the pools at the
     beginning."""
 
     name: str
     num_requests: int
     start: tuple[int, int]
-    tide: Tide | None = None
+    tide: DiurnalRate | None = None
     kind: str = ""
     factor: float = 1.0
 
     def traffic(self, file: Path | None, seed: int) -> Trace:
         if self.kind:
             assert self.tide is not None
-            made = KINDS[self.kind](self.num_requests, self.tide.mean_per_second, seed, 1.0)
-            return with_tide(made, self.tide)
+            made = TRACE_GENERATORS[self.kind](
+                self.num_requests, self.tide.mean_per_second, seed, 1.0
+            )
+            return with_diurnal_rate(made, self.tide)
         assert file is not None
         known = _jittered(file, seed)
         known = replace(known, arrivals=known.arrivals[: self.num_requests])
-        return with_tide(known, self.tide) if self.tide is not None else scaled(known, self.factor)
+        return (
+            with_diurnal_rate(known, self.tide)
+            if self.tide is not None
+            else scale_rate(known, self.factor)
+        )
 
 
 SCENARIOS = {
     each.name: each
     for each in (
-        Scenario("day", 28_800, (1, 3), Tide(1.0, 7.0, PERIOD_SECONDS), kind="chat"),
-        Scenario("conversation", 12_000, (8, 6), factor=0.5),
-        Scenario("tide", 12_000, (3, 2), Tide(0.5, 3.5, PERIOD_SECONDS)),
+        AutoscaleScenario(
+            "day", 28_800, (1, 3), DiurnalRate(1.0, 7.0, PERIOD_SECONDS), kind="chat"
+        ),
+        AutoscaleScenario("conversation", 12_000, (8, 6), factor=0.5),
+        AutoscaleScenario("tide", 12_000, (3, 2), DiurnalRate(0.5, 3.5, PERIOD_SECONDS)),
     )
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class AutoscaleRow:
     """``prefill`` and ``decode`` are sizes, or means of them."""
 
     name: str
@@ -99,16 +107,16 @@ class Row:
 
 @cache
 def _jittered(file: Path, seed: int) -> Trace:
-    return jittered(read_trace(file), seed)
+    return add_jitter(read_trace(file), seed)
 
 
 @cache
-def _traffic(scenario: Scenario, file: Path | None, seed: int) -> Trace:
+def _traffic(scenario: AutoscaleScenario, file: Path | None, seed: int) -> Trace:
     return scenario.traffic(file, seed)
 
 
 def cluster_config(prefill: int, decode: int) -> ClusterConfig:
-    costs = roofline(gpu_named("L40S"), shape_named("qwen3-8b"))
+    costs = roofline(get_gpu("L40S"), get_model_shape("qwen3-8b"))
     return ClusterConfig(
         num_prefill=prefill,
         num_decode=decode,
@@ -117,27 +125,29 @@ def cluster_config(prefill: int, decode: int) -> ClusterConfig:
         kv_bytes_per_token=costs.kv_bytes_per_token,
         device_tokens=costs.kv_capacity_tokens,
         node_tokens=1_500_000,
-        link=Link(12.5e9, 25e9),
+        link=LinkSpeed(12.5e9, 25e9),
         report_seconds=REPORT_SECONDS,
     )
 
 
-def elastic_config(sizing: SizingConfig, scaling: ScalingConfig) -> ElasticConfig:
+def elastic_config(sizing: SizingConfig, scaling: ScalingConfig) -> SimulatedAutoscalingConfig:
     planner = PlannerConfig(sizing=sizing)
-    return ElasticConfig(planner=planner, scaling=scaling)
+    return SimulatedAutoscalingConfig(planner=planner, scaling=scaling)
 
 
-def default_elastic() -> ElasticConfig:
+def default_elastic() -> SimulatedAutoscalingConfig:
     return elastic_config(
         SizingConfig(max_prefill=MOST_WORKERS, max_decode=MOST_WORKERS),
-        ScalingConfig(prefill=Bounds(1, MOST_WORKERS), decode=Bounds(1, MOST_WORKERS)),
+        ScalingConfig(prefill=PoolBounds(1, MOST_WORKERS), decode=PoolBounds(1, MOST_WORKERS)),
     )
 
 
-def elastic(scenario: Scenario, file: Path | None, seed: int, config: ElasticConfig) -> Row:
+def elastic(
+    scenario: AutoscaleScenario, file: Path | None, seed: int, config: SimulatedAutoscalingConfig
+) -> AutoscaleRow:
     traffic = _traffic(scenario, file, seed)
     cluster = SimulatedCluster(
-        replace(cluster_config(*scenario.start), elastic=config), traffic, policy_named("baton")
+        replace(cluster_config(*scenario.start), elastic=config), traffic, get_policy("baton")
     )
     cluster.run()
     assert cluster.elastic is not None
@@ -148,19 +158,25 @@ def elastic(scenario: Scenario, file: Path | None, seed: int, config: ElasticCon
 
 
 def fixed(
-    scenario: Scenario, file: Path | None, seed: int, split: tuple[int, int], most_misses: int
-) -> Row | None:
+    scenario: AutoscaleScenario,
+    file: Path | None,
+    seed: int,
+    split: tuple[int, int],
+    most_misses: int,
+) -> AutoscaleRow | None:
     """None: it has more misses."""
     traffic = _traffic(scenario, file, seed)
-    cluster = SimulatedCluster(cluster_config(*split), traffic, policy_named("baton"))
+    cluster = SimulatedCluster(cluster_config(*split), traffic, get_policy("baton"))
     cluster.run(most_misses + 1)
     return None if cluster.gave_up else _row(cluster, "fixed", split, 0)
 
 
-def _row(cluster: SimulatedCluster, name: str, sizes: Sequence[float], num_steps: int) -> Row:
-    outcome = outcome_of(cluster)
+def _row(
+    cluster: SimulatedCluster, name: str, sizes: Sequence[float], num_steps: int
+) -> AutoscaleRow:
+    outcome = summarize(cluster)
     hours = sum(sizes) * cluster.jobs[-1].arrival.at_seconds / 3600
-    return Row(
+    return AutoscaleRow(
         name,
         sizes[0],
         sizes[1],
@@ -173,8 +189,12 @@ def _row(cluster: SimulatedCluster, name: str, sizes: Sequence[float], num_steps
 
 
 def compared(
-    scenario: Scenario, file: Path | None, seed: int, config: ElasticConfig, processes: int
-) -> Iterator[Row]:
+    scenario: AutoscaleScenario,
+    file: Path | None,
+    seed: int,
+    config: SimulatedAutoscalingConfig,
+    processes: int,
+) -> Iterator[AutoscaleRow]:
     """Pools that follow the load, then the best fixed ones that cost no more, then the cheapest
     fixed ones that attain as much."""
     follows = elastic(scenario, file, seed, config)
@@ -184,7 +204,7 @@ def compared(
     mean = max(math.floor(follows.prefill + follows.decode), 2)
     with ProcessPoolExecutor(processes) as pool:
 
-        def best(total: int, most_misses: int) -> Row | None:
+        def best(total: int, most_misses: int) -> AutoscaleRow | None:
             splits = _splits(total, follows)
             run = partial(fixed, scenario, file, seed, most_misses=most_misses)
             found = [row for row in pool.map(run, splits) if row is not None]
@@ -198,7 +218,7 @@ def compared(
             yield replace(cheapest, name="cheapest fixed as good")
 
 
-def _cheapest(good_enough: Callable[[int], Row | None], total: int) -> Row | None:
+def _cheapest(good_enough: Callable[[int], AutoscaleRow | None], total: int) -> AutoscaleRow | None:
     """From ``total`` on downwards as long as it is good enough, else upwards until it is."""
     found = good_enough(total)
     if found is None:
@@ -212,11 +232,11 @@ def _cheapest(good_enough: Callable[[int], Row | None], total: int) -> Row | Non
     return found
 
 
-def _by_attainment(row: Row) -> float:
+def _by_attainment(row: AutoscaleRow) -> float:
     return row.attainment
 
 
-def _splits(total: int, follows: Row) -> list[tuple[int, int]]:
+def _splits(total: int, follows: AutoscaleRow) -> list[tuple[int, int]]:
     """Those around the share that the pools had which followed the load, five at most."""
     middle = total * follows.prefill / (follows.prefill + follows.decode)
     ranked = sorted(range(1, total), key=lambda prefill: abs(prefill - middle))
@@ -229,7 +249,7 @@ HEADER = (
 )
 
 
-def line(row: Row) -> str:
+def line(row: AutoscaleRow) -> str:
     ttft = f"{row.ttft_p99:.2f}" if row.ttft_p99 is not None else "-"
     return (
         f"{row.name:26}{row.prefill:8.2f}{row.decode:8.2f}{row.attainment:10.4f}"

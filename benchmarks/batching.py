@@ -50,13 +50,13 @@ Answers = list[list[int]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkloadRequest:
     prompt: list[int]
     num_tokens: int
 
 
 @dataclass(frozen=True)
-class Run:
+class ContenderRun:
     """What one contender made of all requests."""
 
     wall_seconds: float
@@ -64,13 +64,13 @@ class Run:
     answers: Answers
 
 
-class Baton:
+class BatonBatching:
     def __init__(self, path: Path, options: argparse.Namespace) -> None:
         self._runner = ModelRunner.load(
             path, device="cpu", dtype=options.dtype, num_blocks=KV_TOKENS // 16
         )
 
-    def at_once(self, asked: Sequence[Asked]) -> Answers:
+    def at_once(self, asked: Sequence[WorkloadRequest]) -> Answers:
         engine = self._engine()
         for index, each in enumerate(asked):
             engine.add(_spec(index, each), Task.WHOLE)
@@ -80,7 +80,7 @@ class Baton:
                 answers[int(output.request_id)] += output.token_ids
         return answers
 
-    def one_at_a_time(self, asked: Sequence[Asked]) -> Answers:
+    def one_at_a_time(self, asked: Sequence[WorkloadRequest]) -> Answers:
         return [self.at_once([each])[0] for each in asked]
 
     def _engine(self) -> Engine:
@@ -99,7 +99,7 @@ class Baton:
         )
 
 
-def _spec(index: int, asked: Asked) -> RequestSpec:
+def _spec(index: int, asked: WorkloadRequest) -> RequestSpec:
     return RequestSpec(
         RequestId(str(index)),
         Epoch(1),
@@ -109,7 +109,7 @@ def _spec(index: int, asked: Asked) -> RequestSpec:
     )
 
 
-class Transformers:
+class TransformersBatching:
     def __init__(self, path: Path, options: argparse.Namespace) -> None:
         dtype = getattr(torch, options.dtype)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="sdpa")
@@ -117,7 +117,7 @@ class Transformers:
         self._model.generation_config = GenerationConfig(do_sample=False, pad_token_id=0)
         self._rows = options.rows
 
-    def continuous(self, asked: Sequence[Asked]) -> Answers:
+    def continuous(self, asked: Sequence[WorkloadRequest]) -> Answers:
         """Prefixes are not looked for: there are none."""
         config = ContinuousBatchingConfig(
             page_size=PAGE_TOKENS,
@@ -145,7 +145,7 @@ class Transformers:
                     raise RuntimeError("continuous batching ended early")
         return [answers[name] for name in names]
 
-    def padded(self, asked: Sequence[Asked]) -> Answers:
+    def padded(self, asked: Sequence[WorkloadRequest]) -> Answers:
         answers: Answers = [[] for _ in asked]
         order = sorted(range(len(asked)), key=lambda index: len(asked[index].prompt))
         for first in range(0, len(order), self._rows):
@@ -155,7 +155,7 @@ class Transformers:
         return answers
 
     @torch.inference_mode()
-    def _batch(self, asked: Sequence[Asked]) -> Answers:
+    def _batch(self, asked: Sequence[WorkloadRequest]) -> Answers:
         width = max(len(each.prompt) for each in asked)
         tokens = torch.zeros(len(asked), width, dtype=torch.int64)
         mask = torch.zeros_like(tokens)
@@ -168,44 +168,46 @@ class Transformers:
         return [line[: each.num_tokens] for line, each in zip(lines, asked, strict=True)]
 
 
-def make_requests(options: argparse.Namespace) -> list[Asked]:
+def make_requests(options: argparse.Namespace) -> list[WorkloadRequest]:
     chance = np.random.default_rng(options.seed)
     vocabulary = shape_of(options)[-1]
     low, high = PROMPTS
     lengths = np.exp(chance.uniform(np.log(low), np.log(high + 1), options.requests)).astype(int)
     answers = chance.integers(ANSWERS[0], ANSWERS[1] + 1, options.requests)
     return [
-        Asked(chance.integers(1, vocabulary, int(length)).tolist(), int(count))
+        WorkloadRequest(chance.integers(1, vocabulary, int(length)).tolist(), int(count))
         for length, count in zip(lengths, answers, strict=True)
     ]
 
 
-def timed(contender: Callable[[Sequence[Asked]], Answers], asked: Sequence[Asked]) -> Run:
+def timed(
+    contender: Callable[[Sequence[WorkloadRequest]], Answers], asked: Sequence[WorkloadRequest]
+) -> ContenderRun:
     began, cpu = SYSTEM_CLOCK(), time.process_time()
     answers = contender(asked)
-    run = Run(SYSTEM_CLOCK() - began, time.process_time() - cpu, answers)
+    run = ContenderRun(SYSTEM_CLOCK() - began, time.process_time() - cpu, answers)
     lengths = [len(answer) for answer in answers]
     assert lengths == [each.num_tokens for each in asked], lengths
     return run
 
 
-def run(options: argparse.Namespace, asked: Sequence[Asked]) -> Iterator[dict[str, Any]]:
+def run(options: argparse.Namespace, asked: Sequence[WorkloadRequest]) -> Iterator[dict[str, Any]]:
     """``equal``: answers that are the same as ours, all at once."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_model(path, options)
-        ours, theirs = Baton(path, options), Transformers(path, options)
+        ours, theirs = BatonBatching(path, options), TransformersBatching(path, options)
     contenders = {
         "at once": ours.at_once,
         "continuous": theirs.continuous,
         "padded": theirs.padded,
         "one": ours.one_at_a_time,
     }
-    first: Run | None = None
+    first: ContenderRun | None = None
     for name, contender in contenders.items():
         if name in options.without:
             continue
-        timed(contender, [Asked(each.prompt[:64], 2) for each in asked[:4]])  # warms up
+        timed(contender, [WorkloadRequest(each.prompt[:64], 2) for each in asked[:4]])  # warms up
         each = timed(contender, asked)
         first = first or each
         num_tokens = sum(one.num_tokens for one in asked)

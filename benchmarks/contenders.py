@@ -12,13 +12,13 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from baton.checkpoint import ModelConfig, load_model_config, model_digest
-from baton.engine.attention.base import make_batch
-from baton.engine.bench.stage import Stage
-from baton.engine.bench.stopwatch import Action, Spent, mean
-from baton.engine.bench.work import Work
+from baton.engine.attention.base import pack_batch
+from baton.engine.bench.bench_case import BenchCase
+from baton.engine.bench.bench_runner import BenchRunner
+from baton.engine.bench.stopwatch import Action, ElapsedTime, time_mean
 from baton.engine.kv_pool import KvPool
-from baton.engine.loader import Stored
-from baton.engine.model import Decoder
+from baton.engine.loader import CheckpointWeights
+from baton.engine.model import DecoderModel
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner, make_model
 
@@ -28,16 +28,16 @@ CPU = torch.device("cpu")
 PEER = Path(__file__).parent / "peers" / "llama.py"
 
 
-class Contender(Protocol):
+class EngineContender(Protocol):
     """``shares_pool``: its KV lies in the pool that is there anyway."""
 
     shares_pool: bool
 
-    def prepare(self, work: Work) -> str:
+    def prepare(self, work: BenchCase) -> str:
         """For any number of ``take``. Says how it will be done, if there are ways."""
         ...
 
-    def take(self, count: int) -> Spent:
+    def take(self, count: int) -> ElapsedTime:
         """Seconds of one step, in the mean of so many."""
         ...
 
@@ -50,7 +50,7 @@ class Contender(Protocol):
         ...
 
 
-class Baton:
+class BatonEngine:
     """Our engine. ``quantization`` is of the weights, as the setting has it."""
 
     shares_pool = True
@@ -59,21 +59,21 @@ class Baton:
         self, path: Path, pool: KvPool, seed: int, *, native: bool, quantization: str = "none"
     ) -> None:
         config = load_model_config(path)
-        stored = Stored(path, config)
+        stored = CheckpointWeights(path, config)
         weights = stored if native else stored.on(CPU, pool.tensor.dtype)
-        self._model: Decoder = make_model(config, weights, pool, quantization)
+        self._model: DecoderModel = make_model(config, weights, pool, quantization)
         self._pool = pool
         runner = ModelRunner(config, model_digest(path), self._model, pool)
-        self._stage = Stage(runner, CHUNK, seed)
+        self._stage = BenchRunner(runner, CHUNK, seed)
         self._step: Action = list
 
-    def prepare(self, work: Work) -> str:
+    def prepare(self, work: BenchCase) -> str:
         self._step = self._stage.step(work)
         self._step()
         return ""
 
-    def take(self, count: int) -> Spent:
-        return mean(self._step, count)
+    def take(self, count: int) -> ElapsedTime:
+        return time_mean(self._step, count)
 
     def drop(self) -> None:
         pass
@@ -81,12 +81,12 @@ class Baton:
     @torch.inference_mode()
     def logits(self, tokens: list[int]) -> torch.Tensor:
         row: Row = self._stage.prompt(tokens)
-        batch = make_batch([row], self._pool.block_tokens, CPU)
+        batch = pack_batch([row], self._pool.block_tokens, CPU)
         hidden = self._model.hidden(torch.tensor(tokens), batch)
         return self._model.logits(hidden, torch.tensor([len(tokens) - 1]))[0]
 
 
-class Transformers:
+class TransformersEngine:
     shares_pool = False
 
     def __init__(self, path: Path, dtype: torch.dtype) -> None:
@@ -94,13 +94,13 @@ class Transformers:
         self._dtype = dtype
         self._step: Action = list
 
-    def prepare(self, work: Work) -> str:
+    def prepare(self, work: BenchCase) -> str:
         self._step = self._prefill(work) if work.kind == "prefill" else self._decode(work)
         self._step()
         return ""
 
-    def take(self, count: int) -> Spent:
-        return mean(self._step, count)
+    def take(self, count: int) -> ElapsedTime:
+        return time_mean(self._step, count)
 
     def drop(self) -> None:
         self._step = list
@@ -108,11 +108,11 @@ class Transformers:
     def logits(self, tokens: list[int]) -> torch.Tensor:
         return self._call(torch.tensor([tokens]), DynamicCache())[0]
 
-    def _prefill(self, work: Work) -> Action:
+    def _prefill(self, work: BenchCase) -> Action:
         tokens = torch.arange(1, work.context + 1).remainder(1000).unsqueeze(0)
         return lambda: self._call(tokens, DynamicCache()).argmax(dim=-1)
 
-    def _decode(self, work: Work) -> Action:
+    def _decode(self, work: BenchCase) -> Action:
         cache, tokens = self._noise(work), torch.ones(work.batch, 1, dtype=torch.int64)
 
         def decode() -> None:
@@ -127,7 +127,7 @@ class Transformers:
         logits: torch.Tensor = told.logits[:, -1]
         return logits
 
-    def _noise(self, work: Work) -> DynamicCache:
+    def _noise(self, work: BenchCase) -> DynamicCache:
         config, cache = self._model.config, DynamicCache()
         shape = (work.batch, config.num_key_value_heads, work.context - 1, config.head_dim)
         for layer in range(config.num_hidden_layers):
@@ -148,12 +148,12 @@ class Llama:
         )
         self.told = self._read()
 
-    def prepare(self, work: Work) -> str:
+    def prepare(self, work: BenchCase) -> str:
         asked = {"kind": work.kind, "batch": work.batch, "context": work.context}
         return str(self._ask(prepare=asked))
 
-    def take(self, count: int) -> Spent:
-        return Spent(**self._ask(step=count))
+    def take(self, count: int) -> ElapsedTime:
+        return ElapsedTime(**self._ask(step=count))
 
     def drop(self) -> None:
         self._ask(drop=True)
@@ -184,13 +184,15 @@ class Llama:
 @contextlib.contextmanager
 def contenders(
     path: Path, options: argparse.Namespace, num_blocks: int
-) -> Iterator[dict[str, Contender]]:
+) -> Iterator[dict[str, EngineContender]]:
     """By name; ours is the first, and one pool of ``num_blocks`` is that of all of ours."""
     dtype = getattr(torch, options.dtype)
     pool = _pool(load_model_config(path), dtype, num_blocks)
-    found: dict[str, Contender] = {"kernels": Baton(path, pool, options.seed, native=True)}
+    found: dict[str, EngineContender] = {
+        "kernels": BatonEngine(path, pool, options.seed, native=True)
+    }
     for name in options.quantized:
-        found[name] = Baton(path, pool, options.seed, native=True, quantization=name)
+        found[name] = BatonEngine(path, pool, options.seed, native=True, quantization=name)
     with contextlib.ExitStack() as stack:
         if options.llama is not None:
             llama = Llama(path, options.llama, options.threads)
@@ -198,9 +200,9 @@ def contenders(
             print(f"llama-cpp-python {llama.told['version']}: {llama.told['features']}")
             found["llama.cpp"] = llama
         if "torch" not in options.without:
-            found["torch"] = Baton(path, pool, options.seed, native=False)
+            found["torch"] = BatonEngine(path, pool, options.seed, native=False)
         if "transformers" not in options.without:
-            found["transformers"] = Transformers(path, dtype)
+            found["transformers"] = TransformersEngine(path, dtype)
         yield found
 
 

@@ -30,24 +30,24 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import SystemClock
 from baton.config import DEMO_MODEL
-from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TokenId, WorkerId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine import runner as runner_module
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.pipeline import Pipeline
+from baton.engine.executor import PlanExecutor
 from baton.engine.result import StepResult
 from baton.engine.runner import ModelRunner
-from baton.rpc.convert import output_to_proto
+from baton.rpc.convert.common import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.worker.engine_thread import EngineDoor
-from baton.worker.extension import Extension
-from baton.worker.intake import Intake, IntakeConfig
+from baton.worker.engine_thread import EngineHandle
+from baton.worker.kv_import import KvImporter, KvImportTimeouts
 from baton.worker.kv_layout import KvLayout
-from baton.worker.memory_peers import MemoryPeers
-from baton.worker.stream import OutputStream
-from baton.worker.witness import Witness
+from baton.worker.memory_kv_transfer import MemoryKvTransferClient
+from baton.worker.output_stream import OutputStream
+from baton.worker.prefix_fetch import PrefixFetch
+from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker, WorkerConfig
 from benchmarks.engine import SHAPES, write_model
 from benchmarks.machine import describe
@@ -66,7 +66,7 @@ PARTS = ("schedule", "tensors", "model", "sample", "run else", "apply", "deliver
 WARM_STEPS = 20
 
 
-class Watch:
+class StepProfiler:
     """How long each call of what it watches takes, summed up per step."""
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Watch:
         return {part: seconds[part] for part in PARTS}
 
 
-class InLine:
+class InlineEngineHandle:
     """An engine's door that runs each command at once."""
 
     def __init__(self, engine: Engine) -> None:
@@ -114,13 +114,13 @@ class InLine:
 class NoStore:
     bytes_per_second: float | None = None
 
-    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> Extension:
-        return Extension(spec.request_id)
+    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
+        return PrefixFetch(spec.request_id)
 
-    async def extend(self, extension: Extension, num_cached: int) -> None:
+    async def extend(self, extension: PrefixFetch, num_cached: int) -> None:
         raise AssertionError("nothing was found")
 
-    def follow(self, extension: Extension) -> None:
+    def follow(self, extension: PrefixFetch) -> None:
         pass
 
     def note_step(self, result: StepResult) -> None:
@@ -133,7 +133,7 @@ class NoStore:
         pass
 
 
-def make_engine(runner: ModelRunner, pipeline: Pipeline | None = None) -> Engine:
+def make_engine(runner: ModelRunner, pipeline: PlanExecutor | None = None) -> Engine:
     config = EngineConfig(
         block_tokens=16, max_model_tokens=runner.model_config.max_position_embeddings
     )
@@ -148,19 +148,21 @@ def make_engine(runner: ModelRunner, pipeline: Pipeline | None = None) -> Engine
     )
 
 
-def make_worker(runner: ModelRunner, engine: Engine, door: EngineDoor) -> Worker:
+def make_worker(runner: ModelRunner, engine: Engine, door: EngineHandle) -> Worker:
     layout = KvLayout(runner.kv_layout, runner.pool.block_bytes, "", lambda block_ids: [])
-    intake = Intake(door, MemoryPeers(), {}, layout, "", "here", CLOCK, IntakeConfig())
+    intake = KvImporter(
+        door, MemoryKvTransferClient(), {}, layout, "", "here", CLOCK, KvImportTimeouts()
+    )
     name = "w"
     return Worker(
-        WorkerId(name), Generation(1), WorkerConfig(), door, intake, NoStore(), layout, {},
-        engine.keys, "", "here", CLOCK, witness=Witness(name, CollectorRegistry(), CLOCK),
+        WorkerId(name), Incarnation(1), WorkerConfig(), door, intake, NoStore(), layout, {},
+        engine.keys, "", "here", CLOCK, witness=WorkerTelemetry(name, CollectorRegistry(), CLOCK),
     )  # fmt: skip
 
 
-def watched(runner: ModelRunner, engine: Engine, worker: Worker) -> Watch:
+def watched(runner: ModelRunner, engine: Engine, worker: Worker) -> StepProfiler:
     """``engine`` and ``worker``, and what they call."""
-    watch = Watch()
+    watch = StepProfiler()
     watch.watch(engine, "step", "step")
     watch.watch(engine._scheduler, "schedule", "schedule")
     watch.watch(runner, "run", "run")
@@ -190,7 +192,11 @@ async def submit(
 
 
 async def _steps(
-    engine: Engine, worker: Worker, stream: OutputStream, watch: Watch, options: argparse.Namespace
+    engine: Engine,
+    worker: Worker,
+    stream: OutputStream,
+    watch: StepProfiler,
+    options: argparse.Namespace,
 ) -> list[dict[str, float]]:
     """Each step's parts, once all prompts are read."""
     while engine.stats().queued_tokens or engine.stats().waiting:
@@ -212,7 +218,7 @@ async def _steps(
 async def measure(runner: ModelRunner, batch: int, options: argparse.Namespace) -> dict[str, float]:
     """Seconds of each part."""
     engine = make_engine(runner)
-    worker = make_worker(runner, engine, InLine(engine))
+    worker = make_worker(runner, engine, InlineEngineHandle(engine))
     watch = watched(runner, engine, worker)
     running = asyncio.create_task(worker.run())
     await asyncio.sleep(0)

@@ -31,15 +31,15 @@ import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from baton.checkpoint import ModelConfig, load_model_config
-from baton.engine.bench.ceilings import Measured, measure
-from baton.engine.bench.demand import Widths, demand_of, num_weights
-from baton.engine.bench.figure import Figure
-from baton.engine.bench.room import GIB, kv_bytes
-from baton.engine.bench.stage import most_blocks
-from baton.engine.bench.stopwatch import Spent, median
-from baton.engine.bench.work import Work, works
-from baton.engine.native.processor import INSTRUCTIONS, limited_to
-from benchmarks.contenders import BLOCK_TOKENS, Contender, contenders
+from baton.engine.bench.bench_case import BenchCase, bench_cases
+from baton.engine.bench.bench_result import BenchResult
+from baton.engine.bench.bench_runner import max_blocks
+from baton.engine.bench.ceilings import MeasuredCeilings, measure_ceilings
+from baton.engine.bench.memory_fit import GIB, kv_bytes
+from baton.engine.bench.roofline_demand import ElementSizes, num_weights, roofline_demand
+from baton.engine.bench.stopwatch import ElapsedTime, median_time
+from baton.engine.native.processor import INSTRUCTION_SETS, limited_to
+from benchmarks.contenders import BLOCK_TOKENS, EngineContender, contenders
 from benchmarks.machine import describe
 
 SHAPES = {
@@ -62,15 +62,15 @@ PROMPT = [1 + 37 * n % 1000 for n in range(48)]
 
 
 @dataclass(frozen=True)
-class Line:
+class EngineComparison:
     """One work. ``ways``: what a contender says of how it computed."""
 
-    figures: dict[str, Figure]
+    figures: dict[str, BenchResult]
     ways: dict[str, str]
     left_out: tuple[str, ...]
 
     @property
-    def ours(self) -> Figure:
+    def ours(self) -> BenchResult:
         return self.figures["kernels"]
 
     def as_dict(self) -> dict[str, object]:
@@ -102,19 +102,19 @@ class Line:
         }
 
 
-def run(path: Path, options: argparse.Namespace) -> Iterator[Line]:
+def run(path: Path, options: argparse.Namespace) -> Iterator[EngineComparison]:
     config = load_model_config(path)
     dtype = getattr(torch, options.dtype)
     budget = int(options.most_gib * GIB)
     weights = num_weights(config) * dtype.itemsize
     possible = [
         work
-        for work in works([1], options.batches, options.contexts)
+        for work in bench_cases([1], options.batches, options.contexts)
         if weights + kv_bytes(work, config, dtype) <= budget
     ]
     if not possible:
         raise SystemExit(f"nothing fits into {options.most_gib} GiB")
-    with contenders(path, options, most_blocks(possible, BLOCK_TOKENS)) as everybody:
+    with contenders(path, options, max_blocks(possible, BLOCK_TOKENS)) as everybody:
         check_logits(everybody, options.dtype)
         room = budget - len(everybody) * weights
         for work in possible:
@@ -122,7 +122,9 @@ def run(path: Path, options: argparse.Namespace) -> Iterator[Line]:
             yield measure_line(work, some, config, options, tuple(everybody.keys() - some.keys()))
 
 
-def who_fits(everybody: dict[str, Contender], kv: int, room: float) -> dict[str, Contender]:
+def who_fits(
+    everybody: dict[str, EngineContender], kv: int, room: float
+) -> dict[str, EngineContender]:
     """In their order; the pool is there anyway."""
     found, used = {}, kv
     for name, each in everybody.items():
@@ -134,14 +136,14 @@ def who_fits(everybody: dict[str, Contender], kv: int, room: float) -> dict[str,
 
 
 def measure_line(
-    work: Work,
-    some: dict[str, Contender],
+    work: BenchCase,
+    some: dict[str, EngineContender],
     config: ModelConfig,
     options: argparse.Namespace,
     left_out: tuple[str, ...],
-) -> Line:
+) -> EngineComparison:
     ways = {name: each.prepare(work) for name, each in some.items()}
-    times: dict[str, list[Spent]] = {name: [] for name in some}
+    times: dict[str, list[ElapsedTime]] = {name: [] for name in some}
     count = max(1, int(TURN_SECONDS / some["kernels"].take(1).wall))
     for _ in range(options.rounds):
         for name, each in some.items():
@@ -149,16 +151,18 @@ def measure_line(
     for each in some.values():
         each.drop()
     dtype = getattr(torch, options.dtype)
-    ceilings: Measured = measure(torch.device("cpu"), dtype, options.threads)
-    widths = {name: Widths.of(dtype, name if name in QUANTIZED else "none") for name in times}
+    ceilings: MeasuredCeilings = measure_ceilings(torch.device("cpu"), dtype, options.threads)
+    widths = {name: ElementSizes.of(dtype, name if name in QUANTIZED else "none") for name in times}
     figures = {
-        name: Figure(work, median(each), demand_of(work, config, widths[name]), ceilings)
+        name: BenchResult(
+            work, median_time(each), roofline_demand(work, config, widths[name]), ceilings
+        )
         for name, each in times.items()
     }
-    return Line(figures, {name: way for name, way in ways.items() if way}, left_out)
+    return EngineComparison(figures, {name: way for name, way in ways.items() if way}, left_out)
 
 
-def check_logits(everybody: dict[str, Contender], dtype: str) -> None:
+def check_logits(everybody: dict[str, EngineContender], dtype: str) -> None:
     """That all compute the same model. Ends the run if one does not."""
     found = {name: each.logits(PROMPT) for name, each in everybody.items()}
     ours = found.pop("kernels")
@@ -196,7 +200,7 @@ def write_model(path: Path, options: argparse.Namespace) -> None:
     model.save_pretrained(path)
 
 
-def show(line: Line) -> None:
+def show(line: EngineComparison) -> None:
     ours = line.ours
     parts = [
         f"{ours.work!s:22} {ours.tokens_per_second:9,.1f} tokens/s "
@@ -227,7 +231,9 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--llama", type=Path, help="an interpreter that has llama-cpp-python")
     parser.add_argument("--without", nargs="+", choices=["torch", "transformers"], default=[])
     parser.add_argument("--quantized", nargs="+", choices=QUANTIZED, default=[])
-    parser.add_argument("--instructions", choices=INSTRUCTIONS, default=next(iter(INSTRUCTIONS)))
+    parser.add_argument(
+        "--instructions", choices=INSTRUCTION_SETS, default=next(iter(INSTRUCTION_SETS))
+    )
     parser.add_argument("--most-gib", type=float, default=12.0)
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args(arguments)

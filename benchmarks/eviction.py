@@ -20,7 +20,7 @@ from pathlib import Path
 
 from baton.core.ids import BlockKey
 from benchmarks.machine import describe
-from kvstore.eviction import POLICIES, EvictionPolicy, new_policy
+from kvstore.eviction import EVICTION_POLICIES, EvictionPolicy, new_eviction_policy
 
 BLOCK_TOKENS = 512
 CAPACITIES = (1_000, 10_000, 30_000, 50_000, None)
@@ -30,7 +30,7 @@ TRACE = Path(__file__).parents[2] / "shared" / "traces" / "conversation_trace.js
 
 
 @dataclass(frozen=True, slots=True)
-class Prompt:
+class TracePrompt:
     """``keys`` of all its blocks; the first ``num_full`` are full."""
 
     keys: tuple[BlockKey, ...]
@@ -52,22 +52,22 @@ class Saved:
     blocks: int = 0
     tokens: int = 0
 
-    def note(self, prompt: Prompt, num_hits: int) -> None:
+    def note(self, prompt: TracePrompt, num_hits: int) -> None:
         self.blocks += num_hits
         self.tokens += prompt.tokens_of(num_hits)
 
 
-def read_trace(path: Path) -> list[Prompt]:
+def read_trace(path: Path) -> list[TracePrompt]:
     prompts = []
     with path.open() as lines:
         for line in lines:
             entry = json.loads(line)
             keys = tuple(BlockKey(number.to_bytes(16, "little")) for number in entry["hash_ids"])
-            prompts.append(Prompt(keys, entry["input_length"]))
+            prompts.append(TracePrompt(keys, entry["input_length"]))
     return prompts
 
 
-def replay(prompts: Sequence[Prompt], policy: EvictionPolicy, capacity: int | None) -> Saved:
+def replay(prompts: Sequence[TracePrompt], policy: EvictionPolicy, capacity: int | None) -> Saved:
     """As the store does it: a request's own blocks are held while it makes room for its rest."""
     saved, stored = Saved(), set[BlockKey]()
     for prompt in prompts:
@@ -100,7 +100,7 @@ def _evict(policy: EvictionPolicy, stored: set[BlockKey]) -> bool:
     return True
 
 
-def plain_lru(prompts: Sequence[Prompt], capacity: int | None) -> Saved:
+def plain_lru(prompts: Sequence[TracePrompt], capacity: int | None) -> Saved:
     """The reference, which knows nothing of the store's code: all blocks, the partial ones too,
     touched last to first; then the overflow goes, least recent first."""
     saved, stored = Saved(), OrderedDict[BlockKey, None]()
@@ -116,7 +116,7 @@ def plain_lru(prompts: Sequence[Prompt], capacity: int | None) -> Saved:
     return saved
 
 
-def optimum(prompts: Sequence[Prompt], capacity: int | None) -> Saved:
+def optimum(prompts: Sequence[TracePrompt], capacity: int | None) -> Saved:
     """Belady: whose next use is farthest goes, and whoever is never used again is not stored."""
     uses: dict[BlockKey, list[int]] = {}
     for index, prompt in enumerate(prompts):
@@ -147,7 +147,7 @@ Rows = dict[str, dict[str, float]]
 """By row and capacity: a share of all tokens or, where the row's name says so, of all blocks."""
 
 
-def measure(prompts: Sequence[Prompt]) -> Rows:
+def measure(prompts: Sequence[TracePrompt]) -> Rows:
     """Everything at every capacity; progress goes to stderr."""
     num_tokens = sum(prompt.num_tokens for prompt in prompts)
     num_blocks = sum(len(prompt.keys) for prompt in prompts)
@@ -162,8 +162,11 @@ def measure(prompts: Sequence[Prompt]) -> Rows:
         lru = plain_lru(prompts, capacity)
         note("plain LRU, blocks hit", lru.blocks / num_blocks)
         note("plain LRU", lru.tokens / num_tokens)
-        for name in POLICIES:
-            note(f"store: {name}", replay(prompts, new_policy(name), capacity).tokens / num_tokens)
+        for name in EVICTION_POLICIES:
+            note(
+                f"store: {name}",
+                replay(prompts, new_eviction_policy(name), capacity).tokens / num_tokens,
+            )
         note("optimum (Belady)", optimum(prompts, capacity).tokens / num_tokens)
     return rows
 

@@ -41,7 +41,7 @@ CASES = ((2000, 8.0), (4000, 12.0), (8000, 20.0))
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class ScriptedRequest:
     at_seconds: float
     num_prompt_tokens: int
     num_answer_tokens: int
@@ -52,7 +52,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class MemoryAdmissionRow:
     """Means over seeds. Seconds; ``gap`` is between two tokens of an answer."""
 
     num_blocks: int
@@ -68,7 +68,7 @@ class Row:
 class ScriptedRunner(FakeRunner):
     """Checks every plan, computes nothing, ends each answer where the script says."""
 
-    def __init__(self, clock: ManualClock, num_blocks: int, asks: list[Ask]) -> None:
+    def __init__(self, clock: ManualClock, num_blocks: int, asks: list[ScriptedRequest]) -> None:
         super().__init__(num_blocks, BLOCK_TOKENS)
         self._clock = clock
         self._asks = asks
@@ -86,18 +86,18 @@ class ScriptedRunner(FakeRunner):
         return StepOutput(tuple(sampled))
 
 
-def workload(seed: int, rate: float) -> list[Ask]:
+def workload(seed: int, rate: float) -> list[ScriptedRequest]:
     chance = np.random.default_rng(seed)
     times = np.cumsum(chance.exponential(1 / rate, NUM_REQUESTS))
     prompts = np.exp(chance.normal(math.log(600), 0.8, NUM_REQUESTS)).clip(16, 6000)
     answers = np.exp(chance.normal(math.log(250), 0.9, NUM_REQUESTS)).clip(2, 3000)
     return [
-        Ask(float(time), int(prompt), int(answer))
+        ScriptedRequest(float(time), int(prompt), int(answer))
         for time, prompt, answer in zip(times, prompts, answers, strict=True)
     ]
 
 
-def run(seed: int, num_blocks: int, rate: float, forecast: bool) -> Row:
+def run(seed: int, num_blocks: int, rate: float, forecast: bool) -> MemoryAdmissionRow:
     asks, clock = workload(seed, rate), ManualClock()
     config = EngineConfig(
         block_tokens=BLOCK_TOKENS, max_model_tokens=16_384, max_step_tokens=2048,
@@ -124,7 +124,7 @@ def run(seed: int, num_blocks: int, rate: float, forecast: bool) -> Row:
             latest[output.request_id] = now
             if output.finish_reason is not None:
                 took.append(now - asks[int(output.request_id)].at_seconds)
-    return Row(
+    return MemoryAdmissionRow(
         num_blocks,
         forecast,
         all_done=clock.monotonic(),
@@ -136,7 +136,7 @@ def run(seed: int, num_blocks: int, rate: float, forecast: bool) -> Row:
     )
 
 
-def _spec(number: int, ask: Ask) -> RequestSpec:
+def _spec(number: int, ask: ScriptedRequest) -> RequestSpec:
     rest = (TokenId(1 + i % 199) for i in range(ask.num_prompt_tokens - 1))
     tokens = (TokenId(1000 + number), *rest)
     return RequestSpec(
@@ -145,7 +145,7 @@ def _spec(number: int, ask: Ask) -> RequestSpec:
     )  # fmt: skip
 
 
-def mean(rows: list[Row]) -> Row:
+def mean(rows: list[MemoryAdmissionRow]) -> MemoryAdmissionRow:
     each = [asdict(row) for row in rows]
     means: dict[str, Any] = {
         name: statistics.fmean(row[name] for row in each)

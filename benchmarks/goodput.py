@@ -24,20 +24,20 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+from baton.traces.files import add_jitter, read_trace, scale_rate
+from baton.traces.synthetic import TRACE_GENERATORS
+from baton.traces.trace import Trace
 from benchmarks.machine import SYSTEM_CLOCK, describe
-from conductor.policy.baton import BatonConfig
-from conductor.policy.fleet import Link
-from conductor.policy.policies import POLICIES, policy_named
-from conductor.simulator.arrival import Trace
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.cluster_config import ClusterConfig
-from conductor.simulator.goodput import SeedGoodput, goodput, hopeless_misses, rates_between
-from conductor.simulator.hardware import gpu_named
-from conductor.simulator.outcome import Outcome, outcome_of
-from conductor.simulator.roofline import roofline
-from conductor.simulator.shapes import shape_named
-from conductor.simulator.synthetic import KINDS
-from conductor.simulator.traces import jittered, read_trace, scaled
+from conductor.policy.baton import BatonPolicyConfig
+from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
+from conductor.policy.snapshot import LinkSpeed
+from simulator.cluster import SimulatedCluster
+from simulator.cluster_config import ClusterConfig
+from simulator.goodput import SeedGoodput, find_goodput, min_hopeless_misses, rates_between
+from simulator.hardware import get_gpu
+from simulator.model_shapes import get_model_shape
+from simulator.result import SimulationResult, summarize
+from simulator.roofline import roofline
 
 SEEDS = (1, 2, 3, 4, 5)
 GRID_STEPS = (1.25, 1.05)
@@ -53,7 +53,7 @@ REPORT_SECONDS = (0.0, 0.1, 1.0, 5.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class GoodputCase:
     """``low`` and ``high`` bound the rates that are tried, per second. ``kind`` names made-up
     traffic; empty: the trace."""
 
@@ -67,7 +67,7 @@ class Setting:
     num_requests: int = 12_000
 
     def config(self, policy: str) -> ClusterConfig:
-        costs = roofline(gpu_named("H100"), shape_named("qwen3-8b"))
+        costs = roofline(get_gpu("H100"), get_model_shape("qwen3-8b"))
         rival = self.deployed and policy not in ("baton", "full_scan")
         return ClusterConfig(
             num_prefill=self.pool,
@@ -77,44 +77,44 @@ class Setting:
             kv_bytes_per_token=costs.kv_bytes_per_token,
             device_tokens=350_000,
             node_tokens=3_000_000,
-            link=Link(self.link, 50e9),
+            link=LinkSpeed(self.link, 50e9),
             order="fcfs" if rival else "deadline",
             peer_fetch=not rival or policy.startswith("min_ttft"),
         )
 
     def traffic(self, trace: Path | None, rate: float, seed: int) -> Trace:
         if self.kind:
-            return KINDS[self.kind](self.num_requests, rate, seed, 1.0)
+            return TRACE_GENERATORS[self.kind](self.num_requests, rate, seed, 1.0)
         assert trace is not None
         known = _jittered(trace, seed)
         own = len(known.arrivals) / known.arrivals[-1].at_seconds
-        return scaled(known, rate / own)
+        return scale_rate(known, rate / own)
 
 
 SETTINGS = {
     each.name: each
     for each in (
-        Setting("8+8", 8, 50e9, 2.0, 32.0),
-        Setting("8+8 as deployed", 8, 50e9, 2.0, 32.0, deployed=True),
-        Setting("8+8 12.5 GB/s", 8, 12.5e9, 2.0, 32.0),
-        Setting("16+16", 16, 50e9, 4.0, 64.0),
-        Setting("16+16 12.5 GB/s", 16, 12.5e9, 4.0, 64.0),
-        Setting("chat", 8, 50e9, 60.0, 240.0, kind="chat", num_requests=8000),
-        Setting("rag", 8, 50e9, 60.0, 400.0, kind="rag", num_requests=8000),
-        Setting("agents", 8, 50e9, 20.0, 150.0, kind="agents", num_requests=8000),
-        Setting("reasoning", 8, 50e9, 0.4, 3.0, kind="reasoning", num_requests=3000),
-        Setting("few_shot", 8, 50e9, 300.0, 1500.0, kind="few_shot", num_requests=8000),
+        GoodputCase("8+8", 8, 50e9, 2.0, 32.0),
+        GoodputCase("8+8 as deployed", 8, 50e9, 2.0, 32.0, deployed=True),
+        GoodputCase("8+8 12.5 GB/s", 8, 12.5e9, 2.0, 32.0),
+        GoodputCase("16+16", 16, 50e9, 4.0, 64.0),
+        GoodputCase("16+16 12.5 GB/s", 16, 12.5e9, 4.0, 64.0),
+        GoodputCase("chat", 8, 50e9, 60.0, 240.0, kind="chat", num_requests=8000),
+        GoodputCase("rag", 8, 50e9, 60.0, 400.0, kind="rag", num_requests=8000),
+        GoodputCase("agents", 8, 50e9, 20.0, 150.0, kind="agents", num_requests=8000),
+        GoodputCase("reasoning", 8, 50e9, 0.4, 3.0, kind="reasoning", num_requests=3000),
+        GoodputCase("few_shot", 8, 50e9, 300.0, 1500.0, kind="few_shot", num_requests=8000),
     )
 }
 
 
 @cache
 def _jittered(trace: Path, seed: int) -> Trace:
-    return jittered(read_trace(trace), seed)
+    return add_jitter(read_trace(trace), seed)
 
 
 def run(
-    setting: Setting,
+    setting: GoodputCase,
     policy: str,
     trace: Path | None,
     give_up: bool,
@@ -125,16 +125,16 @@ def run(
     num_conductors: int = 1,
 ) -> SimulatedCluster:
     traffic = setting.traffic(trace, rate, seed)
-    place = policy_named(policy, BatonConfig(admission=admission))
+    place = get_policy(policy, BatonPolicyConfig(admission=admission))
     config = replace(
         setting.config(policy), report_seconds=report_seconds, num_conductors=num_conductors
     )
     cluster = SimulatedCluster(config, traffic, place)
-    cluster.run(hopeless_misses(len(traffic.arrivals)) if give_up else None)
+    cluster.run(min_hopeless_misses(len(traffic.arrivals)) if give_up else None)
     return cluster
 
 
-def searched(setting: Setting, policy: str, trace: Path | None) -> dict[str, Any]:
+def searched(setting: GoodputCase, policy: str, trace: Path | None) -> dict[str, Any]:
     """Goodput, and what else there is to tell of the run with the median goodput."""
     began = SYSTEM_CLOCK()
     runs: Callable[[float, int], SimulatedCluster] = partial(run, setting, policy, trace, True)
@@ -155,18 +155,20 @@ def searched(setting: Setting, policy: str, trace: Path | None) -> dict[str, Any
         "goodput_by_seed": [each.goodput_rps for each in found],
     }
     if rate:
-        result |= outcome_of(run(setting, policy, trace, False, rate, SEEDS[0])).as_dict() | result
+        result |= summarize(run(setting, policy, trace, False, rate, SEEDS[0])).as_dict() | result
     return result | {"search_seconds": SYSTEM_CLOCK() - began}
 
 
-def _of_first_seed(setting: Setting, runs: Callable[[float, int], SimulatedCluster]) -> SeedGoodput:
+def _of_first_seed(
+    setting: GoodputCase, runs: Callable[[float, int], SimulatedCluster]
+) -> SeedGoodput:
     """The whole range coarsely, then around the best of it finely."""
     coarse = rates_between(setting.low, setting.high, GRID_STEPS[0])
     met = [rate for rate in coarse if _attained(runs, rate, SEEDS[0])]
     if not met:
         return SeedGoodput(SEEDS[0], 0.0, 0.0, 0.0)
     top = rates_between(max(met), max(met) * GRID_STEPS[0], GRID_STEPS[1])
-    return goodput(runs, top, SEEDS[:1]).by_seed[0]
+    return find_goodput(runs, top, SEEDS[:1]).by_seed[0]
 
 
 def _best(
@@ -183,20 +185,20 @@ def _best(
 
 def _attained(
     runs: Callable[[float, int], SimulatedCluster], rate: float, seed: int
-) -> Outcome | None:
+) -> SimulationResult | None:
     cluster = runs(rate, seed)
     if cluster.gave_up:
         return None
-    outcome = outcome_of(cluster)
+    outcome = summarize(cluster)
     return outcome if outcome.attainment >= 0.9 else None
 
 
-def overload(setting: Setting, trace: Path, capacity: float) -> list[dict[str, Any]]:
+def overload(setting: GoodputCase, trace: Path, capacity: float) -> list[dict[str, Any]]:
     """Half as much again as the capacity, with early rejection and without."""
     rows = []
     for admission in (True, False):
         found = [
-            outcome_of(
+            summarize(
                 run(setting, "baton", trace, False, OVERLOAD * capacity, seed, admission)
             ).as_dict()
             for seed in SEEDS[:3]
@@ -205,13 +207,13 @@ def overload(setting: Setting, trace: Path, capacity: float) -> list[dict[str, A
     return rows
 
 
-def stale(setting: Setting, trace: Path, rate: float) -> list[dict[str, Any]]:
+def stale(setting: GoodputCase, trace: Path, rate: float) -> list[dict[str, Any]]:
     """At nine tenths of the capacity, with reports of some age, by one conductor and by three."""
     rows = []
     for conductors in (1, 3):
         for seconds in REPORT_SECONDS:
             found = [
-                outcome_of(
+                summarize(
                     run(setting, "baton", trace, False, 0.9 * rate, seed, True, seconds, conductors)
                 ).as_dict()
                 for seed in SEEDS
@@ -228,7 +230,7 @@ def _medians(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def tables(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     chosen = [SETTINGS[name] for name in options.only or SETTINGS]
-    policies = options.policies.split(",") if options.policies else POLICIES
+    policies = options.policies.split(",") if options.policies else PLACEMENT_POLICIES
     with ProcessPoolExecutor(options.processes) as pool:
         for setting in chosen:
             if not setting.kind and options.trace is None:

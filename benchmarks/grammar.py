@@ -26,7 +26,7 @@ from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.runner import ModelRunner
-from baton.text.grammar import Grammars
+from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 from benchmarks.machine import describe
 
@@ -52,7 +52,7 @@ LONG = ("json_schema", "regex")
 """Their answers can't end early, so that the batch stays as it is."""
 
 
-def mask_microseconds(grammars: Grammars, grammar: Grammar, num_tokens: int) -> list[float]:
+def mask_microseconds(grammars: GrammarCompiler, grammar: Grammar, num_tokens: int) -> list[float]:
     """Of a few answers of random allowed tokens; the first one finds the grammar cold."""
     chance, shared = np.random.default_rng(SEED), grammars.compile(grammar)
     taken = []
@@ -70,10 +70,10 @@ def mask_microseconds(grammars: Grammars, grammar: Grammar, num_tokens: int) -> 
     return taken
 
 
-class Batch:
+class GrammarBatch:
     """Equal prompts, apart from their seeds, as long as the run lasts."""
 
-    def __init__(self, runner: ModelRunner, grammars: Grammars, prompt: list[int]) -> None:
+    def __init__(self, runner: ModelRunner, grammars: GrammarCompiler, prompt: list[int]) -> None:
         self._runner = runner
         self._grammars = grammars
         self._prompt = tuple(map(TokenId, prompt))
@@ -109,7 +109,7 @@ class Batch:
         )
 
 
-def step_milliseconds(batch: Batch, size: int, num_steps: int) -> dict[str, float]:
+def step_milliseconds(batch: GrammarBatch, size: int, num_steps: int) -> dict[str, float]:
     """Medians, of steps taken in turn."""
     runs = {"none": batch.steps(size, num_steps, None)}
     runs |= {name: batch.steps(size, num_steps, GRAMMARS[name]) for name in LONG}
@@ -131,7 +131,7 @@ def main() -> None:
     folder = given.vocabulary or given.model
     vocab_size = Tokenizer.load(folder).vocab_size
     began = perf_counter()
-    grammars = Grammars.load(folder, vocab_size, [TokenId(0)])
+    grammars = GrammarCompiler.load(folder, vocab_size, [TokenId(0)])
     print(f"vocabulary of {vocab_size}, read in {perf_counter() - began:.2f} s")
     result: dict[str, object] = {"vocab_size": vocab_size}
     for name, grammar in GRAMMARS.items():
@@ -142,8 +142,8 @@ def main() -> None:
     if given.vocabulary is None:
         config = load_model_config(given.model)
         runner = ModelRunner.load(given.model, num_blocks=64 * given.batch * 4)
-        grammars = Grammars.load(given.model, config.vocab_size, [TokenId(0)])
-        batch = Batch(runner, grammars, Tokenizer.load(given.model).encode(PROMPT))
+        grammars = GrammarCompiler.load(given.model, config.vocab_size, [TokenId(0)])
+        batch = GrammarBatch(runner, grammars, Tokenizer.load(given.model).encode(PROMPT))
         steps = step_milliseconds(batch, given.batch, given.steps)
         for name, taken_ms in steps.items():
             share = taken_ms / steps["none"] - 1

@@ -15,7 +15,7 @@ END = b"\r\n0\r\n\r\n"
 
 
 @dataclass
-class Load:
+class StreamLoadResult:
     """Seconds from sending to the first bytes of each body, and to its end."""
 
     first_seconds: list[float] = field(default_factory=list)
@@ -27,10 +27,12 @@ class Load:
     errors: list[str] = field(default_factory=list)
 
 
-class Stream(asyncio.Protocol):
+class RawStream(asyncio.Protocol):
     """One connection: requests one after the other, as long as there are any."""
 
-    def __init__(self, requests: Iterator[bytes], load: Load, *, with_gaps: bool) -> None:
+    def __init__(
+        self, requests: Iterator[bytes], load: StreamLoadResult, *, with_gaps: bool
+    ) -> None:
         self._requests = requests
         self._load = load
         self._with_gaps = with_gaps
@@ -92,15 +94,15 @@ async def stream_all(
     concurrency: int,
     *,
     with_gaps: bool = False,
-) -> Load:
+) -> StreamLoadResult:
     """Sends each request once, ``concurrency`` at a time. Raises RuntimeError for any error."""
-    load, left = Load(), iter(requests)
+    load, left = StreamLoadResult(), iter(requests)
     loop = asyncio.get_running_loop()
     began = SYSTEM_CLOCK()
-    streams: list[Stream] = []
+    streams: list[RawStream] = []
     for _ in range(min(concurrency, len(requests))):
         _, stream = await loop.create_connection(
-            lambda: Stream(left, load, with_gaps=with_gaps), host, port
+            lambda: RawStream(left, load, with_gaps=with_gaps), host, port
         )
         streams.append(stream)
     await asyncio.gather(*(stream.done for stream in streams))

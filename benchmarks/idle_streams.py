@@ -26,23 +26,23 @@ import uvloop
 from baton.checkpoint import load_model_config, resolve_model
 from baton.clock import SystemClock
 from baton.config import DEMO_MODEL
-from baton.core.ids import Generation, TokenId, WorkerId
+from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.text.tokenizer import Tokenizer
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from router.app import build_app
-from router.attempt import Deadlines
-from router.auth import Doorkeeper
-from router.cluster import Cluster
-from router.connection import ConnectionLimits
-from router.journey import Guide, JourneyConfig
-from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
-from router.ports import OTHER_FILES, raise_open_files
-from router.program import settle_collector
-from router.server import HttpServer, open_listener
-from router.service import Service, ServiceConfig
+from router.generation.attempt import TokenTimeouts
+from router.generation.cluster import Cluster
+from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
+from router.generation.generation import FailoverConfig, GenerationContext
+from router.http.connection import ConnectionLimits
+from router.http.listeners import RESERVED_OPEN_FILES, raise_open_file_limit
+from router.http.server import HttpServer, open_listener
+from router.openai.context import RouterConfig, RouterContext
+from router.program import tune_garbage_collector
+from router.tenants.authentication import Authenticator
 
 WARM_UP_TOKENS = 100
 SETTLE_SECONDS = 2.0
@@ -60,7 +60,7 @@ class StaticMembers:
     async def members(self) -> list[Member]:
         return [
             Member(
-                WorkerId("d0"), Role.DECODE, "d0:1", Generation(1), WorkerState.READY,
+                WorkerId("d0"), Role.DECODE, "d0:1", Incarnation(1), WorkerState.READY,
                 model_digest="ab", block_tokens=16, kv_dtype="f32", max_model_tokens=32_768,
             )
         ]  # fmt: skip
@@ -71,7 +71,7 @@ def say(known: Sequence[TokenId], spec: RequestSpec) -> TokenId:
 
 
 async def serve(gap: float, num_streams: int) -> None:
-    worker = TwinWorker("d0", say, automatic=False)
+    worker = FakeWorker("d0", say, automatic=False)
     service = build_service(worker, num_streams)
     await service.cluster.refresh()
     limits = ConnectionLimits(
@@ -81,13 +81,13 @@ async def serve(gap: float, num_streams: int) -> None:
     listener = open_listener("127.0.0.1", 0)
     await server.listen(listener)
     pauses = note_pauses()
-    settle_collector()
+    tune_garbage_collector()
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
     asyncio.get_running_loop().add_reader(sys.stdin, tell, worker, pauses)
     await step(worker, gap)
 
 
-def tell(worker: TwinWorker, pauses: list[float]) -> None:
+def tell(worker: FakeWorker, pauses: list[float]) -> None:
     if not sys.stdin.readline():
         sys.exit()
     longest = max(pauses, default=0.0)
@@ -95,7 +95,7 @@ def tell(worker: TwinWorker, pauses: list[float]) -> None:
     pauses.clear()
 
 
-async def step(worker: TwinWorker, gap: float) -> None:
+async def step(worker: FakeWorker, gap: float) -> None:
     """A token every ``gap`` seconds for those that were asked for by BUSY, by the clock and not by
     how long the last one took; one for each of the others."""
     loop = asyncio.get_running_loop()
@@ -114,7 +114,7 @@ async def step(worker: TwinWorker, gap: float) -> None:
 KNOWN_BUSY: list[Any] = []
 
 
-def busy_jobs(worker: TwinWorker, fresh: Sequence[Any]) -> list[Any]:
+def busy_jobs(worker: FakeWorker, fresh: Sequence[Any]) -> list[Any]:
     """Kept apart, so that the idle ones cost the twin nothing."""
     KNOWN_BUSY.extend(job for job in fresh if job.spec.sampling.ignore_eos)
     KNOWN_BUSY[:] = [job for job in KNOWN_BUSY if not job.ended]
@@ -136,27 +136,27 @@ def note_pauses() -> list[float]:
     return pauses
 
 
-def build_service(worker: TwinWorker, num_streams: int) -> Service:
+def build_service(worker: FakeWorker, num_streams: int) -> RouterContext:
     folder = resolve_model(str(DEMO_MODEL))
     clock = SystemClock()
-    deadlines = Deadlines(HOLD_SECONDS, HOLD_SECONDS, HOLD_SECONDS)
-    placer, links = MemoryPlacer([], [worker]), MemoryLinks(worker)
-    placer.queries = Forgetful()
-    return Service(
-        config=ServiceConfig(
+    deadlines = TokenTimeouts(HOLD_SECONDS, HOLD_SECONDS, HOLD_SECONDS)
+    placer, links = MemoryPlacer([], [worker]), MemoryWorkerConnections(worker)
+    placer.queries = DiscardingList()
+    return RouterContext(
+        config=RouterConfig(
             model="demo",
             vocab_size=load_model_config(folder).vocab_size,
             max_concurrent_requests=num_streams + 100,
         ),
         tokenizer=Tokenizer.load(folder, clock),
         cluster=Cluster(StaticMembers(), clock, 32_768),
-        guide=Guide(placer, links, clock, JourneyConfig(deadlines=deadlines)),
-        doorkeeper=Doorkeeper({}, None),
+        guide=GenerationContext(placer, links, clock, FailoverConfig(deadlines=deadlines)),
+        doorkeeper=Authenticator({}, None),
         clock=clock,
     )
 
 
-class Forgetful(list[Any]):
+class DiscardingList(list[Any]):
     """The twin remembers what it was asked; here that would count as the router's memory."""
 
     def append(self, item: Any) -> None:
@@ -174,7 +174,7 @@ def request(stream: str) -> bytes:
     return head + b"content-length: %d\r\n\r\n" % len(body) + body
 
 
-class Idler(asyncio.Protocol):
+class IdleConnection(asyncio.Protocol):
     """One connection; ``arrived`` is set by what comes next."""
 
     def connection_made(self, transport: Any) -> None:
@@ -194,10 +194,10 @@ class Idler(asyncio.Protocol):
 async def hold(port: int, num: int) -> None:
     """Reads a line, does the next thing, answers a line."""
     loop = asyncio.get_running_loop()
-    idlers: list[Idler] = []
+    idlers: list[IdleConnection] = []
 
     async def connect() -> None:
-        _, idler = await loop.create_connection(Idler, "127.0.0.1", port)
+        _, idler = await loop.create_connection(IdleConnection, "127.0.0.1", port)
         await idler.ask(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n")
         idlers.append(idler)
 
@@ -246,14 +246,14 @@ def summary(gaps: list[float]) -> dict[str, float]:
     }
 
 
-class Child:
+class RoleProcess:
     """A process of this module, spoken to in lines."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self.process = process
 
     @classmethod
-    async def start(cls, *arguments: str) -> "Child":
+    async def start(cls, *arguments: str) -> "RoleProcess":
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "benchmarks.idle_streams", *arguments,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
@@ -274,9 +274,9 @@ class Child:
 
 
 async def measure(num: int, seconds: float, gap: float) -> dict[str, Any]:
-    router = await Child.start("--role", "router", "--gap", str(gap), "--streams", str(num))
+    router = await RoleProcess.start("--role", "router", "--gap", str(gap), "--streams", str(num))
     port = json.loads(await router.heard())["port"]
-    holder = await Child.start("--role", "holder", "--port", str(port), "--streams", str(num))
+    holder = await RoleProcess.start("--role", "holder", "--port", str(port), "--streams", str(num))
     results: dict[str, Any] = {}
     memory: dict[str, int] = {}
 
@@ -327,8 +327,8 @@ def main() -> None:
     parser.add_argument("--role", choices=("all", "router", "holder"), default="all")
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    limit = raise_open_files()
-    num = min(options.streams, limit - OTHER_FILES)
+    limit = raise_open_file_limit()
+    num = min(options.streams, limit - RESERVED_OPEN_FILES)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if options.role == "router":
             runner.run(serve(options.gap, num))

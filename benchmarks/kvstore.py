@@ -31,15 +31,15 @@ import uvloop
 import xxhash
 
 from baton.clock import SystemClock
-from baton.core.handoff import CHECKSUM_XXH3, Endpoint
 from baton.core.ids import BlockId, BlockKey
-from baton.core.store import LeaseQuery, PutRequest
+from baton.core.kv_transfer import CHECKSUM_XXH3, Endpoint
+from baton.core.store import LeaseRequest, PutRequest
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.transport.base import Peer, Transport
-from baton.transport.flow import gather
+from baton.transport.host_memory import HostMemory
 from baton.transport.nixl import _HEADER, new_agent
-from baton.transport.region import HostMemory
-from baton.transport.select import host_id, open_transports
+from baton.transport.reads import read_and_verify
+from baton.transport.selection import host_id, open_transports
 from baton.worker.kv_layout import KvLayout
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from benchmarks.transport import peer as transport_peer
@@ -70,7 +70,7 @@ def node(disk_bytes: int = 0, folder: str = "", arena: int = ARENA) -> Iterator[
 
 
 @dataclass
-class Client:
+class StoreBenchClient:
     """One worker's memory, and its way to the store."""
 
     memory: HostMemory
@@ -108,18 +108,18 @@ class Client:
         assert result.stored == len(refs), result
 
     async def get(self, number: int, offset: int, size: int) -> None:
-        leased = await self.calls.lease(LeaseQuery(self.keys(number, size), 10.0, 1 << 40))
+        leased = await self.calls.lease(LeaseRequest(self.keys(number, size), 10.0, 1 << 40))
         layout, block_ids = self.layout(size), self.block_ids(offset, size)
         assert len(leased.blocks) == len(block_ids), (len(leased.blocks), len(block_ids))
         good = partial(layout.good, CHECKSUM_XXH3, leased.blocks, block_ids)
         spans = layout.spans(leased.blocks, block_ids)
-        got = await gather(self.transport, self.peer, spans, good, 60.0, CLOCK)
+        got = await read_and_verify(self.transport, self.peer, spans, good, 60.0, CLOCK)
         assert got.num_good == len(spans), got
         await self.calls.release(leased.lease_id)
 
 
 @asynccontextmanager
-async def client(name: str, address: str, door: str) -> AsyncIterator[Client]:
+async def client(name: str, address: str, door: str) -> AsyncIterator[StoreBenchClient]:
     memory = HostMemory("bench", POOL)
     bytes_ = np.frombuffer(memory.view, dtype=np.uint8)
     bytes_[:] = np.random.default_rng(1).integers(256, size=POOL, dtype=np.uint8)
@@ -134,12 +134,12 @@ async def client(name: str, address: str, door: str) -> AsyncIterator[Client]:
     (transport,) = opened.values()
     calls = KvStoreClient(address, None, "" if name == "grpc" else door, 60.0)
     endpoint: Endpoint = await calls.open([transport.name], host_id())
-    yield Client(memory, transport, transport.connect(endpoint), calls, count())
+    yield StoreBenchClient(memory, transport, transport.connect(endpoint), calls, count())
     await calls.close()
     transport.close()
 
 
-async def put_and_get(who: Client, size: int, rounds: int) -> dict[str, list[float]]:
+async def put_and_get(who: StoreBenchClient, size: int, rounds: int) -> dict[str, list[float]]:
     """Every value is another one, put from and got to another place each time."""
     times: dict[str, list[float]] = {"put": [], "get": []}
     places = POOL // size
@@ -228,17 +228,17 @@ def disk_ceiling(folder: Path, size: int) -> dict[str, float]:
 async def through_disk(size: int) -> dict[str, float]:
     """A prefix of ``size`` bytes demoted to make room, and leased again: the node's own work, in
     this process, since only there it can be timed alone."""
-    from baton.core.ids import Generation
-    from kvstore.disk import DiskTier
+    from baton.core.ids import Incarnation
+    from kvstore.disk_tier import DiskTier
+    from kvstore.dram_tier import DramTier
     from kvstore.node import StoreNode
-    from kvstore.shelf import Shelf
 
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as name:
         arena = HostMemory("disk", size)
         arena.view[:] = bytes(size)
         clock = SystemClock()
-        shelf, disk = Shelf(size), DiskTier(Path(name), 2 * size)
-        store = StoreNode(Generation(1), arena, {}, "here", clock, shelf, disk)
+        shelf, disk = DramTier(size), DiskTier(Path(name), 2 * size)
+        store = StoreNode(Incarnation(1), arena, {}, "here", clock, shelf, disk)
         slots = []
         for index in range(size // BLOCK):
             slot = shelf.take(BlockKey(index.to_bytes(16, "little")), BLOCK, depth=index)
@@ -262,7 +262,7 @@ async def through_disk(size: int) -> dict[str, float]:
                     os.fsync(held._file)
                     os.posix_fadvise(held._file, 0, 0, os.POSIX_FADV_DONTNEED)
             began = SYSTEM_CLOCK()
-            leased = await store.lease(LeaseQuery(keys, 10.0, 1 << 40))
+            leased = await store.lease(LeaseRequest(keys, 10.0, 1 << 40))
             times[name_] = SYSTEM_CLOCK() - began
             assert leased.num_promoted == len(keys), leased.num_promoted
             store.release(leased.lease_id)

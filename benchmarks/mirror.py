@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from baton.core.ids import BlockKey, Generation, WorkerId
-from baton.core.store import Tier, WatchPage
+from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.store import Tier, WatchEvent
 from benchmarks.machine import SYSTEM_CLOCK, describe
-from conductor.mirror import Mirror
+from conductor.store_mirror import StoreMirror
 
 CHAIN = 8192
 PAGE = 8192
@@ -33,7 +33,7 @@ def chains(first: int, count: int) -> list[BlockKey]:
 
 
 def fill(
-    mirror: Mirror, nodes: Sequence[WorkerId], num_keys: int
+    mirror: StoreMirror, nodes: Sequence[WorkerId], num_keys: int
 ) -> tuple[list[tuple[WorkerId, list[BlockKey]]], list[float]]:
     """Chains with their holders, and the seconds that each page took."""
     kept: list[tuple[WorkerId, list[BlockKey]]] = []
@@ -45,23 +45,23 @@ def fill(
             keys = chains(1 + index * num_pages + number, PAGE // CHAIN)
             if (index * num_pages + number) % every == 0:
                 kept.append((node, keys[:CHAIN]))
-            page = WatchPage(Generation(1), number, Tier.DRAM, tuple(keys), reset=number == 0)
+            page = WatchEvent(Incarnation(1), number, Tier.DRAM, tuple(keys), reset=number == 0)
             times.append(apply_seconds(mirror, node, page))
     return kept, times
 
 
-def empty(mirror: Mirror, kept: Sequence[tuple[WorkerId, list[BlockKey]]]) -> float:
+def empty(mirror: StoreMirror, kept: Sequence[tuple[WorkerId, list[BlockKey]]]) -> float:
     """Seconds per million keys removed."""
     total = 0.0
     for node, keys in kept:
         _, number = mirror.position(node)
-        page = WatchPage(Generation(1), number + 1, Tier.NONE, tuple(keys), reset=False)
+        page = WatchEvent(Incarnation(1), number + 1, Tier.NONE, tuple(keys), reset=False)
         total += apply_seconds(mirror, node, page)
     return total / (len(kept) * CHAIN) * 1e6
 
 
 def look_up(
-    mirror: Mirror, asked: Sequence[Sequence[BlockKey]], expected: int
+    mirror: StoreMirror, asked: Sequence[Sequence[BlockKey]], expected: int
 ) -> tuple[float, float]:
     """Median and 99th percentile, in microseconds."""
     times = []
@@ -74,14 +74,14 @@ def look_up(
     return statistics.median(times) * 1e6, statistics.quantiles(times, n=100)[98] * 1e6
 
 
-def apply_seconds(mirror: Mirror, node: WorkerId, page: WatchPage) -> float:
+def apply_seconds(mirror: StoreMirror, node: WorkerId, page: WatchEvent) -> float:
     began = SYSTEM_CLOCK()
     assert mirror.apply(node, page)
     return SYSTEM_CLOCK() - began
 
 
 def measure(num_nodes: int, num_keys: int) -> dict[str, float]:
-    mirror = Mirror()
+    mirror = StoreMirror()
     nodes = [WorkerId(f"node-{index:02}") for index in range(num_nodes)]
     kept, times = fill(mirror, nodes, num_keys)
     num_blocks = mirror.num_blocks

@@ -19,10 +19,10 @@ from baton.core.states import Role
 from baton.core.task import Task
 from baton.registry.redis import RedisRegistry
 from baton.rpc.channel import open_channel
-from baton.rpc.router_stream import SubmitEncoder
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.runtime.state import ClusterFolder
+from baton.rpc.worker_stream import SubmitEncoder
 from benchmarks.machine import SYSTEM_CLOCK, describe
+from orchestrator.cluster_state import ClusterFolder
 from tools.local_cluster import LocalCluster, local_cluster
 
 PROMPT_TOKENS, ANSWER_TOKENS = 64, 8000

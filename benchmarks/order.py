@@ -24,7 +24,7 @@ import numpy as np
 
 from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.order import ORDERS
+from baton.core.prefill_order import PREFILL_ORDERS
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
@@ -51,7 +51,7 @@ SPEC_TOKENS = tuple(TokenId(i) for i in range(100_000))
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PrefillRequest:
     number: int
     at_seconds: float
     num_tokens: int
@@ -63,7 +63,7 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PrefillOrderRow:
     """Of one order under one load, over all seeds. Seconds."""
 
     order: str
@@ -105,7 +105,7 @@ class IdleRunner(FakeRunner):
         return StepOutput(tuple(SampledToken(TokenId(7)) if r.sample else None for r in plan.rows))
 
 
-def workload(seed: int, load: float) -> list[Ask]:
+def workload(seed: int, load: float) -> list[PrefillRequest]:
     """Requests until the horizon, with as much work as ``load`` of the time."""
     chance = np.random.default_rng(seed)
     lengths = np.exp(chance.normal(math.log(1200), 0.8, 100_000)).clip(64, 8000).astype(int)
@@ -116,7 +116,7 @@ def workload(seed: int, load: float) -> list[Ask]:
     heavy = chance.random(100_000) < HEAVY_SHARE
     count = int(np.searchsorted(times, HORIZON_SECONDS))
     return [
-        Ask(i, float(times[i]), int(lengths[i]), TENANTS[0 if heavy[i] else 1])
+        PrefillRequest(i, float(times[i]), int(lengths[i]), TENANTS[0 if heavy[i] else 1])
         for i in range(count)
     ]
 
@@ -125,7 +125,7 @@ def workload(seed: int, load: float) -> list[Ask]:
 class Replay:
     """One engine, and what it gave: the TTFT of each request, tokens to each tenant in time."""
 
-    asks: Sequence[Ask]
+    asks: Sequence[PrefillRequest]
     clock: ManualClock
     engine: Engine
     ttft: dict[int, float] = field(default_factory=dict)
@@ -156,7 +156,7 @@ class Replay:
             self.engine.release(output.request_id)
 
 
-def replay(asks: Sequence[Ask], order: str, fairness: bool) -> Replay:
+def replay(asks: Sequence[PrefillRequest], order: str, fairness: bool) -> Replay:
     clock = ManualClock()
     config = EngineConfig(
         block_tokens=BLOCK_TOKENS, max_model_tokens=200_000, max_step_tokens=STEP_TOKENS,
@@ -172,7 +172,7 @@ def replay(asks: Sequence[Ask], order: str, fairness: bool) -> Replay:
     return done
 
 
-def _spec(ask: Ask) -> RequestSpec:
+def _spec(ask: PrefillRequest) -> RequestSpec:
     tokens = (TokenId(ask.number), *SPEC_TOKENS[1 : ask.num_tokens])
     return RequestSpec(
         RequestId(str(ask.number)), Epoch(1), tokens, len(tokens), SamplingParams(max_tokens=2),
@@ -180,7 +180,7 @@ def _spec(ask: Ask) -> RequestSpec:
     )  # fmt: skip
 
 
-def _fairness(asks: Sequence[Ask], given: dict[bytes, int]) -> float:
+def _fairness(asks: Sequence[PrefillRequest], given: dict[bytes, int]) -> float:
     """Jain's index of given / max-min share."""
     wanted = {tenant: sum(a.num_tokens for a in asks if a.tenant == tenant) for tenant in TENANTS}
     total, least = sum(given.values()), min(wanted.values())
@@ -190,8 +190,8 @@ def _fairness(asks: Sequence[Ask], given: dict[bytes, int]) -> float:
     return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts))
 
 
-def measure(order: str, fairness: bool, load: float, num_seeds: int) -> Row:
-    done: list[tuple[Ask, float]] = []
+def measure(order: str, fairness: bool, load: float, num_seeds: int) -> PrefillOrderRow:
+    done: list[tuple[PrefillRequest, float]] = []
     fair = []
     for seed in range(num_seeds):
         asks = workload(seed, load)
@@ -201,7 +201,7 @@ def measure(order: str, fairness: bool, load: float, num_seeds: int) -> Row:
     times = np.array([seconds for _, seconds in done])
     by_length = sorted(done, key=lambda pair: pair[0].num_tokens)
     size = -(-len(done) // 4)
-    return Row(
+    return PrefillOrderRow(
         order, fairness, load,
         attained=_attained(done),
         attained_long=_attained([pair for pair in done if pair[0].num_tokens >= 30_000]),
@@ -216,7 +216,7 @@ def measure(order: str, fairness: bool, load: float, num_seeds: int) -> Row:
     )  # fmt: skip
 
 
-def _attained(pairs: Sequence[tuple[Ask, float]]) -> float:
+def _attained(pairs: Sequence[tuple[PrefillRequest, float]]) -> float:
     met = sum(seconds <= FIRST_TOKEN_SECONDS + ask.own_seconds for ask, seconds in pairs)
     return met / max(len(pairs), 1)
 
@@ -226,7 +226,7 @@ HEADER = (
 )
 
 
-def table(rows: Sequence[Row]) -> Iterator[str]:
+def table(rows: Sequence[PrefillOrderRow]) -> Iterator[str]:
     yield HEADER
     for row in rows:
         yield (
@@ -240,7 +240,9 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Orders of prompts in one worker")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--orders", nargs="*", default=list(ORDERS), choices=list(ORDERS))
+    parser.add_argument(
+        "--orders", nargs="*", default=list(PREFILL_ORDERS), choices=list(PREFILL_ORDERS)
+    )
     parser.add_argument("--loads", nargs="*", type=float, default=list(LOADS))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

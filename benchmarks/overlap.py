@@ -25,13 +25,13 @@ from typing import Any
 import torch
 
 from baton.engine.engine import Engine
-from baton.engine.pipeline import RunnerThread
+from baton.engine.executor import ThreadedExecutor
 from baton.engine.result import StepResult
 from baton.engine.runner import ModelRunner
-from baton.rpc.convert import output_to_proto
+from baton.rpc.convert.common import output_to_proto
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.worker.engine_thread import EngineThread
-from baton.worker.stream import OutputStream
+from baton.worker.output_stream import OutputStream
 from benchmarks.decode_step import cancelled, make_engine, make_worker, parser_of, submit
 from benchmarks.engine import write_model
 from benchmarks.machine import describe
@@ -45,7 +45,7 @@ class Side:
     :meth:`steps`."""
 
     def __init__(self, runner: ModelRunner, overlaps: bool) -> None:
-        pipeline = RunnerThread(runner) if overlaps else None
+        pipeline = ThreadedExecutor(runner) if overlaps else None
         engine = make_engine(runner, pipeline)
         self._thread = EngineThread(engine, self._on_step, self._on_crash)
         self._worker = make_worker(runner, engine, self._thread)

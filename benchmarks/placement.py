@@ -18,16 +18,16 @@ import numpy as np
 
 from baton.clock import SystemClock
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.ids import BlockKey, Generation, WorkerId
-from baton.core.load import Load, QueuedWork
+from baton.core.ids import BlockKey, Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
-from baton.core.store import Tier, WatchPage
+from baton.core.store import Tier, WatchEvent
+from baton.core.worker_load import QueuedWork, WorkerLoad
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from conductor.conductor import Conductor, ConductorConfig
-from conductor.mirror import Mirror
+from conductor.store_mirror import StoreMirror
 
 WORKERS = (8, 64, 1024)
 PROMPTS = (1_000, 12_000, 128_000)
@@ -44,7 +44,7 @@ def chain(generator: np.random.Generator, num_blocks: int) -> tuple[BlockKey, ..
 
 def member(number: int, role: Role, host: str, generator: np.random.Generator) -> Member:
     waiting = generator.uniform(0.05, 1.0, size=4).tolist()
-    load = Load(
+    load = WorkerLoad(
         queued_tokens=20_000,
         num_blocks=20_000,
         at_seconds=CLOCK.wall_nanoseconds() / 1e9,
@@ -62,7 +62,7 @@ def member(number: int, role: Role, host: str, generator: np.random.Generator) -
         WorkerId(f"{role.value}-{number}"),
         role,
         f"10.0.0.1:{number}",
-        Generation(1),
+        Incarnation(1),
         WorkerState.READY,
         host=host,
         block_tokens=BLOCK_TOKENS,
@@ -75,7 +75,7 @@ async def conductor_with(
 ) -> tuple[Conductor, list[tuple[BlockKey, ...]]]:
     """And some chains that stores hold."""
     generator = np.random.default_rng(1)
-    registry, mirror = MemoryRegistry(CLOCK), Mirror()
+    registry, mirror = MemoryRegistry(CLOCK), StoreMirror()
     membership = Membership(registry, CLOCK)
     hosts = max(num_workers // PER_HOST, 1)
     for number in range(num_workers):
@@ -88,7 +88,7 @@ async def conductor_with(
         await registry.announce(store, 1e6)
         for page in range(max(num_blocks // hosts // CHAIN, 1)):
             held = chain(generator, CHAIN)
-            told = WatchPage(Generation(1), page, Tier.DRAM, held, reset=page == 0)
+            told = WatchEvent(Incarnation(1), page, Tier.DRAM, held, reset=page == 0)
             assert mirror.apply(store.id, told)
             kept.append(held)
     await membership.refresh()

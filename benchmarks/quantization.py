@@ -24,9 +24,9 @@ from torch.nn import functional
 from baton.config import DEMO_MODEL
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import make_batch
+from baton.engine.attention.base import pack_batch
 from baton.engine.native.decoder import NativeModel
-from baton.engine.native.library import CODINGS
+from baton.engine.native.library import QUANTIZATION_CODES
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
 from baton.text.tokenizer import Tokenizer
@@ -50,7 +50,7 @@ class Quality:
     load_seconds: float
 
 
-class Reader:
+class LogprobReader:
     """A model that tells the logits of whole rows."""
 
     def __init__(self, options: argparse.Namespace, name: str) -> None:
@@ -79,7 +79,7 @@ class Reader:
         blocks = tuple(BlockId(n) for n in range(self._runner.num_blocks))
         ids = tuple(TokenId(token) for token in tokens)
         row = Row(RequestId("row"), ids, 0, blocks, sample=False, sampling=SamplingParams(1))
-        hidden = self._model.hidden(torch.tensor(tokens), make_batch([row], BLOCK_TOKENS, CPU))
+        hidden = self._model.hidden(torch.tensor(tokens), pack_batch([row], BLOCK_TOKENS, CPU))
         return self._model.logits(hidden, torch.arange(len(tokens))).log_softmax(dim=-1)
 
 
@@ -96,9 +96,9 @@ def held_out(model: Path, most: int) -> list[list[int]]:
 
 def compare(options: argparse.Namespace) -> Iterator[Quality]:
     rows = held_out(options.model, options.rows)
-    plain = Reader(options, "none")
-    for name in CODINGS:
-        reader = plain if name == "none" else Reader(options, name)
+    plain = LogprobReader(options, "none")
+    for name in QUANTIZATION_CODES:
+        reader = plain if name == "none" else LogprobReader(options, name)
         losses, agreements, divergences = [], [], []
         for row in rows:
             told, wanted = reader.logprobs(row[:-1]), plain.logprobs(row[:-1])

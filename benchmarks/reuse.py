@@ -24,35 +24,35 @@ import numpy as np
 import uvloop
 
 from baton.clock import SystemClock
-from baton.config import DEMO_MODEL, prepare_threads
+from baton.config import DEMO_MODEL, set_thread_environment
 from baton.core.block_key import block_keys
-from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.ids import Epoch, Incarnation, RequestId, TokenId, WorkerId
 from baton.core.member import Member
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
+from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.memory_index import MemoryKvIndex
-from baton.kv.store_client import StoreClient
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.rpc.kvstore_client import KvStoreClient
 from baton.transport.base import Region
-from baton.transport.select import BEST_FIRST, host_id, open_transports
+from baton.transport.selection import TRANSPORT_PREFERENCE, host_id, open_transports
 from benchmarks.kvstore import node, plain_copy
 from benchmarks.machine import SYSTEM_CLOCK, describe
 
-prepare_threads(0)
+set_thread_environment(0)
 
 from baton.engine.checksum import block_checksums, checksum_algorithm  # noqa: E402
 from baton.engine.config import EngineConfig  # noqa: E402
 from baton.engine.engine import Engine  # noqa: E402
 from baton.engine.result import StepResult  # noqa: E402
 from baton.engine.runner import ModelRunner  # noqa: E402
+from baton.worker.cluster_prefix_store import ClusterPrefixStore  # noqa: E402
 from baton.worker.engine_thread import EngineThread  # noqa: E402
-from baton.worker.extension import Extension  # noqa: E402
 from baton.worker.kv_layout import KvLayout  # noqa: E402
-from baton.worker.reload import Way  # noqa: E402
-from baton.worker.store_prefixes import StorePrefixes  # noqa: E402
+from baton.worker.prefix_fetch import PrefixFetch  # noqa: E402
+from baton.worker.reload_policy import ReloadMode  # noqa: E402
 from baton.worker.store_publisher import StorePublisher  # noqa: E402
 
 SHARES = (0.0, 0.5, 0.9, 1.0)
@@ -61,7 +61,7 @@ CLOCK = SystemClock()
 BLOCK_TOKENS = 16
 
 
-class Bench:
+class ReuseBench:
     """A model, its pool, and what can be reached from here."""
 
     def __init__(self, num_tokens: int, model: Path = DEMO_MODEL, chunk: int = 512) -> None:
@@ -101,20 +101,21 @@ class Bench:
 
     @asynccontextmanager
     async def worker(
-        self, address: str, door: str, over: str, prefer: Way | None = None
-    ) -> AsyncIterator["Worker"]:
+        self, address: str, door: str, over: str, prefer: ReloadMode | None = None
+    ) -> AsyncIterator["ReuseWorker"]:
         """A worker with an empty device cache, and a store that it reaches ``over`` a way; an
         empty address is none."""
         registry = MemoryRegistry(CLOCK)
         store = Member(
-            WorkerId("s"), Role.KVSTORE, address, Generation(1), WorkerState.READY,
-            host=host_id() if over == "shm" else "elsewhere", transports=BEST_FIRST, door=door,
+            WorkerId("s"), Role.KVSTORE, address, Incarnation(1), WorkerState.READY,
+            host=host_id() if over == "shm" else "elsewhere", transports=TRANSPORT_PREFERENCE,
+            door=door,
         )  # fmt: skip
         if address:
             await registry.announce(store, 3600.0)
         membership = Membership(registry, CLOCK)
         await membership.refresh()
-        worker = Worker(self, membership, over, prefer)
+        worker = ReuseWorker(self, membership, over, prefer)
         running = asyncio.create_task(worker.store.run())
         worker.thread.start()
         try:
@@ -125,9 +126,9 @@ class Bench:
             await worker.client.close()
 
 
-class Worker:
+class ReuseWorker:
     def __init__(
-        self, bench: Bench, membership: Membership, over: str, prefer: Way | None = None
+        self, bench: ReuseBench, membership: Membership, over: str, prefer: ReloadMode | None = None
     ) -> None:
         runner = bench.runner
         self.engine = Engine(
@@ -141,10 +142,10 @@ class Worker:
             return KvStoreClient(member.address, None, member.door if over == "shm" else "", 5.0)
 
         host = host_id() if over == "shm" else "here"
-        self.client = StoreClient(
+        self.client = ClusterStoreClient(
             membership, MemoryKvIndex(), transports, connect, host, CLOCK, 5.0
         )
-        self.store = StorePrefixes(
+        self.store = ClusterPrefixStore(
             self.thread,
             self.client,
             StorePublisher(self.thread, self.client, bench.layout, b""),
@@ -159,7 +160,7 @@ class Worker:
         self.finished = asyncio.Event()
         self.tokens: list[int] = []
         self.cached = 0
-        self.extension = Extension(RequestId(""))
+        self.extension = PrefixFetch(RequestId(""))
 
     def on_step(self, result: StepResult) -> None:
         self.store.note_step(result)
@@ -199,7 +200,7 @@ class Worker:
             await CLOCK.sleep(0.01)
 
 
-async def measure(bench: Bench, tier: str, share: float, rounds: int) -> tuple[float, int]:
+async def measure(bench: ReuseBench, tier: str, share: float, rounds: int) -> tuple[float, int]:
     """Median seconds, and the cached tokens that the last one told."""
     over = {"peer nixl": "nixl", "peer grpc": "grpc"}.get(tier, "shm")
     times, cached = [], 0
@@ -231,7 +232,7 @@ async def measure(bench: Bench, tier: str, share: float, rounds: int) -> tuple[f
 async def run(options: argparse.Namespace) -> None:
     machine = describe()
     print(machine)
-    bench = Bench(options.tokens)
+    bench = ReuseBench(options.tokens)
     size = options.tokens // BLOCK_TOKENS * bench.runner.pool.block_bytes
     copy = plain_copy(size, 9)
     cold, _ = await measure(bench, "device", 0.0, options.rounds)

@@ -18,20 +18,27 @@ from typing import Any
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
-from baton.ring import successors
+from baton.hash_ring import ring_successors
+from baton.traces.files import read_trace
 from benchmarks.machine import describe
+from conductor.policy.baselines import CHWBL_LOAD_FACTOR, chwbl
 from conductor.policy.candidates import ring_key
-from conductor.policy.fleet import DecodeView, Link, Pool, PrefillView, Query, Snapshot
-from conductor.policy.rivals import CHWBL_LOAD_FACTOR, chwbl
-from conductor.simulator.caches import Caches
-from conductor.simulator.traces import read_trace
+from conductor.policy.snapshot import (
+    DecodeView,
+    LinkSpeed,
+    PolicyQuery,
+    PrefillView,
+    Snapshot,
+    WorkerPool,
+)
+from simulator.caches import SimulatedCaches
 
 WORKERS = tuple(sorted(f"worker-{number}" for number in range(16)))
 COST = PrefillCost(0.0, 1e-4, 0.0)
 
 
 def firsts(ids: tuple[str, ...], num_keys: int) -> list[str]:
-    return [next(successors(ids, number.to_bytes(8, "little"))) for number in range(num_keys)]
+    return [next(ring_successors(ids, number.to_bytes(8, "little"))) for number in range(num_keys)]
 
 
 def evenness(num_keys: int) -> dict[str, Any]:
@@ -55,12 +62,12 @@ def evenness(num_keys: int) -> dict[str, Any]:
 def bounded(num_requests: int) -> dict[str, Any]:
     """Requests that all have one head and never end: the worst case of bounded loads."""
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
-    pool, most = Pool(views), 0.0
-    caches = Caches({view.id: view.node for view in views}, [], 1, 1)
+    pool, most = WorkerPool(views), 0.0
+    caches = SimulatedCaches({view.id: view.node for view in views}, [], 1, 1)
     decodes = decode_pool()
     for number in range(num_requests):
-        snapshot = Snapshot(0.0, number, pool, decodes, caches, 16, 1, Link(1e9, 1e9))
-        chosen = chwbl(snapshot, Query(f"r{number}", 100, 16, (b"head",))).prefill
+        snapshot = Snapshot(0.0, number, pool, decodes, caches, 16, 1, LinkSpeed(1e9, 1e9))
+        chosen = chwbl(snapshot, PolicyQuery(f"r{number}", 100, 16, (b"head",))).prefill
         assert chosen is not None
         view = pool.take(chosen)
         view.num_requests += 1
@@ -70,13 +77,13 @@ def bounded(num_requests: int) -> dict[str, Any]:
     return {"largest_over_bound": most, "largest_over_mean": most_loaded(pool)}
 
 
-def most_loaded(pool: Pool[PrefillView]) -> float:
+def most_loaded(pool: WorkerPool[PrefillView]) -> float:
     loads = [view.num_requests for view in pool]
     return max(loads) / statistics.fmean(loads)
 
 
-def decode_pool() -> Pool[DecodeView]:
-    return Pool([DecodeView(WorkerId("decode"), DecodeCost(0.01, 0.0, 0.0), 1 << 30)])
+def decode_pool() -> WorkerPool[DecodeView]:
+    return WorkerPool([DecodeView(WorkerId("decode"), DecodeCost(0.01, 0.0, 0.0), 1 << 30)])
 
 
 def shared_heads(path: Path) -> dict[str, Any]:
@@ -84,16 +91,16 @@ def shared_heads(path: Path) -> dict[str, Any]:
     block."""
     trace = read_trace(path)
     views = [PrefillView(WorkerId(worker), COST, worker) for worker in WORKERS]
-    pool = Pool(views)
-    caches = Caches({view.id: view.node for view in views}, [], 1, 1)
-    snapshot = Snapshot(0.0, 0, pool, decode_pool(), caches, 512, 1, Link(1e9, 1e9))
+    pool = WorkerPool(views)
+    caches = SimulatedCaches({view.id: view.node for view in views}, [], 1, 1)
+    snapshot = Snapshot(0.0, 0, pool, decode_pool(), caches, 512, 1, LinkSpeed(1e9, 1e9))
     by_key: Counter[str] = Counter()
     by_head: Counter[str] = Counter()
-    query = Query("", 1, 1, ())
+    query = PolicyQuery("", 1, 1, ())
     for number, arrival in enumerate(trace.arrivals):
         query = replace(query, request_id=f"r{number}", keys=arrival.blocks)
-        by_key[next(successors(WORKERS, ring_key(snapshot, query)))] += 1
-        by_head[next(successors(WORKERS, str(arrival.blocks[0]).encode()))] += 1
+        by_key[next(ring_successors(WORKERS, ring_key(snapshot, query)))] += 1
+        by_head[next(ring_successors(WORKERS, str(arrival.blocks[0]).encode()))] += 1
         caches.note_request(arrival.blocks)
     mean = len(trace.arrivals) / len(WORKERS)
     return {

@@ -24,7 +24,7 @@ import psutil
 
 from baton.config import DEMO_MODEL
 from baton.text.tokenizer import Tokenizer
-from benchmarks.http_load import Load, post, stream_all
+from benchmarks.http_load import StreamLoadResult, post, stream_all
 from benchmarks.machine import describe
 from benchmarks.peers.routers import Running, baton, direct, dynamo, sglang_router
 
@@ -46,7 +46,7 @@ class Figures:
     memory_mib: float
 
 
-class Prompts:
+class ChatPrompts:
     """Requests whose prompts have some ``PROMPT_TOKENS`` tokens, and nothing in common."""
 
     def __init__(self, seed: int, answer_tokens: int = ANSWER_TOKENS) -> None:
@@ -70,7 +70,7 @@ class Prompts:
         return json.dumps(body).encode()
 
 
-class Used:
+class CpuUsage:
     """CPU seconds that processes have used since this was made."""
 
     def __init__(self, *pids: int) -> None:
@@ -94,7 +94,7 @@ def _family(pid: int) -> list[psutil.Process]:
 
 
 def measure(router: Running, requests: list[bytes], concurrency: int) -> Figures:
-    cpu, beside = Used(router.router), Used(*router.beside)
+    cpu, beside = CpuUsage(router.router), CpuUsage(*router.beside)
     load = asyncio.run(stream_all("127.0.0.1", router.port, requests, concurrency))
     check(load, router.name)
     first = np.array(load.first_seconds) * 1000
@@ -109,7 +109,7 @@ def measure(router: Running, requests: list[bytes], concurrency: int) -> Figures
     )
 
 
-def check(load: Load, name: str) -> None:
+def check(load: StreamLoadResult, name: str) -> None:
     """A router that drops tokens is not faster. Raises RuntimeError."""
     if load.num_events < len(load.whole_seconds):
         raise RuntimeError(f"{name} streamed {load.num_events} events")
@@ -128,7 +128,7 @@ def contenders(
 
 def main() -> None:
     options = _options()
-    prompts = Prompts(options.seed)
+    prompts = ChatPrompts(options.seed)
     figures: dict[tuple[str, int], list[Figures]] = defaultdict(list)
     with ExitStack() as stack:
         wanted = options.only.split(",") if options.only else None

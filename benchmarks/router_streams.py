@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from benchmarks.http_load import Load, stream_all
+from benchmarks.http_load import StreamLoadResult, stream_all
 from benchmarks.machine import describe
-from benchmarks.router import Prompts, Used
+from benchmarks.router import ChatPrompts, CpuUsage
 from tools.local_cluster import LocalCluster, local_cluster
 
 STEP_SECONDS = 0.02
@@ -27,7 +27,7 @@ SUSTAINED_SHARE, SUSTAINED_GAPS = 0.95, 1.5
 
 
 @dataclass(frozen=True)
-class Step:
+class SustainedStep:
     """``router_cores``: CPU seconds a second of all routers; ``mock_cores``: of the workers."""
 
     streams: int
@@ -44,22 +44,26 @@ class Step:
     sustained: bool
 
 
-def measure(cluster: LocalCluster, requests: list[bytes], streams: int, tokens: int) -> Step:
-    routers = Used(*(entry["pid"] for entry in cluster.processes("router")))
-    mocks = Used(*(entry["pid"] for entry in cluster.processes("mock")))
+def measure(
+    cluster: LocalCluster, requests: list[bytes], streams: int, tokens: int
+) -> SustainedStep:
+    routers = CpuUsage(*(entry["pid"] for entry in cluster.processes("router")))
+    mocks = CpuUsage(*(entry["pid"] for entry in cluster.processes("mock")))
     port = int(cluster.url.rsplit(":", 1)[1])
     load = asyncio.run(stream_all("127.0.0.1", port, requests, streams, with_gaps=True))
     return _step(load, streams, tokens, routers, mocks)
 
 
-def _step(load: Load, streams: int, tokens: int, routers: Used, mocks: Used) -> Step:
+def _step(
+    load: StreamLoadResult, streams: int, tokens: int, routers: CpuUsage, mocks: CpuUsage
+) -> SustainedStep:
     gaps = np.array(load.gaps_seconds) * 1000
     first = np.array(load.first_seconds) * 1000
     answers = len(load.whole_seconds)
     ideal_seconds = answers / streams * tokens * STEP_SECONDS
     share = min(ideal_seconds / load.seconds, 1.0)
     gap_p50, gap_p90, gap_p99 = (float(np.percentile(gaps, p)) for p in (50, 90, 99))
-    return Step(
+    return SustainedStep(
         streams=streams,
         tokens_per_second=answers * tokens / load.seconds,
         share=share,
@@ -85,8 +89,8 @@ def main() -> None:
         "admission": "false",
         "routers": options.routers,
     }
-    prompts, half = Prompts(options.seed, options.answer_tokens), NUM_WORKERS // 2
-    rows: list[Step] = []
+    prompts, half = ChatPrompts(options.seed, options.answer_tokens), NUM_WORKERS // 2
+    rows: list[SustainedStep] = []
     with local_cluster(prefill=half, decode=half, settings=settings) as cluster:
         measure(cluster, prompts.requests(64), 64, options.answer_tokens)
         for streams in map(int, options.streams.split(",")):
@@ -98,7 +102,7 @@ def main() -> None:
     print(json.dumps({"machine": describe(), "routers": options.routers, "rows": told}))
 
 
-def _line(row: Step) -> str:
+def _line(row: SustainedStep) -> str:
     return (
         f"{row.streams:6} streams {row.tokens_per_second:8.0f} tokens/s ({row.share:4.0%})"
         f"  first p50 {row.first_p50_ms:7.1f} p99 {row.first_p99_ms:7.1f} ms"

@@ -22,14 +22,14 @@ import httpx
 import numpy as np
 
 from baton.clock import SystemClock
+from baton.traces.files import add_jitter, read_trace, scale_rate
+from baton.traces.trace import Trace, TraceRequest
 from benchmarks.machine import describe
-from conductor.policy.fleet import Link
-from conductor.policy.policies import policy_named
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.cluster_config import ClusterConfig
-from conductor.simulator.roofline import Costs, costs_from_table
-from conductor.simulator.traces import jittered, read_trace, scaled
+from conductor.policy.policies import get_policy
+from conductor.policy.snapshot import LinkSpeed
+from simulator.cluster import SimulatedCluster
+from simulator.cluster_config import ClusterConfig
+from simulator.roofline import WorkerCosts, costs_from_table
 from tools.cost_table import REQUEST_SECONDS, table, timed
 from tools.local_cluster import local_cluster
 
@@ -44,21 +44,21 @@ SETTINGS: dict[str, object] = {"threads": 1, "admission": False, "store_reload":
 
 def shrunk(trace: Trace, num_requests: int, rate: float) -> Trace:
     """The first requests at that rate, everything ``SHRINK`` times as short."""
-    jittered_trace = jittered(trace, SEED)
+    jittered_trace = add_jitter(trace, SEED)
     arrivals = jittered_trace.arrivals[:num_requests]
     factor = rate / (num_requests / arrivals[-1].at_seconds)
     small = tuple(_small(arrival) for arrival in arrivals)
-    return scaled(Trace("shrunk", BLOCK_TOKENS, small), factor)
+    return scale_rate(Trace("shrunk", BLOCK_TOKENS, small), factor)
 
 
-def _small(arrival: Arrival) -> Arrival:
+def _small(arrival: TraceRequest) -> TraceRequest:
     tokens = max(arrival.num_prompt_tokens // SHRINK, 2)
     answer = max(arrival.num_answer_tokens // ANSWER_SHRINK, 2)
     blocks = arrival.blocks[: -(-tokens // BLOCK_TOKENS)]
     return replace(arrival, num_prompt_tokens=tokens, num_answer_tokens=answer, blocks=blocks)
 
 
-def prompt_of(arrival: Arrival) -> list[int]:
+def prompt_of(arrival: TraceRequest) -> list[int]:
     """Each block's ids follow from its number alone, so equal blocks are equal tokens."""
     ids: list[int] = []
     for block in arrival.blocks:
@@ -72,7 +72,7 @@ async def replay(url: str, trace: Trace) -> list[dict[str, Any]]:
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS, limits=limits) as client:
         began = CLOCK.monotonic()
 
-        async def one(arrival: Arrival) -> dict[str, Any]:
+        async def one(arrival: TraceRequest) -> dict[str, Any]:
             prompt = prompt_of(arrival)
             await CLOCK.sleep(max(began + arrival.at_seconds - CLOCK.monotonic(), 0.0))
             answer = await timed(client, prompt, arrival.num_answer_tokens)
@@ -87,7 +87,7 @@ async def replay(url: str, trace: Trace) -> list[dict[str, Any]]:
         return await asyncio.gather(*(one(arrival) for arrival in trace.arrivals))
 
 
-def simulate(trace: Trace, costs: Costs) -> list[dict[str, Any]]:
+def simulate(trace: Trace, costs: WorkerCosts) -> list[dict[str, Any]]:
     config = ClusterConfig(
         num_prefill=POOL,
         num_decode=POOL,
@@ -96,14 +96,14 @@ def simulate(trace: Trace, costs: Costs) -> list[dict[str, Any]]:
         kv_bytes_per_token=costs.kv_bytes_per_token,
         device_tokens=costs.kv_capacity_tokens,
         node_tokens=costs.kv_capacity_tokens,
-        link=Link(3e9, 3e9, 0.002),
+        link=LinkSpeed(3e9, 3e9, 0.002),
         step_tokens=512,
         max_batch=64,
         report_seconds=1.0,
         num_hosts=1,
         decodes_read=False,
     )
-    jobs = SimulatedCluster(config, trace, policy_named("baton")).run()
+    jobs = SimulatedCluster(config, trace, get_policy("baton")).run()
     return [
         {
             "ttft_seconds": job.ttft_seconds,

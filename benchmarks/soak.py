@@ -44,7 +44,7 @@ SETTLED = 0.2
 
 
 @dataclass
-class Run:
+class SoakRun:
     """``rate_rps`` is of answers that came whole. Milliseconds are from the user's side.
     ``failures`` counts by who asked and why it failed. ``memory_mib`` is by role and kind, ``own``
     or ``shared``, over time."""
@@ -66,7 +66,7 @@ class Run:
         return {name: _growth(seen) for name, seen in self.memory_mib.items()}
 
 
-def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) -> Run:
+def run(cluster: LocalCluster, users: int, seconds: int, watch: bool = False) -> SoakRun:
     """Locust for so long, in a process of its own. Raises RuntimeError when it can't run."""
     with tempfile.TemporaryDirectory() as folder:
         told = Path(folder) / "told"
@@ -121,11 +121,11 @@ def _run_of(
     seconds: float,
     failures: dict[str, int],
     memory: dict[str, list[float]],
-) -> Run:
+) -> SoakRun:
     asked = [row for row in rows if row["method"] == "POST"]
     num_requests = sum(row["num_requests"] for row in asked)
     num_failures = sum(row["num_failures"] for row in asked)
-    return Run(
+    return SoakRun(
         users,
         seconds,
         num_requests,
@@ -160,9 +160,9 @@ def _growth(seen: Sequence[float]) -> float:
     return statistics.median(settled[-part:]) - statistics.median(settled[:part])
 
 
-def climb(cluster: LocalCluster) -> list[Run]:
+def climb(cluster: LocalCluster) -> list[SoakRun]:
     """Until more users bring no more answers."""
-    ramp: list[Run] = []
+    ramp: list[SoakRun] = []
     for users in RAMP_USERS:
         ramp.append(run(cluster, users, RAMP_SECONDS))
         print(line(ramp[-1]), flush=True)
@@ -171,7 +171,7 @@ def climb(cluster: LocalCluster) -> list[Run]:
     return ramp
 
 
-def users_for(ramp: Sequence[Run], rate: float) -> int:
+def users_for(ramp: Sequence[SoakRun], rate: float) -> int:
     """Between two steps of the ramp, rate grows evenly with users."""
     before, users_before = 0.0, 0
     for step in ramp:
@@ -188,7 +188,7 @@ def keep_logs(cluster: LocalCluster, folder: Path) -> None:
         shutil.copy(log, folder)
 
 
-def line(told: Run) -> str:
+def line(told: SoakRun) -> str:
     """And one for each kind of failure."""
     failures = "".join(f"\n  {count} x {why}" for why, count in told.failures.items())
     return (

@@ -43,7 +43,7 @@ NUM_BLOCKS = "256"
 
 
 @dataclass(frozen=True)
-class Took:
+class StartupCost:
     """``disk_bytes``: what the process had read from the disk, as Linux counts it."""
 
     seconds: float
@@ -53,7 +53,7 @@ class Took:
 
 
 @dataclass(frozen=True)
-class Line:
+class StartupRow:
     """``ratio``: to reading the files, as cold or as warm."""
 
     what: str
@@ -149,7 +149,7 @@ def take_memory(path: Path, dtype: str) -> object:
 
 
 def child(options: argparse.Namespace) -> None:
-    """Prints a :class:`Took` as JSON."""
+    """Prints a :class:`StartupCost` as JSON."""
     path = Path(options.child_path)
     if options.child == "write":
         write_checkpoint(path, options.shape, options.shards[0], options.seed)
@@ -176,12 +176,12 @@ def child(options: argparse.Namespace) -> None:
     print(json.dumps(asdict(took)))
 
 
-def timed(action: object) -> Took:
+def timed(action: object) -> StartupCost:
     assert callable(action)
     began, cpu, disk = SYSTEM_CLOCK(), time.process_time(), disk_bytes("self")
     kept = action()
     seconds, cpu = SYSTEM_CLOCK() - began, time.process_time() - cpu
-    took = Took(seconds, cpu, disk_bytes("self") - disk, most_resident("self"))
+    took = StartupCost(seconds, cpu, disk_bytes("self") - disk, most_resident("self"))
     del kept
     return took
 
@@ -196,13 +196,13 @@ def most_resident(process: int | str) -> int:
     return int(next(line for line in status if line.startswith("VmHWM")).split()[1]) * 1024
 
 
-def in_child(what: str, path: Path, dtype: str, options: argparse.Namespace) -> Took:
+def in_child(what: str, path: Path, dtype: str, options: argparse.Namespace) -> StartupCost:
     command = [
         sys.executable, "-m", "benchmarks.startup", "--child", what, "--child-path", str(path),
         "--child-dtype", dtype, "--threads", str(options.threads),
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return Took(**json.loads(done.stdout.splitlines()[-1]))
+    return StartupCost(**json.loads(done.stdout.splitlines()[-1]))
 
 
 def write_in_child(path: Path, shards: int, options: argparse.Namespace) -> None:
@@ -233,7 +233,7 @@ def redis(folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def worker(path: Path, dtype: str, url: str, options: argparse.Namespace) -> Iterator[Took]:
+def worker(path: Path, dtype: str, url: str, options: argparse.Namespace) -> Iterator[StartupCost]:
     """From the command to its report that it serves; it goes on serving within the block."""
     settings = {
         "model": str(path), "dtype": dtype, "device": "cpu", "num_blocks": NUM_BLOCKS,
@@ -249,7 +249,7 @@ def worker(path: Path, dtype: str, url: str, options: argparse.Namespace) -> Ite
             await_serving(status)
             seconds = SYSTEM_CLOCK() - began
             try:
-                yield Took(seconds, *used_by(process.pid))
+                yield StartupCost(seconds, *used_by(process.pid))
             finally:
                 process.terminate()
                 process.wait()
@@ -278,9 +278,9 @@ def used_by(process: int) -> tuple[float, int, int]:
 
 def measure(
     path: Path, dtype: str, cold: bool, url: str, options: argparse.Namespace
-) -> dict[str, list[Took]]:
+) -> dict[str, list[StartupCost]]:
     """What is compared takes turns."""
-    took: dict[str, list[Took]] = {what: [] for what in (*CHILDREN[1:], "worker")}
+    took: dict[str, list[StartupCost]] = {what: [] for what in (*CHILDREN[1:], "worker")}
     read_in_order(path)  # warm, until somebody drops it
     for _ in range(options.rounds):
         for what in CHILDREN[1:]:
@@ -297,20 +297,22 @@ def measure(
     return took
 
 
-def lines_of(took: dict[str, list[Took]], shards: int, dtype: str, cold: bool) -> Iterator[Line]:
+def lines_of(
+    took: dict[str, list[StartupCost]], shards: int, dtype: str, cold: bool
+) -> Iterator[StartupRow]:
     reading = statistics.median(each.seconds for each in took["read"])
     for what, several in took.items():
         middle = {
             name: statistics.median(getattr(each, name) for each in several)
             for name in ("seconds", "cpu_seconds", "disk_bytes", "most_bytes")
         }
-        yield Line(
+        yield StartupRow(
             what, shards, dtype, cold, middle["seconds"], middle["cpu_seconds"],
             middle["disk_bytes"] / 1e6, middle["most_bytes"] / 1e6, middle["seconds"] / reading,
         )  # fmt: skip
 
 
-def run(options: argparse.Namespace) -> Iterator[Line]:
+def run(options: argparse.Namespace) -> Iterator[StartupRow]:
     with (
         tempfile.TemporaryDirectory(dir=options.folder) as folder,
         redis(Path(folder)) as url,

@@ -8,21 +8,21 @@ from pathlib import Path
 import uvloop
 
 from baton.clock import SystemClock
-from baton.core.ids import Generation
-from baton.rpc.door import DoorServer, door_path
-from baton.rpc.kvstore_calls import StoreCalls
+from baton.core.ids import Incarnation
+from baton.rpc.kvstore_methods import KvStoreMethods
 from baton.rpc.kvstore_service import add_kvstore_service
+from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
 from baton.rpc.server import build_server, listen
-from baton.transport.region import HostMemory
-from baton.transport.select import host_id, open_transports
-from kvstore.disk import DiskTier
+from baton.transport.host_memory import HostMemory
+from baton.transport.selection import host_id, open_transports
+from kvstore.disk_tier import DiskTier
+from kvstore.dram_tier import DramTier
 from kvstore.node import StoreNode
-from kvstore.shelf import Shelf
 
 
 async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
     clock = SystemClock()
-    generation = Generation(clock.wall_nanoseconds())
+    generation = Incarnation(clock.wall_nanoseconds())
     memory = HostMemory("bench-store", arena_bytes)
     memory.view[:] = bytes(arena_bytes)  # pages are touched before anything is measured
     transports = open_transports(
@@ -35,14 +35,14 @@ async def serve(arena_bytes: int, disk_bytes: int, folder: Path) -> None:
         nixl_interfaces=("lo",),  # so that it can be reached as if from another host
     )
     disk = DiskTier(folder / "disk", disk_bytes) if disk_bytes else None
-    shelf = Shelf(arena_bytes)
+    shelf = DramTier(arena_bytes)
     node = StoreNode(generation, memory, transports, host_id(), clock, shelf, disk)
     server = build_server()
     add_kvstore_service(server, node)
     port = await listen(server, "127.0.0.1", 0)
-    path = door_path(folder / "door", "node")
+    path = local_rpc_socket_path(folder / "door", "node")
     assert path is not None
-    door = DoorServer(StoreCalls(node), path)
+    door = LocalRpcServer(KvStoreMethods(node), path)
     await door.start()
     print(f"127.0.0.1:{port} {path}", flush=True)
     demoting = asyncio.create_task(node.demotion.run())

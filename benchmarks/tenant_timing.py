@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from baton.core.api_key import hashed
+from baton.core.api_key import hash_api_key
 from benchmarks.asking import ask
 from benchmarks.machine import describe
 from benchmarks.tenants import VOCABULARY, cluster_of
@@ -33,7 +33,10 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=512)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    tenants = {"victim": {"keys": [hashed(VICTIM)]}, "attacker": {"keys": [hashed(ATTACKER)]}}
+    tenants = {
+        "victim": {"keys": [hash_api_key(VICTIM)]},
+        "attacker": {"keys": [hash_api_key(ATTACKER)]},
+    }
     with cluster_of(1, 1, tenants) as cluster:
         told = asyncio.run(_measure(cluster.url, options))
     for name, line in told.items():

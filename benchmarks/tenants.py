@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from baton.core.api_key import hashed
+from baton.core.api_key import hash_api_key
 from benchmarks.asking import ask
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.local_cluster import LocalCluster, local_cluster
@@ -54,8 +54,8 @@ def main() -> None:
 def limits(per_minute: int) -> dict[str, Any]:
     """Of the tenants file."""
     return {
-        "quiet": {"keys": [hashed(QUIET)]},
-        "flooder": {"keys": [hashed(FLOODER)], "limits": {"requests_per_minute": per_minute}},
+        "quiet": {"keys": [hash_api_key(QUIET)]},
+        "flooder": {"keys": [hash_api_key(FLOODER)], "limits": {"requests_per_minute": per_minute}},
     }
 
 

@@ -51,7 +51,7 @@ SETTLE_SECONDS = 2.0
 EVENT = b"data: {"
 
 
-class Stream(asyncio.Protocol):
+class TimedStream(asyncio.Protocol):
     """One streamed completion. ``stamps`` are when events came, one entry per event."""
 
     def __init__(self, body: dict[str, object]) -> None:
@@ -92,7 +92,7 @@ class Stream(asyncio.Protocol):
 
 
 @dataclass
-class Seen:
+class LatencySamples:
     """Seconds. ``alone`` and ``beside``: gaps by themselves, and beside prompts."""
 
     alone: list[float] = field(default_factory=list)
@@ -112,7 +112,7 @@ def _percentiles(seconds: list[float]) -> dict[str, float]:
     return {"p50": p50, "p99": p99, "max": max(seconds), "count": len(seconds)}
 
 
-class Client:
+class StreamingClient:
     def __init__(self, url: str, options: argparse.Namespace) -> None:
         parts = urlsplit(url)
         assert parts.hostname is not None and parts.port is not None, url
@@ -121,8 +121,8 @@ class Client:
         self._chance = np.random.default_rng(options.seed)
         self._options = options
 
-    async def measure(self) -> Seen:
-        options, seen = self._options, Seen()
+    async def measure(self) -> LatencySamples:
+        options, seen = self._options, LatencySamples()
         async with asyncio.timeout(PATIENCE_SECONDS):
             await self._prompt(options.tokens)  # warms up
             streams = [await self._open(STREAM_PROMPT_TOKENS, STREAM_TOKENS)]
@@ -144,7 +144,7 @@ class Client:
             stream.leave()
         return seen
 
-    async def _until_warm(self, streams: list[Stream]) -> None:
+    async def _until_warm(self, streams: list[TimedStream]) -> None:
         while any(len(stream.stamps) < WARM_TOKENS for stream in streams):
             for stream in streams:
                 if stream.done.done():
@@ -157,7 +157,7 @@ class Client:
         await stream.done
         return stream.stamps[0] - stream.sent_at
 
-    async def _open(self, num_tokens: int, max_tokens: int) -> Stream:
+    async def _open(self, num_tokens: int, max_tokens: int) -> TimedStream:
         body = {
             "prompt": self._chance.integers(1, self._vocabulary, num_tokens).tolist(),
             "max_tokens": max_tokens,
@@ -167,7 +167,7 @@ class Client:
             "return_token_ids": True,
         }
         _, stream = await asyncio.get_running_loop().create_connection(
-            lambda: Stream(body), *self._place
+            lambda: TimedStream(body), *self._place
         )
         return stream
 
@@ -219,7 +219,7 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         for name, started, chosen in cases:
             settings = {"dtype": options.dtype, **chosen}
             with started(model, settings) as cluster:
-                seen = asyncio.run(Client(cluster.url, options).measure())
+                seen = asyncio.run(StreamingClient(cluster.url, options).measure())
             yield {"case": name, **chosen, **seen.told()}
 
 

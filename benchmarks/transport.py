@@ -18,12 +18,12 @@ from contextlib import contextmanager
 import numpy as np
 
 from baton.clock import SystemClock
-from baton.core.handoff import Endpoint
-from baton.transport.base import Span
-from baton.transport.flow import transfer
+from baton.core.kv_transfer import Endpoint
+from baton.transport.base import TransferRange
+from baton.transport.host_memory import HostMemory
 from baton.transport.nixl import _HEADER, new_agent
-from baton.transport.region import HostMemory
-from baton.transport.select import open_transports
+from baton.transport.reads import read_ranges
+from baton.transport.selection import open_transports
 from benchmarks.machine import describe, median_seconds
 from tests.contract.transport_peer import endpoint_from_json
 
@@ -45,11 +45,11 @@ def peer(name: str, size: int) -> Iterator[Endpoint]:
             process.stdin.close()
 
 
-def scattered(size: int, block: int) -> list[Span]:
+def scattered(size: int, block: int) -> list[TransferRange]:
     chance = np.random.default_rng(1)
     count = size // block
     pairs = zip(chance.permutation(count).tolist(), chance.permutation(count).tolist(), strict=True)
-    return [Span(remote * block, local * block, block) for remote, local in pairs]
+    return [TransferRange(remote * block, local * block, block) for remote, local in pairs]
 
 
 def plain_copy(memory: HostMemory, size: int, rounds: int) -> float:
@@ -74,7 +74,7 @@ def ours(name: str, memory: HostMemory, size: int, block: int, rounds: int) -> f
     with peer(name, size) as endpoint, asyncio.Runner() as loop:
         connected = transport.connect(endpoint)
         seconds = median_seconds(
-            lambda: loop.run(transfer(transport, connected, spans, 60, clock)), rounds
+            lambda: loop.run(read_ranges(transport, connected, spans, 60, clock)), rounds
         )
     transport.close()
     return seconds

@@ -19,23 +19,23 @@ import typer
 from prometheus_client import CollectorRegistry
 
 from baton.clock import SystemClock
-from baton.core.handoff import WorkerRef
-from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.ids import Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.task import Task
-from baton.core.trace import TraceContext
+from baton.core.trace_context import TraceContext
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.result import StepResult
-from baton.obs.logs import set_up_logs
-from baton.obs.otlp import OtlpSpans
-from baton.worker.job import Job, Outcome
-from baton.worker.stream import OutputStream
-from baton.worker.witness import Witness
-from router.record import JourneyRecord
-from router.tracing import RequestTrace, Tracing, spans_of
+from baton.obs.logs import configure_logging
+from baton.obs.otlp_sink import OtlpSpanSink
+from baton.worker.job import Job, JobOutcome
+from baton.worker.output_stream import OutputStream
+from baton.worker.telemetry import WorkerTelemetry
+from router.generation.record import GenerationRecord
+from router.telemetry.tracing import RequestTrace, RequestTracer, build_request_spans
 from tools.otlp_collector import collecting
 
 CLOCK = SystemClock()
@@ -65,7 +65,7 @@ def engine_with(batch: int, answer_tokens: int) -> Engine:
 def step_seconds(batch: int, steps: int) -> tuple[float, float]:
     """Median seconds of a step, and of what a worker tells of it."""
     engine = engine_with(batch, steps + 8)
-    witness = Witness("w", CollectorRegistry(), CLOCK)
+    witness = WorkerTelemetry("w", CollectorRegistry(), CLOCK)
     engine.step()
     alone: list[float] = []
     told: list[float] = []
@@ -90,11 +90,11 @@ def per_call(work: Callable[[], object], times: int) -> float:
     return statistics.median(batches)
 
 
-def finished_record() -> tuple[RequestTrace, JourneyRecord]:
-    record = JourneyRecord(RequestId("cmpl-1"), 0.0, PROMPT_TOKENS)
+def finished_record() -> tuple[RequestTrace, GenerationRecord]:
+    record = GenerationRecord(RequestId("cmpl-1"), 0.0, PROMPT_TOKENS)
     trace = RequestTrace(ROOT, "", "cmpl-1", 0.0)
     trace.follow([record], 0.001)
-    worker = WorkerRef(WorkerId("d"), "d:1", Generation(1))
+    worker = WorkerRef(WorkerId("d"), "d:1", Incarnation(1))
     record.note_question(Epoch(1), 0.001)
     record.note_placement(Epoch(1), Placement(worker, worker, "why", policy="baton"), 0.002)
     record.note_output(RequestOutput(RequestId("cmpl-1"), Epoch(1), 0, (TokenId(1),)), 0.1)
@@ -102,7 +102,7 @@ def finished_record() -> tuple[RequestTrace, JourneyRecord]:
     return trace, record
 
 
-def off_path(record: JourneyRecord) -> None:
+def off_path(record: GenerationRecord) -> None:
     """What is done for a trace where there is none."""
     record.note_question(Epoch(1), CLOCK.monotonic())
 
@@ -115,27 +115,29 @@ def worker_job(traced: bool) -> RequestSpec:
     )  # fmt: skip
 
 
-def job_life(witness: Witness, spec: RequestSpec, stream: OutputStream) -> None:
+def job_life(witness: WorkerTelemetry, spec: RequestSpec, stream: OutputStream) -> None:
     """What a worker tells of a request that did everything there."""
     job = Job(RequestId("r"), spec, Task.WHOLE, stream)
     witness.began(job)
     witness.stepped(StepResult(), {})
-    witness.ended(job, Outcome.DONE)
+    witness.ended(job, JobOutcome.DONE)
 
 
 async def measure_spans(times: int) -> dict[str, float]:
     """Microseconds of the event loop per request."""
     with collecting() as (_, url):
-        spans = OtlpSpans(url, {"service.name": "bench"}, CLOCK)
+        spans = OtlpSpanSink(url, {"service.name": "bench"}, CLOCK)
         trace, _ = finished_record()
         stream = OutputStream(lambda *_: None, lambda *_: None, lambda _: None)
-        on = Witness("w", CollectorRegistry(), CLOCK, spans)
-        off = Witness("w", CollectorRegistry(), CLOCK)
-        none_chosen = Tracing(spans, 0.0, CLOCK)
+        on = WorkerTelemetry("w", CollectorRegistry(), CLOCK, spans)
+        off = WorkerTelemetry("w", CollectorRegistry(), CLOCK)
+        none_chosen = RequestTracer(spans, 0.0, CLOCK)
         seconds = {
             "router_not_sampled": per_call(lambda: none_chosen.begin(REQUEST_ID, None), times),
             "router_off": per_call(lambda: off_path(trace.records[0]), times),
-            "router_traced": per_call(lambda: spans.emit(spans_of(trace, "chat", 200, 0.6)), times),
+            "router_traced": per_call(
+                lambda: spans.emit(build_request_spans(trace, "chat", 200, 0.6)), times
+            ),
             "worker_traced": per_call(partial(job_life, on, worker_job(True), stream), times),
             "worker_not_sampled": per_call(partial(job_life, on, worker_job(False), stream), times),
             "worker_off": per_call(partial(job_life, off, worker_job(False), stream), times),
@@ -152,7 +154,7 @@ def main(batches: Sequence[int] = (1, 16, 64), steps: int = 2000, requests: int 
             f"batch {batch:3}: a step {step * 1e6:7.1f} µs of Python, metrics {told * 1e6:5.2f} µs"
         )
         result[f"batch_{batch}"] = {"step_us": step * 1e6, "metrics_us": told * 1e6}
-    set_up_logs("warning", "json")
+    configure_logging("warning", "json")
     spans = asyncio.run(measure_spans(requests))
     for name, value in spans.items():
         print(f"{name:20} {value:7.1f} µs per request")

@@ -6,23 +6,23 @@ from dataclasses import dataclass, field
 
 from baton.clock import Clock
 from baton.core.ids import BlockKey, WorkerId
-from baton.core.placement import MAX_ALTERNATIVES, Alternative, Placement
+from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
 from baton.errors import Overloaded
-from baton.registry.codec import member_to_json
+from baton.registry.member_codec import member_to_json
 from baton.registry.membership import Membership
-from conductor.admissions import Admissions
-from conductor.beliefs import Beliefs
-from conductor.ledger import Ledger
-from conductor.mirror import Mirror
+from conductor.admission_rates import AdmissionTracker
+from conductor.cache_index import CacheIndex
+from conductor.load_tracker import LoadTracker
 from conductor.planner import Planner, PlannerConfig
-from conductor.policy.decision import Decision, Scored
-from conductor.policy.fleet import Query, Snapshot
-from conductor.policy.policies import DEFAULT, policy_named
-from conductor.roster import Roster
+from conductor.policy.decision import Decision, ScoredWorker
+from conductor.policy.policies import DEFAULT_POLICY, get_policy
+from conductor.policy.snapshot import PolicyQuery, Snapshot
+from conductor.store_mirror import StoreMirror
+from conductor.worker_directory import WorkerDirectory
 
-STALE_SECONDS = 10.0
+MAX_REGISTRY_AGE_SECONDS = 10.0
 """Who has heard nothing from the registry for so long refuses nobody."""
 
 
@@ -32,7 +32,7 @@ class ConductorConfig:
     worker may read a prompt itself; None: unless it computes on a CPU. ``first_token_seconds`` 0:
     no first token is promised."""
 
-    policy: str = DEFAULT
+    policy: str = DEFAULT_POLICY
     admission: bool | None = None
     read_alone: bool | None = None
     first_token_seconds: float = 2.0
@@ -45,16 +45,18 @@ class Conductor:
     that there isn't."""
 
     def __init__(
-        self, membership: Membership, mirror: Mirror, clock: Clock, config: ConductorConfig
+        self, membership: Membership, mirror: StoreMirror, clock: Clock, config: ConductorConfig
     ) -> None:
         self._membership = membership
         self._clock = clock
         self._config = config
-        self._place = policy_named(config.policy)
-        self._ledger = Ledger()
-        self._beliefs = Beliefs(mirror)
-        self._roster = Roster(membership, self._ledger, self._beliefs, clock, config.read_alone)
-        self._admissions = Admissions()
+        self._place = get_policy(config.policy)
+        self._ledger = LoadTracker()
+        self._beliefs = CacheIndex(mirror)
+        self._roster = WorkerDirectory(
+            membership, self._ledger, self._beliefs, clock, config.read_alone
+        )
+        self._admissions = AdmissionTracker()
         self._planner = Planner(config.planner, clock.monotonic())
         self._num_placed = 0
 
@@ -72,7 +74,7 @@ class Conductor:
     ) -> Placement:
         """Raises Unavailable, Overloaded, Invalid. Whoever traces sees to ``trace``."""
         snapshot = self.snapshot()
-        query = Query(
+        query = PolicyQuery(
             request_id,
             num_tokens,
             max_new_tokens,
@@ -134,13 +136,13 @@ class Conductor:
         return [member_to_json(member).decode() for member in members], " ".join(sorted(workers))
 
     def _may_refuse(self, now: float) -> bool:
-        if now - self._membership.fresh_at > STALE_SECONDS:
+        if now - self._membership.fresh_at > MAX_REGISTRY_AGE_SECONDS:
             return False
         if self._config.admission is None:
             return not self._roster.has_cpu_workers
         return self._config.admission
 
-    def _note(self, snapshot: Snapshot, query: Query, decision: Decision) -> None:
+    def _note(self, snapshot: Snapshot, query: PolicyQuery, decision: Decision) -> None:
         self._num_placed += 1
         self._ledger.dispatched(snapshot.now_seconds, query, decision, snapshot.answer_tokens)
         if decision.prefill is not None:
@@ -166,9 +168,9 @@ class Conductor:
         )
 
 
-def _alternatives(scores: Sequence[Scored]) -> tuple[Alternative, ...]:
+def _alternatives(scores: Sequence[ScoredWorker]) -> tuple[PlacementAlternative, ...]:
     return tuple(
-        Alternative(
+        PlacementAlternative(
             scored.worker,
             scored.score,
             scored.queue_seconds,

@@ -14,15 +14,27 @@ from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
 from baton.registry.membership import Membership
-from conductor.mirror import Mirror
+from conductor.store_mirror import StoreMirror
 
-SECONDS = (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1, 1)
+DECISION_SECONDS_BUCKETS = (
+    0.00005,
+    0.0001,
+    0.0002,
+    0.0005,
+    0.001,
+    0.002,
+    0.005,
+    0.01,
+    0.05,
+    0.1,
+    1,
+)
 
 ROLES = (Role.ROUTER, Role.CONDUCTOR, Role.PREFILL, Role.DECODE, Role.KVSTORE)
 STATES = (WorkerState.JOINING, WorkerState.READY, WorkerState.DRAINING)
 """None is told as 0: who waits for it to be gone need not ask whether it is absent."""
 
-PAIR, ALONE, ONE_POOL = "pair", "alone", "one_pool"
+DISAGGREGATED, LOCAL_PREFILL, SINGLE_POOL = "pair", "alone", "one_pool"
 REFUSALS: dict[type[BatonError], str] = {
     Overloaded: "overloaded",
     Invalid: "impossible",
@@ -58,12 +70,12 @@ class ConductorMetrics:
         self._seconds = Histogram(
             "baton_conductor_decision_seconds",
             "What a decision takes.",
-            buckets=SECONDS,
+            buckets=DECISION_SECONDS_BUCKETS,
             registry=registry,
         )
 
     def note_placed(self, placement: Placement, epoch: int, seconds: float) -> None:
-        self._decisions.labels(placement.policy, kind_of(placement)).inc()
+        self._decisions.labels(placement.policy, placement_kind(placement)).inc()
         self._seconds.observe(seconds)
         if epoch > 1:
             self._again.inc()
@@ -73,14 +85,14 @@ class ConductorMetrics:
         self._seconds.observe(seconds)
 
 
-class KnownGauges(Collector):
+class ClusterGauges(Collector):
     """What the conductor knows of the cluster, looked up when somebody asks, from their thread:
     what is read here is replaced as a whole."""
 
     def __init__(
         self,
         membership: Membership,
-        mirror: Mirror,
+        mirror: StoreMirror,
         plan: Callable[[], PoolPlan | None],
         clock: Clock,
         leads: Callable[[], bool] = lambda: False,
@@ -145,9 +157,9 @@ class KnownGauges(Collector):
         yield rate
 
 
-def kind_of(placement: Placement) -> str:
+def placement_kind(placement: Placement) -> str:
     """Whoever had a choice of both pools and took one worker did so by choice."""
     if placement.prefill is not None:
-        return PAIR
+        return DISAGGREGATED
     had_both = placement.prefill_alternatives and placement.decode_alternatives
-    return ALONE if had_both else ONE_POOL
+    return LOCAL_PREFILL if had_both else SINGLE_POOL

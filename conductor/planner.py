@@ -11,18 +11,18 @@ from dataclasses import dataclass, field, replace
 
 from baton.core.cost import DecodeCost
 from baton.core.pool_plan import PoolAlternative, PoolPlan
-from conductor.forecast import LoadForecast, LoadTrend
+from conductor.load_forecast import LoadForecast, LoadTrend
 from conductor.policy.decision import Decision
-from conductor.policy.fleet import DecodeView, Snapshot
-from conductor.policy.sizing import PoolCapacity, Sizing, SizingConfig, size
+from conductor.policy.sizing import PoolCapacity, PoolSizes, SizingConfig, size_pools
+from conductor.policy.snapshot import DecodeView, Snapshot
 
 PLAN_SECONDS = 5.0
 """Between two plans."""
 
-SPEED_SECONDS = 300.0
+THROUGHPUT_MEMORY_SECONDS = 300.0
 """What was computed so long ago counts 1/e of what is computed now."""
 
-KNOWN_TOKENS = 1 << 39
+MAX_MEASURED_TOKENS = 1 << 39
 """A larger capacity is none that anybody has measured."""
 
 
@@ -37,7 +37,7 @@ class PlannerConfig:
 
 
 @dataclass(slots=True)
-class Window:
+class _PlanWindow:
     """What came since the last plan. Of refused requests nobody knows what they would have found
     computed already."""
 
@@ -49,7 +49,7 @@ class Window:
 
 
 @dataclass(slots=True)
-class _Speed:
+class _PrefillThroughput:
     """Prompt tokens computed, and the time that took, of about the last SPEED_SECONDS: by what
     comes, and not by some typical prompt, since long prompts take more than their share."""
 
@@ -57,7 +57,7 @@ class _Speed:
     seconds: float = 0.0
 
     def add(self, tokens: float, seconds: float, passed_seconds: float) -> None:
-        kept = math.exp(-passed_seconds / SPEED_SECONDS)
+        kept = math.exp(-passed_seconds / THROUGHPUT_MEMORY_SECONDS)
         self.tokens = self.tokens * kept + tokens
         self.seconds = self.seconds * kept + seconds
 
@@ -74,10 +74,10 @@ class Planner:
     config: PlannerConfig
     began_seconds: float
     last: PoolPlan | None = None
-    _window: Window = field(default_factory=Window)
+    _window: _PlanWindow = field(default_factory=_PlanWindow)
     _trend: LoadTrend | None = None
-    _speed: _Speed = field(default_factory=_Speed)
-    _sizing: Sizing | None = None
+    _speed: _PrefillThroughput = field(default_factory=_PrefillThroughput)
+    _sizing: PoolSizes | None = None
     """The last one: what was needed goes on."""
 
     # -- what comes ------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class Planner:
         if self._trend is None:
             return None
         load = self._trend.ahead(self.config.start_seconds)
-        sizing = size(load, self._capacity(snapshot, load), self.config.sizing)
+        sizing = size_pools(load, self._capacity(snapshot, load), self.config.sizing)
         self._sizing = sizing
         self.last = PoolPlan(
             sizing.prefill,
@@ -128,7 +128,7 @@ class Planner:
         passed = now - self.began_seconds
         if passed <= 0:
             return
-        self.began_seconds, self._window = now, Window()
+        self.began_seconds, self._window = now, _PlanWindow()
         rate = window.num_requests * num_conductors / passed
         computed = window.placed_tokens - window.cached_tokens
         self._speed.add(computed, window.work_seconds, passed)
@@ -140,7 +140,7 @@ class Planner:
             fewer = self._trend.requests_per_second.updated(now, 0.0)
             self._trend = replace(self._trend, requests_per_second=fewer)
 
-    def _load(self, window: Window, rate: float, answer_tokens: float) -> LoadForecast:
+    def _load(self, window: _PlanWindow, rate: float, answer_tokens: float) -> LoadForecast:
         known = self._trend.cached_share.level if self._trend is not None else 0.0
         cached = window.cached_tokens / window.placed_tokens if window.placed_tokens else known
         return LoadForecast(rate, window.prompt_tokens / window.num_requests, answer_tokens, cached)
@@ -150,7 +150,7 @@ class Planner:
         sizing = self._sizing
         read = any(view.measured for view in snapshot.prefills)
         writers = [view for view in snapshot.decodes if view.measured]
-        capacities = [v.capacity_tokens for v in writers if v.capacity_tokens < KNOWN_TOKENS]
+        capacities = [v.capacity_tokens for v in writers if v.capacity_tokens < MAX_MEASURED_TOKENS]
         return PoolCapacity(
             now_seconds=snapshot.now_seconds,
             num_prefill=len(snapshot.prefills),
@@ -167,10 +167,10 @@ class Planner:
     def _writes(self, view: DecodeView, load: LoadForecast) -> float:
         context = load.prompt_tokens + load.answer_tokens / 2
         gap = self.config.sizing.token_gap_seconds
-        return tokens_per_second(view.cost, context, gap, self.config.max_batch)
+        return decode_tokens_per_second(view.cost, context, gap, self.config.max_batch)
 
 
-def tokens_per_second(
+def decode_tokens_per_second(
     cost: DecodeCost, context_tokens: float, gap_seconds: float, max_batch: int
 ) -> float:
     """Of the largest batch whose steps are short enough; of one answer if none is."""

@@ -9,32 +9,32 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
-from baton.core.address import host_port
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
-from baton.core.store import WatchPage
-from baton.obs.traces import OpenSpans, close_spans, open_spans
-from baton.registry.arrival import await_registry
+from baton.core.store import WatchEvent
+from baton.network.address import host_port
+from baton.obs.tracing import ClosableSpanSink, close_span_sink, open_span_sink
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
-from baton.rpc.conductor_line import conductor_lines
+from baton.registry.startup import wait_for_registry
 from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.framed.conductor_service import framed_conductor_services
+from baton.rpc.framed.server import FramedServer
 from baton.rpc.kvstore_client import KvStoreClient
-from baton.rpc.line_server import LineServer
 from baton.rpc.server import build_server, listen
-from baton.runtime.lifecycle import Program
+from baton.serve.lifecycle import Program
 from conductor.conductor import Conductor, ConductorConfig
-from conductor.metrics import ConductorMetrics, KnownGauges
-from conductor.mirror import Mirror, Watchers
+from conductor.leader_autoscaler import LeaderAutoscaler
+from conductor.metrics import ClusterGauges, ConductorMetrics
 from conductor.planner import PLAN_SECONDS, PlannerConfig
-from conductor.policy.policies import policy_named
+from conductor.policy.policies import get_policy
 from conductor.policy.sizing import SizingConfig
-from conductor.resizer import Resizer
-from conductor.watched_pods import WatchedPods
-from conductor.witness import Witness
+from conductor.store_mirror import StoreMirror, StoreWatcher
+from conductor.telemetry import ConductorTelemetry
+from conductor.terminating_pods import TerminatingPodWatcher
 
 
 class ConductorProgram:
@@ -42,20 +42,20 @@ class ConductorProgram:
         self._settings = settings
         self._clock = clock or SystemClock()
         self.metrics = CollectorRegistry()
-        self._generation = Generation(self._clock.wall_nanoseconds())
+        self._generation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"conductor-{os.getpid()}")
         self._registry = RedisRegistry(
             settings.needs_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
         self._membership = Membership(self._registry, self._clock)
         self._server: grpc.aio.Server | None = None
-        self._spans: OpenSpans | None = None
-        self._lines: LineServer | None = None
+        self._spans: ClosableSpanSink | None = None
+        self._lines: FramedServer | None = None
         self._line = ""
         self._state = WorkerState.READY
         self._address = ""
-        self._pods: WatchedPods | None = None
-        self._resizer = Resizer.of(settings, self._id, self._tell_plan, self._clock)
+        self._pods: TerminatingPodWatcher | None = None
+        self._resizer = LeaderAutoscaler.of(settings, self._id, self._tell_plan, self._clock)
         self._resizing: asyncio.Task[None] | None = None
 
     @property
@@ -66,17 +66,17 @@ class ConductorProgram:
         """Raises Unavailable, Invalid for a placement policy that there isn't, or for pools in
         Kubernetes that can't be watched or resized as the settings want it."""
         settings = self._settings
-        policy_named(settings.placement_policy)
+        get_policy(settings.placement_policy)
         if self._resizer is not None:
             self._resizer.check()
-        await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
+        await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         await self._membership.refresh()
-        mirror = Mirror()
+        mirror = StoreMirror()
         self._conductor = Conductor(self._membership, mirror, self._clock, _config(settings))
         if settings.kubernetes_watch:
-            self._pods = WatchedPods(settings, self._conductor.leave)
+            self._pods = TerminatingPodWatcher(settings, self._conductor.leave)
         witness = self._witness(mirror)
-        self._watchers = Watchers(mirror, self._membership, self._watch, self._clock)
+        self._watchers = StoreWatcher(mirror, self._membership, self._watch, self._clock)
         self._server = build_server(settings.trust)
         add_conductor_service(self._server, witness)
         port = await listen(
@@ -88,7 +88,7 @@ class ConductorProgram:
         )
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
-        self._lines = LineServer(settings.trust, conductor_lines(witness))
+        self._lines = FramedServer(settings.trust, framed_conductor_services(witness))
         line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
         self._line = host_port(host, line_port)
         self._heartbeat = Heartbeat(
@@ -120,15 +120,15 @@ class ConductorProgram:
             await self._lines.close()
         if self._server is not None:
             await self._server.stop(grace=1.0)
-        await close_spans(self._spans)
+        await close_span_sink(self._spans)
         await self._registry.close()
 
-    def _witness(self, mirror: Mirror) -> Witness:
+    def _witness(self, mirror: StoreMirror) -> ConductorTelemetry:
         settings, clock = self._settings, self._clock
         plan, resizer = self._conductor.pool_plan, self._resizer
         leads = (lambda: resizer.leads) if resizer is not None else (lambda: False)
-        self.metrics.register(KnownGauges(self._membership, mirror, plan, clock, leads))
-        self._spans = open_spans(
+        self.metrics.register(ClusterGauges(self._membership, mirror, plan, clock, leads))
+        self._spans = open_span_sink(
             settings.trace_endpoint,
             clock,
             self.metrics,
@@ -137,7 +137,7 @@ class ConductorProgram:
             cluster=settings.cluster,
         )
         metrics = ConductorMetrics(self.metrics)
-        return Witness(self._conductor, metrics, clock, self._id, self._spans)
+        return ConductorTelemetry(self._conductor, metrics, clock, self._id, self._spans)
 
     async def _plan(self) -> None:
         while True:
@@ -148,8 +148,8 @@ class ConductorProgram:
         return self._conductor.pool_plan()
 
     async def _watch(
-        self, node: Member, generation: Generation, number: int
-    ) -> AsyncIterator[WatchPage]:
+        self, node: Member, generation: Incarnation, number: int
+    ) -> AsyncIterator[WatchEvent]:
         client = KvStoreClient(node.address, self._settings.trust)
         try:
             async for page in client.watch(generation, number):

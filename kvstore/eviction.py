@@ -14,11 +14,11 @@ from typing import Protocol
 from baton.core.ids import BlockKey
 from baton.errors import Invalid
 
-HEAD_START_REQUESTS = 600
+BOOST_REQUESTS_PER_DOUBLING = 600
 """What a doubling of a block's uses is worth. Found on a trace of conversations, where 300 to 600
 do well from 1,000 to 30,000 blocks, and a head start in proportion to the capacity does not."""
 
-MOST_DOUBLINGS = 4
+MAX_DOUBLINGS = 4
 
 
 class EvictionPolicy(Protocol):
@@ -75,13 +75,13 @@ class _Block:
     held: bool = True
 
 
-Lane = Callable[[_Block], int]
+BucketOf = Callable[[_Block], int]
 
-SPARE_LANES = 16
+SPARE_BUCKETS = 16
 """Empty lanes that may stay beyond two per evictable block: they are swept many at once."""
 
 
-class LanePolicy:
+class BucketPolicy:
     """Blocks stand in lanes, the oldest in front; the oldest of the lowest lane goes.
 
     ``lane_of`` says where a block belongs. That is all there is to LRU (one lane), LFU (a lane per
@@ -89,7 +89,7 @@ class LanePolicy:
     in it until it comes to the front or is swept.
     """
 
-    def __init__(self, lane_of: Lane) -> None:
+    def __init__(self, lane_of: BucketOf) -> None:
         self._lane_of = lane_of
         self._clock = 0
         self._blocks: dict[BlockKey, _Block] = {}
@@ -150,7 +150,7 @@ class LanePolicy:
         assert standing == idle, "blocks and lanes differ"
         assert len(idle) == self._num_evictable == sum(map(len, self._lanes.values())), "count"
         assert sorted(self._numbers) == sorted(self._lanes), "heap and lanes differ"
-        assert len(self._lanes) <= 2 * len(idle) + SPARE_LANES, "empty lanes pile up"
+        assert len(self._lanes) <= 2 * len(idle) + SPARE_BUCKETS, "empty lanes pile up"
 
     def _enter(self, key: BlockKey, block: _Block) -> None:
         block.last_used = self._clock
@@ -164,7 +164,7 @@ class LanePolicy:
     def _leave(self, key: BlockKey, block: _Block) -> None:
         del self._lanes[block.lane][key]
         self._num_evictable -= 1
-        if len(self._lanes) > 2 * self._num_evictable + SPARE_LANES:
+        if len(self._lanes) > 2 * self._num_evictable + SPARE_BUCKETS:
             self._sweep()
 
     def _sweep(self) -> None:
@@ -174,10 +174,10 @@ class LanePolicy:
 
 
 def _doublings(block: _Block) -> int:
-    return min(block.uses.bit_length() - 1, MOST_DOUBLINGS)
+    return min(block.uses.bit_length() - 1, MAX_DOUBLINGS)
 
 
-class HeadStartPolicy(LanePolicy):
+class FrequencyBoostedLru(BucketPolicy):
     """Least recently used, but each doubling of its uses is a head start: what many requests
     share outlives a burst of prompts that nobody sends again. A lane per doubling."""
 
@@ -190,39 +190,39 @@ class HeadStartPolicy(LanePolicy):
 
     def _due(self, front: tuple[int, BlockKey]) -> tuple[int, int]:
         number, key = front
-        return self._blocks[key].last_used + number * HEAD_START_REQUESTS, number
+        return self._blocks[key].last_used + number * BOOST_REQUESTS_PER_DOUBLING, number
 
 
-def _lru() -> LanePolicy:
+def _lru() -> BucketPolicy:
     """Least recently used."""
-    return LanePolicy(lambda block: 0)
+    return BucketPolicy(lambda block: 0)
 
 
-def _lfu() -> LanePolicy:
+def _lfu() -> BucketPolicy:
     """Fewest uses, then least recently used."""
-    return LanePolicy(lambda block: block.uses)
+    return BucketPolicy(lambda block: block.uses)
 
 
-def _length_aware() -> LanePolicy:
+def _length_aware() -> BucketPolicy:
     """Deepest in its prefix, then least recently used: LengthAwareCache of the Mooncake paper
     (Qin et al., FAST '25)."""
-    return LanePolicy(lambda block: -block.depth)
+    return BucketPolicy(lambda block: -block.depth)
 
 
-_POLICIES: dict[str, Callable[[], LanePolicy]] = {
-    "baton": HeadStartPolicy,
+_POLICIES: dict[str, Callable[[], BucketPolicy]] = {
+    "baton": FrequencyBoostedLru,
     "lru": _lru,
     "lfu": _lfu,
     "length_aware": _length_aware,
 }
-POLICIES = tuple(_POLICIES)
+EVICTION_POLICIES = tuple(_POLICIES)
 
 
-def new_policy(name: str) -> EvictionPolicy:
+def new_eviction_policy(name: str) -> EvictionPolicy:
     """Raises Invalid for a name that is none."""
     if name not in _POLICIES:
         raise Invalid(
-            f"there is no eviction policy {name!r}; there are {', '.join(POLICIES)}",
+            f"there is no eviction policy {name!r}; there are {', '.join(EVICTION_POLICIES)}",
             param="store_eviction",
         )
     return _POLICIES[name]()

@@ -8,33 +8,33 @@ from functools import partial
 import xxhash
 
 from baton.clock import Clock
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
-from baton.core.ids import BlockKey, Generation
+from baton.concurrency.threads import run_in_thread
+from baton.core.ids import BlockKey, Incarnation
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, Endpoint
 from baton.core.store import (
     BlockFilter,
-    Change,
     LeasedBlocks,
-    LeaseQuery,
+    LeaseRequest,
     PutRequest,
     PutResult,
+    StoreChange,
     StoredBlock,
     StoreStats,
     Tier,
-    WatchPage,
+    WatchEvent,
 )
 from baton.errors import Corrupt, Invalid, Overloaded
-from baton.threads import in_thread
-from baton.transport.base import Peer, Span, Transport
-from baton.transport.flow import TransferFailed, gather
-from baton.transport.region import HostMemory
-from baton.transport.select import choose
-from baton.transport.strays import Strays
-from kvstore.demotion import Demotion
-from kvstore.disk import DiskTier
-from kvstore.events import EventLog
-from kvstore.segment import Record
-from kvstore.shelf import PIN_SHARE, Shelf, Slot
-from kvstore.tiers import Tiers
+from baton.transport.base import Peer, TransferRange, Transport
+from baton.transport.host_memory import HostMemory
+from baton.transport.reads import TransferFailed, read_and_verify
+from baton.transport.selection import choose_transport
+from baton.transport.unfinished_transfers import UnfinishedTransfers
+from kvstore.demoter import Demoter
+from kvstore.disk_tier import DiskTier
+from kvstore.dram_tier import MAX_PINNED_SHARE, DramBlock, DramTier
+from kvstore.event_log import EventLog
+from kvstore.segment import BlockRecord
+from kvstore.tiered_store import TieredStore
 
 MAX_PUTS = 16
 """Reads from workers at a time; a further put is refused."""
@@ -45,31 +45,31 @@ MAX_PEERS = 4096
 MAX_PROMOTIONS = 4
 """Leases that wait for the disk at a time; a further one gets what is in DRAM."""
 
-READ_SECONDS = 5.0
+READ_TIMEOUT_SECONDS = 5.0
 PAGE_KEYS = 4096
 """Of a snapshot; a watcher takes a few milliseconds for each."""
 
 
 @dataclass(slots=True)
-class _Filling:
+class _PutInProgress:
     """A put under way: what is there already, held, and what comes in."""
 
-    present: list[Slot]
-    coming: list[tuple[BlockRef, Slot]]
+    present: list[DramBlock]
+    coming: list[tuple[BlockRef, DramBlock]]
     num_present: int = 0
 
 
 class StoreNode:
-    """Implements :class:`baton.rpc.kvstore_service.StoreCore`. Runs in one event loop."""
+    """Implements :class:`baton.rpc.kvstore_service.KvStoreCore`. Runs in one event loop."""
 
     def __init__(
         self,
-        generation: Generation,
+        generation: Incarnation,
         memory: HostMemory,
         transports: dict[str, Transport],
         host: str,
         clock: Clock,
-        shelf: Shelf,
+        shelf: DramTier,
         disk: DiskTier | None = None,
     ) -> None:
         self._generation = generation
@@ -79,15 +79,15 @@ class StoreNode:
         self._clock = clock
         self._shelf = shelf
         self.events = EventLog()
-        self._tiers = Tiers(memory, shelf, disk, self.events, clock)
-        self.demotion = Demotion(self._tiers)
-        self._strays = Strays()
+        self._tiers = TieredStore(memory, shelf, disk, self.events, clock)
+        self.demotion = Demoter(self._tiers)
+        self._strays = UnfinishedTransfers()
         self._peers: dict[str, Peer] = {}
         self._num_puts = 0
         self._num_promotions = 0
 
     def endpoint_for(self, transports: Sequence[str], host: str) -> Endpoint:
-        name = choose(tuple(self._transports), transports, host == self._host)
+        name = choose_transport(tuple(self._transports), transports, host == self._host)
         return self._transports[name].export()
 
     # -- put -------------------------------------------------------------------------------
@@ -113,9 +113,9 @@ class StoreNode:
 
     async def _put(self, request: PutRequest, transport: Transport) -> PutResult:
         self._shelf.tick()
-        filling = _Filling([], [])
+        filling = _PutInProgress([], [])
         num_good = 0
-        held: list[Slot] = []
+        held: list[DramBlock] = []
         try:
             self._reserve(request, filling)
             held = [slot for _, slot in filling.coming]
@@ -137,7 +137,7 @@ class StoreNode:
             raise Corrupt(f"{len(bad)} blocks are not what was announced, and were not kept")
         return PutResult(num_good, filling.num_present)
 
-    def _reserve(self, request: PutRequest, filling: _Filling) -> None:
+    def _reserve(self, request: PutRequest, filling: _PutInProgress) -> None:
         """Holds what is here, and takes slots for what isn't, as far as there is room: what a
         put holds can't go for its own sake."""
         now = self._clock.wall_nanoseconds() / 1e9
@@ -149,7 +149,7 @@ class StoreNode:
             elif not self._take(request, block, index, now, filling):
                 return
 
-    def _hold_present(self, key: BlockKey, filling: _Filling) -> bool:
+    def _hold_present(self, key: BlockKey, filling: _PutInProgress) -> bool:
         slot = self._shelf.get(key)
         if slot is not None:
             self._shelf.use(slot)
@@ -164,7 +164,7 @@ class StoreNode:
         return True
 
     def _take(
-        self, request: PutRequest, block: BlockRef, index: int, now: float, filling: _Filling
+        self, request: PutRequest, block: BlockRef, index: int, now: float, filling: _PutInProgress
     ) -> bool:
         """Raises Overloaded when the put can't have anything at all."""
         try:
@@ -187,16 +187,20 @@ class StoreNode:
         return True
 
     async def _fill(
-        self, transport: Transport, request: PutRequest, pairs: Sequence[tuple[BlockRef, Slot]]
+        self, transport: Transport, request: PutRequest, pairs: Sequence[tuple[BlockRef, DramBlock]]
     ) -> int:
         """Reads, verifies and seals; how many leading blocks are good."""
         peer = await self._connected(transport, request.source)
-        spans = [Span(block.offset_bytes, slot.offset, slot.size_bytes) for block, slot in pairs]
+        spans = [
+            TransferRange(block.offset_bytes, slot.offset, slot.size_bytes) for block, slot in pairs
+        ]
 
         def check(first: int, last: int) -> list[bool]:
             return [self._is_announced(request, *pair) for pair in pairs[first:last]]
 
-        read = await gather(transport, peer, spans, check, READ_SECONDS, self._clock)
+        read = await read_and_verify(
+            transport, peer, spans, check, READ_TIMEOUT_SECONDS, self._clock
+        )
         good = pairs[: read.num_good]
         checksums = [block.checksum for block, _ in good]
         self._tiers.seal([slot for _, slot in good], checksums, request.checksum_algorithm)
@@ -208,24 +212,24 @@ class StoreNode:
         """To connect may take long; whom the node is connected to already is at hand."""
         known = self._peers.get(source.owner)
         if known is None or known.endpoint != source:
-            known = await in_thread(lambda: transport.connect(source))
+            known = await run_in_thread(lambda: transport.connect(source))
             self._peers[source.owner] = known
             if len(self._peers) > MAX_PEERS:
                 self._peers.pop(next(iter(self._peers)))
         return known
 
-    def _is_announced(self, request: PutRequest, block: BlockRef, slot: Slot) -> bool:
+    def _is_announced(self, request: PutRequest, block: BlockRef, slot: DramBlock) -> bool:
         if request.checksum_algorithm != CHECKSUM_XXH3:
             return True  # of a GPU's memory: its reader checks
         return bool(xxhash.xxh3_64_intdigest(self._tiers.window(slot)) == block.checksum)
 
-    def _discard(self, slots: Sequence[Slot]) -> None:
+    def _discard(self, slots: Sequence[DramBlock]) -> None:
         for slot in slots:
             self._shelf.discard(slot)
 
     # -- lease -----------------------------------------------------------------------------
 
-    async def lease(self, query: LeaseQuery) -> LeasedBlocks:
+    async def lease(self, query: LeaseRequest) -> LeasedBlocks:
         """Raises Invalid, Overloaded. Asking alone pins nothing: without ``max_bytes`` no lease
         is taken."""
         leased = self.lease_at_once(query)
@@ -238,7 +242,7 @@ class StoreNode:
             slots += promoted
             return self._lend(query, num_held, slots, len(promoted))
 
-    def lease_at_once(self, query: LeaseQuery) -> LeasedBlocks | None:
+    def lease_at_once(self, query: LeaseRequest) -> LeasedBlocks | None:
         """The same where everything lies in DRAM; None when it has to wait for the disk."""
         self._shelf.expire(self._clock.monotonic())
         num_held = self._tiers.num_held(query.keys)
@@ -252,12 +256,12 @@ class StoreNode:
             return self._lend(query, num_held, slots, 0)
 
     def _lend(
-        self, query: LeaseQuery, num_held: int, slots: Sequence[Slot], num_promoted: int
+        self, query: LeaseRequest, num_held: int, slots: Sequence[DramBlock], num_promoted: int
     ) -> LeasedBlocks:
         """A lease of ``slots``, the last ``num_promoted`` of which came from the disk."""
         counts = self._tiers.counts
         counts.missed_blocks += len(query.keys) - num_held
-        leased = _alike(slots)
+        leased = _same_algorithm_prefix(slots)
         if not leased:
             return LeasedBlocks("", "", (), num_held)
         self._shelf.tick()
@@ -277,7 +281,7 @@ class StoreNode:
         """How many leading blocks are kept for so long. Raises Invalid, Overloaded."""
         now = self._clock.monotonic()
         self._shelf.expire(now)
-        slots: list[Slot] = []
+        slots: list[DramBlock] = []
         for key in keys:
             slot = self._shelf.get(key)
             if slot is None:
@@ -291,7 +295,7 @@ class StoreNode:
         """The same, with those that lie on the disk only read in first, up to what may be pinned at
         all. Raises Invalid, Overloaded."""
         num_held = self._tiers.num_held(keys)
-        most = LeaseQuery(tuple(keys), seconds, int(PIN_SHARE * self._shelf.arena_bytes))
+        most = LeaseRequest(tuple(keys), seconds, int(MAX_PINNED_SHARE * self._shelf.arena_bytes))
         with self._holding() as slots:
             room = self._collect(most, num_held, slots)
             if room and len(slots) < num_held:
@@ -299,15 +303,15 @@ class StoreNode:
             return self.pin(keys, seconds)
 
     @contextmanager
-    def _holding(self) -> Iterator[list[Slot]]:
+    def _holding(self) -> Iterator[list[DramBlock]]:
         """A list of slots that are held as long as this lasts."""
-        slots: list[Slot] = []
+        slots: list[DramBlock] = []
         try:
             yield slots
         finally:
             self._shelf.let_go(slots)
 
-    def _collect(self, query: LeaseQuery, num_held: int, slots: list[Slot]) -> int:
+    def _collect(self, query: LeaseRequest, num_held: int, slots: list[DramBlock]) -> int:
         """Adds what lies in DRAM, held, up to the first block that doesn't. Returns the room that
         is left then, 0 when the next block does not fit it."""
         room = query.max_bytes
@@ -322,7 +326,7 @@ class StoreNode:
             slots.append(slot)
         return room
 
-    async def _promote(self, keys: Sequence[BlockKey], max_bytes: int) -> list[Slot]:
+    async def _promote(self, keys: Sequence[BlockKey], max_bytes: int) -> list[DramBlock]:
         disk = self._tiers.disk
         if disk is None or self._num_promotions >= MAX_PROMOTIONS:
             return []
@@ -349,7 +353,7 @@ class StoreNode:
                 continue
             self._shelf.hold(slot)
             try:
-                sound = await in_thread(partial(self._tiers.is_sound, slot))
+                sound = await run_in_thread(partial(self._tiers.is_sound, slot))
             finally:
                 self._shelf.let_go([slot])
             if not sound and self._shelf.get(key) is slot:
@@ -359,7 +363,7 @@ class StoreNode:
 
     # -- watchers --------------------------------------------------------------------------
 
-    async def watch(self, generation: Generation, number: int) -> AsyncGenerator[WatchPage]:
+    async def watch(self, generation: Incarnation, number: int) -> AsyncGenerator[WatchEvent]:
         """What is held, then every change. A watcher that knows everything up to ``number`` of
         this ``generation`` gets what followed."""
         known = generation == self._generation and self.events.after(number) is not None
@@ -374,19 +378,19 @@ class StoreNode:
             await self.events.wait(number)
             known = self.events.after(number) is not None
 
-    def _snapshot(self, number: int) -> list[WatchPage]:
+    def _snapshot(self, number: int) -> list[WatchEvent]:
         """All of one moment, so that the changes after ``number`` follow on it."""
         pages = [
-            WatchPage(self._generation, number, tier, tuple(keys[start : start + PAGE_KEYS]))
+            WatchEvent(self._generation, number, tier, tuple(keys[start : start + PAGE_KEYS]))
             for tier, keys in self._tiers.keys().items()
             for start in range(0, len(keys), PAGE_KEYS)
         ]
-        pages = pages or [WatchPage(self._generation, number, Tier.NONE, ())]
+        pages = pages or [WatchEvent(self._generation, number, Tier.NONE, ())]
         last = len(pages) - 1
         return [page.marked(reset=i == 0, more=i < last) for i, page in enumerate(pages)]
 
-    def _page(self, change: Change) -> WatchPage:
-        return WatchPage(self._generation, change.number, change.tier, change.keys)
+    def _page(self, change: StoreChange) -> WatchEvent:
+        return WatchEvent(self._generation, change.number, change.tier, change.keys)
 
     # -- for the operator ------------------------------------------------------------------
 
@@ -458,11 +462,11 @@ class StoreNode:
         return ""
 
 
-def _depth(slot: Slot) -> int:
+def _depth(slot: DramBlock) -> int:
     return slot.depth
 
 
-def _alike(slots: Sequence[Slot]) -> list[Slot]:
+def _same_algorithm_prefix(slots: Sequence[DramBlock]) -> list[DramBlock]:
     """The leading ones with one checksum algorithm: a lease names but one."""
     for index, slot in enumerate(slots):
         if slot.algorithm != slots[0].algorithm:
@@ -470,7 +474,7 @@ def _alike(slots: Sequence[Slot]) -> list[Slot]:
     return list(slots)
 
 
-def _stored(block: Slot | Record, tier: Tier, num_leases: int) -> StoredBlock:
+def _stored(block: DramBlock | BlockRecord, tier: Tier, num_leases: int) -> StoredBlock:
     return StoredBlock(
         block.key,
         tier,

@@ -9,31 +9,31 @@ import grpc.aio
 import structlog
 
 from baton.clock import Clock, SystemClock
-from baton.config import Settings, home
-from baton.core.address import host_port
-from baton.core.ids import Generation, WorkerId
+from baton.config import Settings, baton_home
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Unavailable
-from baton.kv.index import Holder
+from baton.kv.index import KvHolder
 from baton.kv.redis_index import RedisKvIndex
-from baton.registry.arrival import await_registry
+from baton.network.address import host_port
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
-from baton.rpc.door import DoorServer, door_path
-from baton.rpc.kvstore_calls import StoreCalls
+from baton.registry.startup import wait_for_registry
+from baton.rpc.kvstore_methods import KvStoreMethods
 from baton.rpc.kvstore_service import add_kvstore_service
+from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
 from baton.rpc.server import build_server, listen
-from baton.runtime.lifecycle import Program
-from baton.transport.departures import Departures
-from baton.transport.region import HostMemory
-from baton.transport.select import host_id, open_transports
-from kvstore.disk import DiskTier
+from baton.serve.lifecycle import Program
+from baton.transport.host_memory import HostMemory
+from baton.transport.selection import host_id, open_transports
+from baton.transport.stale_peers import StalePeerSweeper
+from kvstore.disk_tier import DiskTier
+from kvstore.dram_tier import DramTier
+from kvstore.index_publisher import IndexPublisher
 from kvstore.metrics import StoreMetrics
 from kvstore.node import StoreNode
-from kvstore.publisher import Publisher
-from kvstore.shelf import Shelf
 
 SWEEP_SECONDS = 1.0
 
@@ -44,7 +44,7 @@ class KvStoreProgram:
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._generation = Generation(self._clock.wall_nanoseconds())
+        self._generation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"kvstore-{os.getpid()}")
         url = settings.needs_redis_url
         self._registry = RedisRegistry(url, settings.cluster, settings.cluster_secret, self._clock)
@@ -53,7 +53,7 @@ class KvStoreProgram:
         self._server: grpc.aio.Server | None = None
         self._disk: DiskTier | None = None
         self.metrics = StoreMetrics()
-        self._door: DoorServer | None = None
+        self._door: LocalRpcServer | None = None
         self._door_address = ""
         self._state = WorkerState.READY
         self._address = ""
@@ -65,9 +65,9 @@ class KvStoreProgram:
     async def start(self) -> None:
         """Raises Invalid, Unavailable."""
         settings = self._settings
-        await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
-        self._memory = _arena(settings.store_bytes)
-        self._disk = await asyncio.to_thread(_disk, settings, self._id)
+        await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
+        self._memory = _allocate_arena(settings.store_bytes)
+        self._disk = await asyncio.to_thread(_open_disk_tier, settings, self._id)
         self._transports = open_transports(
             settings.transports,
             owner=self._id,
@@ -79,18 +79,20 @@ class KvStoreProgram:
             trust=settings.trust,
             nixl_interfaces=settings.nixl_interfaces,
         )
-        self._departures = Departures(self._transports.values(), self._membership, self._clock)
+        self._departures = StalePeerSweeper(
+            self._transports.values(), self._membership, self._clock
+        )
         self._node = StoreNode(
             self._generation,
             self._memory,
             self._transports,
             host_id(),
             self._clock,
-            _shelf(settings),
+            _build_dram_tier(settings),
             self._disk,
         )
-        holder = Holder(self._id, self._generation)
-        self._publisher = Publisher(holder, self._node, self._index, self._clock)
+        holder = KvHolder(self._id, self._generation)
+        self._publisher = IndexPublisher(holder, self._node, self._index, self._clock)
         await self._open_door()
         self._server = build_server(settings.trust)
         add_kvstore_service(self._server, self._node)
@@ -138,11 +140,11 @@ class KvStoreProgram:
     async def _open_door(self) -> None:
         """Without one, workers of this host come over gRPC like everybody else."""
         folder = Path(tempfile.gettempdir()) / f"baton-{os.getuid()}"
-        path = door_path(folder, f"{self._settings.cluster}-{self._id}-{os.getpid()}")
+        path = local_rpc_socket_path(folder, f"{self._settings.cluster}-{self._id}-{os.getpid()}")
         if path is None:
             log.warning("no_local_door", folder=str(folder))
             return
-        door = DoorServer(StoreCalls(self._node), path)
+        door = LocalRpcServer(KvStoreMethods(self._node), path)
         await door.start()
         self._door, self._door_address = door, str(path)
 
@@ -171,21 +173,21 @@ def build(settings: Settings) -> Program:
     return KvStoreProgram(settings)
 
 
-def _shelf(settings: Settings) -> Shelf:
+def _build_dram_tier(settings: Settings) -> DramTier:
     share = settings.store_tenant_share
     quota = int(settings.store_bytes * share) if share < 1 else None
-    return Shelf(settings.store_bytes, policy=settings.store_eviction, tenant_bytes=quota)
+    return DramTier(settings.store_bytes, policy=settings.store_eviction, tenant_bytes=quota)
 
 
-def _disk(settings: Settings, node: WorkerId) -> DiskTier | None:
+def _open_disk_tier(settings: Settings, node: WorkerId) -> DiskTier | None:
     if not settings.store_disk_bytes:
         return None
-    default = home() / "store" / settings.cluster / node
+    default = baton_home() / "store" / settings.cluster / node
     folder = Path(settings.store_folder) if settings.store_folder else default
     return DiskTier(folder, settings.store_disk_bytes, settings.store_eviction)
 
 
-def _arena(size_bytes: int) -> HostMemory:
+def _allocate_arena(size_bytes: int) -> HostMemory:
     try:
         return HostMemory("baton-store", size_bytes)
     except (OSError, ValueError) as error:

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import xxhash
 
-from baton.core.handoff import CHECKSUM_XXH3
 from baton.core.ids import BlockKey
+from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.errors import Corrupt, Unavailable
 
 PAGE_BYTES = 4096
@@ -33,13 +33,13 @@ _CRC = struct.Struct("<I")
 RECORD_BYTES = 128
 
 
-def pages(size_bytes: int) -> int:
+def round_up_to_page(size_bytes: int) -> int:
     """Rounded up to whole pages."""
     return -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class BlockRecord:
     """What a slot holds."""
 
     key: BlockKey
@@ -65,7 +65,7 @@ class Record:
         return (body + _CRC.pack(zlib.crc32(body))).ljust(RECORD_BYTES, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes) -> "Record | None":
+    def unpack(cls, data: bytes) -> "BlockRecord | None":
         """None for an empty or a damaged one."""
         body = data[: _RECORD.size]
         (crc,) = _CRC.unpack_from(data, _RECORD.size)
@@ -120,7 +120,7 @@ class Segment:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.posix_fallocate(file, 0, segment_bytes)
-            segment = cls(path, file, slot_bytes, slots_of(segment_bytes, slot_bytes))
+            segment = cls(path, file, slot_bytes, num_slots_in(segment_bytes, slot_bytes))
             segment._format()
         except BaseException:
             os.close(file)
@@ -138,7 +138,7 @@ class Segment:
             sound = magic == MAGIC and zlib.crc32(header[:-4]) == crc
             segment = cls(path, file, slot_bytes, num_slots)
             whole = os.fstat(file).st_size >= segment._offset(0)
-            if sound and whole and num_slots == slots_of(segment_bytes, slot_bytes):
+            if sound and whole and num_slots == num_slots_in(segment_bytes, slot_bytes):
                 return segment
         os.close(file)
         return None
@@ -181,24 +181,24 @@ class Segment:
     def _format(self) -> None:
         slot_bytes, num_slots = self._shape
         head = struct.pack("<8sQI", MAGIC, slot_bytes, num_slots)
-        table = bytes(pages(num_slots * RECORD_BYTES))
+        table = bytes(round_up_to_page(num_slots * RECORD_BYTES))
         os.pwrite(self._file, (head + _CRC.pack(zlib.crc32(head))).ljust(PAGE_BYTES, b"\0"), 0)
         os.pwrite(self._file, table, PAGE_BYTES)
 
-    def records(self) -> Iterator[tuple[int, Record]]:
+    def records(self) -> Iterator[tuple[int, BlockRecord]]:
         """The sound ones, whose slot lies within the file. The others are erased: or else they
         would be believed in a later life, when the file has grown over their slots again."""
         table = os.pread(self._file, self.num_slots * RECORD_BYTES, PAGE_BYTES)
         end = os.fstat(self._file).st_size
         for slot in range(len(table) // RECORD_BYTES):
             data = table[slot * RECORD_BYTES : (slot + 1) * RECORD_BYTES]
-            record = Record.unpack(data)
+            record = BlockRecord.unpack(data)
             if record is not None and self._holds(slot, record, end):
                 yield slot, record
             elif any(data):
                 self.erase(slot)
 
-    def write(self, slot: int, record: Record, data: memoryview) -> None:
+    def write(self, slot: int, record: BlockRecord, data: memoryview) -> None:
         """Raises Unavailable."""
         assert len(data) == record.size_bytes <= self.slot_bytes, "would spill into the next slot"
         try:
@@ -217,7 +217,7 @@ class Segment:
         """Raises OSError."""
         os.pwrite(self._file, bytes(RECORD_BYTES), self._place(slot))
 
-    def read(self, slot: int, record: Record, into: memoryview) -> None:
+    def read(self, slot: int, record: BlockRecord, into: memoryview) -> None:
         """Raises Corrupt for anything but what was written, Unavailable when the disk fails."""
         try:
             count = os.preadv(self._file, [into], self._offset(slot))
@@ -227,7 +227,7 @@ class Segment:
         if count != record.size_bytes:
             raise Corrupt(f"{self.path}: slot {slot} is cut off")
         # No record, or a damaged one, is no matter here: the checksum decides.
-        there = Record.unpack(table) if len(table) == RECORD_BYTES else None
+        there = BlockRecord.unpack(table) if len(table) == RECORD_BYTES else None
         if there is not None and there.key != record.key:
             raise Corrupt(f"{self.path}: slot {slot} is another block's")
         if record.algorithm != CHECKSUM_XXH3:
@@ -238,7 +238,7 @@ class Segment:
     def close(self) -> None:
         os.close(self._file)
 
-    def _holds(self, slot: int, record: Record, end: int) -> bool:
+    def _holds(self, slot: int, record: BlockRecord, end: int) -> bool:
         in_slot = record.size_bytes <= self.slot_bytes
         return in_slot and self._offset(slot) + record.size_bytes <= end
 
@@ -246,14 +246,17 @@ class Segment:
         return PAGE_BYTES + slot * RECORD_BYTES
 
     def _offset(self, slot: int) -> int:
-        return PAGE_BYTES + pages(self.num_slots * RECORD_BYTES) + slot * self.slot_bytes
+        return PAGE_BYTES + round_up_to_page(self.num_slots * RECORD_BYTES) + slot * self.slot_bytes
 
 
-def slots_of(segment_bytes: int, slot_bytes: int) -> int:
+def num_slots_in(segment_bytes: int, slot_bytes: int) -> int:
     """Slots beside their records and the header; 0 when not even one fits."""
     if slot_bytes <= 0:
         return 0
     count = max((segment_bytes - PAGE_BYTES) // (slot_bytes + RECORD_BYTES), 0)
-    while count and PAGE_BYTES + pages(count * RECORD_BYTES) + count * slot_bytes > segment_bytes:
+    while (
+        count
+        and PAGE_BYTES + round_up_to_page(count * RECORD_BYTES) + count * slot_bytes > segment_bytes
+    ):
         count -= 1
     return count

@@ -90,7 +90,7 @@ class Ramp(LoadTestShape):
         return (step + 1) * options.step_users, max(options.step_users / 5, 1.0)
 
 
-class Dice:
+class SeededNumbers:
     """Numbers that look drawn, the same for the same user: a linear congruential generator."""
 
     def __init__(self, seed: int) -> None:
@@ -127,7 +127,7 @@ class ModelUser(FastHttpUser):
     def on_start(self) -> None:
         ModelUser._number += 1
         self.number = ModelUser._number
-        self.dice = Dice(self.number + os.getpid())
+        self.dice = SeededNumbers(self.number + os.getpid())
         self.options = self.environment.parsed_options
         self.messages: list[dict[str, Any]] = []
         with ModelUser.one_at_a_time:
@@ -180,7 +180,7 @@ class ModelUser(FastHttpUser):
             stream=True,
             catch_response=True,
         ) as response:
-            reading = Reading(began)
+            reading = StreamReading(began)
             try:
                 if response.status_code != 200:
                     raise Failed(_refusal(response))
@@ -194,7 +194,7 @@ class ModelUser(FastHttpUser):
         self._tell(reading)
         return reading.text
 
-    def _tell(self, reading: "Reading") -> None:
+    def _tell(self, reading: "StreamReading") -> None:
         for name, seconds in (("TTFT", reading.ttft_seconds), ("TBT", reading.tbt_seconds)):
             if seconds is not None:
                 self.environment.events.request.fire(
@@ -207,7 +207,7 @@ class ModelUser(FastHttpUser):
                 )
 
 
-class Reading:
+class StreamReading:
     """A stream of events as it comes."""
 
     def __init__(self, began: float) -> None:

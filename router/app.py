@@ -9,45 +9,47 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from baton.core.browser_guard import BrowserGuard
 from baton.errors import BatonError
-from baton.proof import PROOF_KEY
-from router.admin import add_pools, check_admin
-from router.batches.desk import Desk
-from router.batches.routes import add_batches
-from router.cors import Cors
-from router.exchange import (
-    ChatExchange,
-    CompletionExchange,
-    DetokenizeExchange,
-    Exchange,
-    TokenizeExchange,
+from baton.network.browser_guard import BrowserGuard
+from baton.network.call_signing import PROOF_HEADER
+from router.admin.routes import add_admin_routes, check_admin
+from router.admin.usage_routes import add_usage_routes
+from router.api_document.document import encode_document
+from router.batches.routes import add_batch_routes
+from router.batches.service import BatchService
+from router.errors import ApiError, to_api_error
+from router.http.browser_check import BrowserRequestCheck
+from router.http.cors import Cors
+from router.http.frontend import HttpFrontend, open_access_log
+from router.http.peer_routers import PEER_HEADER, explain_path
+from router.openai.context import RouterContext
+from router.openai.request_handler import (
+    ChatHandler,
+    CompletionHandler,
+    DetokenizeHandler,
+    RequestHandler,
+    TokenizeHandler,
 )
-from router.front import Front, open_access_log
-from router.openapi.document import document_bytes
-from router.page_check import PageCheck
-from router.peers import ASKED_BY_PEER, path_of
-from router.problem import Problem, problem_of
-from router.service import Service
-from router.tenants.routes import add_usage
 
-ANSWERS: Mapping[str, type[Exchange]] = {
-    "/v1/chat/completions": ChatExchange,
-    "/v1/completions": CompletionExchange,
-    "/tokenize": TokenizeExchange,
-    "/detokenize": DetokenizeExchange,
+HANDLERS: Mapping[str, type[RequestHandler]] = {
+    "/v1/chat/completions": ChatHandler,
+    "/v1/completions": CompletionHandler,
+    "/tokenize": TokenizeHandler,
+    "/detokenize": DetokenizeHandler,
 }
 """POST routes whose bodies are read by their exchange."""
 
 
-def build_app(service: Service, desk: Desk | None = None) -> Front:
+def build_app(service: RouterContext, desk: BatchService | None = None) -> HttpFrontend:
     """All that the router answers, as an ASGI app; files and batches only with a ``desk``."""
     config = service.config
-    return Front(
+    return HttpFrontend(
         build_routes(service, desk),
-        {path: partial(exchange, service) for path, exchange in ANSWERS.items()},
+        {path: partial(exchange, service) for path, exchange in HANDLERS.items()},
         Cors(config.cors_origins),
-        PageCheck(service.doorkeeper, BrowserGuard(config.cors_origins, config.known_hosts)),
+        BrowserRequestCheck(
+            service.doorkeeper, BrowserGuard(config.cors_origins, config.known_hosts)
+        ),
         service.clock,
         service.own_id,
         lambda: service.draining,
@@ -55,28 +57,28 @@ def build_app(service: Service, desk: Desk | None = None) -> Front:
     )
 
 
-def build_routes(service: Service, desk: Desk | None = None) -> FastAPI:
-    """Bodies are read and checked by :mod:`router.exchange`, so FastAPI's own schema of them
-    would say nothing; it is off."""
+def build_routes(service: RouterContext, desk: BatchService | None = None) -> FastAPI:
+    """Bodies are read and checked by :mod:`router.openai.request_handler`, so FastAPI's own schema
+    of them would say nothing; it is off."""
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, openapi_url=None)
-    _add_answers(app, service)
+    _add_handler_routes(app, service)
     _add_models(app, service)
     _add_operations(app, service)
-    add_pools(app, service)
-    add_usage(app, service)
+    add_admin_routes(app, service)
+    add_usage_routes(app, service)
     if desk is not None:
-        add_batches(app, service, desk)
-    _add_error_forms(app)
+        add_batch_routes(app, service, desk)
+    _add_error_handlers(app)
     return app
 
 
-def _add_answers(app: FastAPI, service: Service) -> None:
-    for path, exchange in ANSWERS.items():
-        app.post(path)(_answerer(exchange, service))
+def _add_handler_routes(app: FastAPI, service: RouterContext) -> None:
+    for path, exchange in HANDLERS.items():
+        app.post(path)(_handler_endpoint(exchange, service))
 
 
-def _answerer(
-    exchange: type[Exchange], service: Service
+def _handler_endpoint(
+    exchange: type[RequestHandler], service: RouterContext
 ) -> Callable[[], Coroutine[None, None, Response]]:
     async def answer() -> Response:
         return exchange(service)
@@ -84,7 +86,7 @@ def _answerer(
     return answer
 
 
-def _add_models(app: FastAPI, service: Service) -> None:
+def _add_models(app: FastAPI, service: RouterContext) -> None:
     created = service.clock.wall_nanoseconds() // 1_000_000_000
 
     def describe() -> dict[str, object]:
@@ -108,7 +110,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
         return _json(describe())
 
 
-def _add_operations(app: FastAPI, service: Service) -> None:
+def _add_operations(app: FastAPI, service: RouterContext) -> None:
     @app.get("/health")
     async def health() -> Response:
         return _json({"status": "ok"})
@@ -123,7 +125,7 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/openapi.json")
     async def openapi() -> Response:
-        return Response(document_bytes(version("baton")), media_type="application/json")
+        return Response(encode_document(version("baton")), media_type="application/json")
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -133,22 +135,22 @@ def _add_operations(app: FastAPI, service: Service) -> None:
 
     @app.get("/admin/requests/{request_id}")
     async def explain(request: Request, request_id: str) -> Response:
-        proof = request.headers.get(PROOF_KEY)
+        proof = request.headers.get(PROOF_HEADER)
         if service.peers is not None and proof is not None:
-            service.peers.check(path_of(request_id), proof)
+            service.peers.check(explain_path(request_id), proof)
         else:
             check_admin(service, request)
         explained = service.records.explain(request_id)
-        if explained is None and service.peers and ASKED_BY_PEER not in request.headers:
+        if explained is None and service.peers and PEER_HEADER not in request.headers:
             explained = await service.peers.explain(request_id)
         if explained is None:
-            raise Problem(404, f"no such request is remembered: {request_id}")
+            raise ApiError(404, f"no such request is remembered: {request_id}")
         return _json(explained)
 
 
-def _add_error_forms(app: FastAPI) -> None:
+def _add_error_handlers(app: FastAPI) -> None:
     async def on_problem(_request: Request, error: Exception) -> Response:
-        return _problem(problem_of(error))
+        return _error_response(to_api_error(error))
 
     async def on_http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -159,15 +161,15 @@ def _add_error_forms(app: FastAPI) -> None:
             405: f"Wrong method: {what}; it takes {headers.get('allow', 'another')}",
         }
         text = message.get(error.status_code, error.detail)
-        return _problem(Problem(error.status_code, text, headers=headers))
+        return _error_response(ApiError(error.status_code, text, headers=headers))
 
-    app.add_exception_handler(Problem, on_problem)
+    app.add_exception_handler(ApiError, on_problem)
     app.add_exception_handler(BatonError, on_problem)
     app.add_exception_handler(HTTPException, on_http_error)
     app.add_exception_handler(Exception, on_problem)
 
 
-def _problem(problem: Problem) -> Response:
+def _error_response(problem: ApiError) -> Response:
     return Response(
         problem.json, problem.status, headers=problem.headers, media_type="application/json"
     )

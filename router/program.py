@@ -10,72 +10,72 @@ from prometheus_client import CollectorRegistry
 
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
-from baton.config import Settings, home
-from baton.core.ids import Generation, WorkerId
-from baton.core.load import Load
+from baton.config import Settings, baton_home
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
-from baton.heap import keep_little_free_memory
-from baton.obs.traces import OpenSpans, close_spans, open_spans
-from baton.registry.arrival import await_registry
+from baton.core.worker_load import WorkerLoad
+from baton.obs.tracing import ClosableSpanSink, close_span_sink, open_span_sink
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
-from baton.runtime.lifecycle import Program
-from baton.text.grammar_checker import GrammarChecker
+from baton.registry.startup import wait_for_registry
+from baton.serve.lifecycle import Program
+from baton.system.heap import keep_little_free_memory
+from baton.text.grammar.checker import GrammarChecker
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
-from router.attempt import Deadlines
-from router.auth import Doorkeeper
-from router.batches.desk import Desk
+from router.batches.batch_store import BatchStore
 from router.batches.file_limits import FileLimits
-from router.batches.library import Library
-from router.cluster import Cluster
-from router.conductors import ConductorPlacer
-from router.formats import Formats
-from router.journey import Guide, JourneyConfig
-from router.links import WorkerLinks
-from router.metrics import Metrics
-from router.peers import Peers
-from router.pinner import GrpcStores, Pinner
-from router.placement import FirstThatAnswers
-from router.ports import Ports
-from router.ring import RingPlacer
-from router.service import Service, ServiceConfig
-from router.slo import Slo
-from router.tenants.redis_treasury import RedisTreasury
-from router.tenants.redis_usage import RedisUsage
-from router.tenants.tenancy import Tenancy
-from router.tenants.watch import TenantsFile
-from router.tracing import Tracing
+from router.batches.service import BatchService
+from router.generation.attempt import TokenTimeouts
+from router.generation.cluster import Cluster
+from router.generation.conductor_placer import ConductorPlacer
+from router.generation.generation import FailoverConfig, GenerationContext
+from router.generation.placement import FallbackPlacer
+from router.generation.prefix_pinner import GrpcPinClient, PrefixPinner
+from router.generation.ring_placer import RingPlacer
+from router.generation.worker_connection_pool import WorkerConnectionPool
+from router.http.listeners import HttpListeners
+from router.http.peer_routers import PeerRouters
+from router.openai.context import RouterConfig, RouterContext
+from router.openai.grammar_validator import GrammarValidator
+from router.telemetry.metrics import RouterMetrics
+from router.telemetry.slo import SloTargets
+from router.telemetry.tracing import RequestTracer
+from router.tenants.authentication import Authenticator
+from router.tenants.redis_quota_store import RedisQuotaStore
+from router.tenants.redis_usage_store import RedisUsageStore
+from router.tenants.tenants_file_watcher import TenantsFileWatcher
+from router.tenants.usage_flusher import UsageFlusher
 
 log = structlog.get_logger(__name__)
 
 DRAIN_POLL_SECONDS = 0.05
-WORKER_LOOK_SECONDS = 0.2
-COLLECTOR_THRESHOLDS = (100_000, 20, 50)
+WORKER_POLL_SECONDS = 0.2
+GC_THRESHOLDS = (100_000, 20, 50)
 """Objects until the youngest are looked through; times until the older are, and until all are."""
 
 
 class RouterProgram:
-    """One router process, as ``baton.runtime.serve`` runs it."""
+    """One router process, as ``baton.serve.process`` runs it."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self._settings = settings
         self._clock = clock or SystemClock()
-        self._generation = Generation(self._clock.wall_nanoseconds())
+        self._generation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"router-{os.getpid()}")
         self._registry = RedisRegistry(
             settings.needs_redis_url, settings.cluster, settings.cluster_secret, self._clock
         )
-        self._links = WorkerLinks(settings.trust)
-        slo = Slo(settings.slo_first_token_seconds, settings.slo_token_gap_seconds)
-        self._metrics = Metrics(slo)
-        self._usage = RedisUsage(settings.needs_redis_url, settings.cluster)
-        self._treasury = RedisTreasury(settings.needs_redis_url, settings.cluster)
-        self._spans: OpenSpans | None = None
-        self._tenancy: Tenancy | None = None
+        self._links = WorkerConnectionPool(settings.trust)
+        slo = SloTargets(settings.slo_first_token_seconds, settings.slo_token_gap_seconds)
+        self._metrics = RouterMetrics(slo)
+        self._usage = RedisUsageStore(settings.needs_redis_url, settings.cluster)
+        self._treasury = RedisQuotaStore(settings.needs_redis_url, settings.cluster)
+        self._spans: ClosableSpanSink | None = None
+        self._tenancy: UsageFlusher | None = None
         self._conductors: ConductorPlacer | None = None
-        self._ports: Ports | None = None
+        self._ports: HttpListeners | None = None
         self._checker: GrammarChecker | None = None
         self._state = WorkerState.JOINING
 
@@ -84,19 +84,19 @@ class RouterProgram:
     async def start(self) -> None:
         """Returns when connections are taken. Raises Invalid, Unavailable."""
         settings = self._settings
-        await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
+        await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         model_dir = await asyncio.to_thread(resolve_model, settings.model)
         model = load_model_config(model_dir)
         tokenizer = await asyncio.to_thread(Tokenizer.load, model_dir, self._clock)
         self._cluster = self._build_cluster(model)
         await self._cluster.refresh()
         await self._await_worker()
-        stores = GrpcStores(settings.trust)
-        self._pinner = Pinner(self._cluster, stores, self._clock)
+        stores = GrpcPinClient(settings.trust)
+        self._pinner = PrefixPinner(self._cluster, stores, self._clock)
         eos = model.eos_token_ids
         self._checker = GrammarChecker.of_model(model_dir, model.vocab_size, eos)
         self._checker.start()
-        self._service = self._build_service(tokenizer, model, Formats(self._checker.check))
+        self._service = self._build_service(tokenizer, model, GrammarValidator(self._checker.check))
         self._tenancy = self._service.tenancy = self._build_tenancy()
         self._desk = self._build_desk()
         self._ports = self._build_ports()
@@ -128,7 +128,7 @@ class RouterProgram:
         self._state = WorkerState.DRAINING
         self._heartbeat.hurry()
         await self._clock.sleep(self._settings.endpoint_grace_seconds)
-        if _has_others(self._settings) and self._ports is not None:
+        if _is_behind_load_balancer(self._settings) and self._ports is not None:
             await self._ports.leave()
         while self._service.gate.inside:
             await self._clock.sleep(DRAIN_POLL_SECONDS)
@@ -142,7 +142,7 @@ class RouterProgram:
             self._checker.close()
         if self._tenancy is not None:
             await self._tenancy.stop()
-        await close_spans(self._spans)
+        await close_span_sink(self._spans)
         await self._usage.close()
         await self._treasury.close()
         await self._registry.close()
@@ -160,7 +160,7 @@ class RouterProgram:
         """Returns once somebody can answer, or when that takes too long: then it says so itself."""
         until = self._clock.monotonic() + self._settings.worker_wait_seconds
         while not self._cluster.is_ready and self._clock.monotonic() < until:
-            await self._clock.sleep(WORKER_LOOK_SECONDS)
+            await self._clock.sleep(WORKER_POLL_SECONDS)
             await self._cluster.refresh()
 
     # -- parts ----------------------------------------------------------------------------
@@ -171,11 +171,13 @@ class RouterProgram:
             self._registry, self._clock, min(self._settings.max_model_tokens or limit, limit)
         )
 
-    def _build_service(self, tokenizer: Tokenizer, model: ModelConfig, formats: Formats) -> Service:
+    def _build_service(
+        self, tokenizer: Tokenizer, model: ModelConfig, formats: GrammarValidator
+    ) -> RouterContext:
         settings = self._settings
         self._conductors = ConductorPlacer(self._cluster, self._clock, settings.trust)
-        placer = FirstThatAnswers([self._conductors, RingPlacer(self._cluster)])
-        config = ServiceConfig(
+        placer = FallbackPlacer([self._conductors, RingPlacer(self._cluster)])
+        config = RouterConfig(
             model=settings.model_name,
             vocab_size=model.vocab_size,
             aliases=frozenset({settings.model}),
@@ -194,18 +196,18 @@ class RouterProgram:
             access_log=settings.access_log,
             refuses_special_tokens=settings.special_tokens_in_messages == "refused",
         )
-        return Service(
+        return RouterContext(
             config=config,
             tokenizer=tokenizer,
             cluster=self._cluster,
-            guide=Guide(
+            guide=GenerationContext(
                 placer,
                 self._links,
                 self._clock,
-                _journey_config(settings),
+                _failover_config(settings),
                 vocab_size=model.vocab_size,
             ),
-            doorkeeper=Doorkeeper(settings.api_keys, settings.admin_key),
+            doorkeeper=Authenticator(settings.api_keys, settings.admin_key),
             clock=self._clock,
             metrics=self._metrics,
             usage=self._usage,
@@ -213,19 +215,19 @@ class RouterProgram:
             pinner=self._pinner,
             tracing=self._open_tracing(),
             formats=formats,
-            peers=Peers(
+            peers=PeerRouters(
                 self._id,
                 lambda: self.address,
                 self._cluster,
                 settings.tls_certificate,
                 settings.admin_key,
             ),
-            refuses_when_draining=not _has_others(settings),
+            refuses_when_draining=not _is_behind_load_balancer(settings),
         )
 
-    def _open_tracing(self) -> Tracing | None:
+    def _open_tracing(self) -> RequestTracer | None:
         settings = self._settings
-        self._spans = open_spans(
+        self._spans = open_span_sink(
             settings.trace_endpoint,
             self._clock,
             self._metrics.registry,
@@ -233,25 +235,27 @@ class RouterProgram:
             process=self._id,
             cluster=settings.cluster,
         )
-        return Tracing(self._spans, settings.trace_sample, self._clock) if self._spans else None
+        return (
+            RequestTracer(self._spans, settings.trace_sample, self._clock) if self._spans else None
+        )
 
-    def _build_tenancy(self) -> Tenancy:
+    def _build_tenancy(self) -> UsageFlusher:
         """Reads the tenants file. Raises Invalid."""
         service, path = self._service, self._settings.tenants_file
         file = None
         if path is not None:
             metrics = service.metrics.tenants
-            file = TenantsFile(Path(path), service.doorkeeper.admit, metrics, self._clock)
+            file = TenantsFileWatcher(Path(path), service.doorkeeper.admit, metrics, self._clock)
             file.read()
         writer = f"{self._id}/{self._generation}"
-        return Tenancy(file, service.ledger, self._usage, writer, self._clock)
+        return UsageFlusher(file, service.ledger, self._usage, writer, self._clock)
 
-    def _build_desk(self) -> Desk:
+    def _build_desk(self) -> BatchService:
         settings = self._settings
         folder = settings.batch_folder
-        return Desk(
+        return BatchService(
             self._service,
-            Library(Path(folder) if folder else home() / "batches" / settings.cluster),
+            BatchStore(Path(folder) if folder else baton_home() / "batches" / settings.cluster),
             lines_per_worker=settings.batch_lines,
             max_file_bytes=settings.max_file_bytes,
             folder_bytes=settings.batch_folder_bytes,
@@ -263,15 +267,15 @@ class RouterProgram:
             ),
         )
 
-    def _build_ports(self) -> Ports:
+    def _build_ports(self) -> HttpListeners:
         metrics, app = self._service.metrics, build_app(self._service, self._desk)
-        ports = Ports(self._settings, app, self._clock, metrics.note_refusal)
+        ports = HttpListeners(self._settings, app, self._clock, metrics.note_refusal)
         metrics.connections.set_function(lambda: ports.num_connections)
         return ports
 
     def _note_listening(self) -> None:
         keep_little_free_memory()
-        settle_collector()
+        tune_garbage_collector()
         self._state = WorkerState.READY
         self._heartbeat.hurry()
 
@@ -284,32 +288,32 @@ class RouterProgram:
             state=self._state,
             pid=os.getpid(),
             model=self._settings.model,
-            load=Load(running=self._service.gate.inside),
+            load=WorkerLoad(running=self._service.gate.inside),
         )
 
 
-def settle_collector() -> None:
+def tune_garbage_collector() -> None:
     """What a router has once it has started stays, and is not looked through for garbage again.
     Requests go by their reference counts; looking through thousands of idle streams holds up all
     others for a tenth of a second, and is done seldom."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(*COLLECTOR_THRESHOLDS)
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def build(settings: Settings) -> Program:
     return RouterProgram(settings)
 
 
-def _has_others(settings: Settings) -> bool:
+def _is_behind_load_balancer(settings: Settings) -> bool:
     """To whom clients come that can't come to this router any more."""
     return settings.reuse_port or settings.endpoint_grace_seconds > 0
 
 
-def _journey_config(settings: Settings) -> JourneyConfig:
-    deadlines = Deadlines(
+def _failover_config(settings: Settings) -> FailoverConfig:
+    deadlines = TokenTimeouts(
         first_token=settings.first_token_seconds,
         handoff=settings.first_token_seconds,
         token_gap=settings.next_token_seconds,
     )
-    return JourneyConfig(placement_seconds=settings.place_seconds, deadlines=deadlines)
+    return FailoverConfig(placement_seconds=settings.place_seconds, deadlines=deadlines)

@@ -9,8 +9,8 @@ from typing import Any
 from uvicorn.server import ServerState
 
 from baton.clock import SystemClock
-from router.connection import Connection, ConnectionLimits
-from router.server import HttpServer
+from router.http.connection import ConnectionLimits, HttpConnection
+from router.http.server import HttpServer
 
 QUIET_TURNS = 4
 """Of the event loop without any change, after which a connection is at rest."""
@@ -91,7 +91,7 @@ class ConnectionHouse:
         state, transport = ServerState(), MemoryTransport()
         self._seen, refusals, errors = [], [], []
         loop.set_exception_handler(lambda _, context: errors.append(str(context)))
-        connection = Connection(self._config, state, self._limits, refusals.append)
+        connection = HttpConnection(self._config, state, self._limits, refusals.append)
         transport.protocol = connection
         connection.connection_made(transport)
         for piece in pieces:

@@ -5,17 +5,17 @@ from dataclasses import dataclass, field
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockKey, WorkerId
-from conductor.policy.fleet import (
-    Admitted,
+from conductor.policy.snapshot import (
+    AdmissionRates,
+    AnyBlockKey,
     DecodeView,
-    Due,
-    Key,
-    Link,
-    Pool,
+    LinkSpeed,
+    PolicyQuery,
     PrefillView,
-    Query,
+    QueuedPrefill,
     Snapshot,
-    Stored,
+    StoredPrefix,
+    WorkerPool,
 )
 
 BLOCK = 16
@@ -26,7 +26,7 @@ PREFILL = PrefillCost(0.0, 0.01, 0.0)
 """A hundred tokens a second."""
 
 DECODE = DecodeCost(0.01, 0.001, 0.0)
-LINK = Link(1e6, 1e6, 0.0)
+LINK = LinkSpeed(1e6, 1e6, 0.0)
 """With 1,000 bytes a token, a thousand tokens a second: ten times as fast as computing."""
 
 
@@ -35,26 +35,26 @@ class FakeCache:
     """``cached`` blocks by worker, what a store has, and shares of the chain's keys."""
 
     cached: dict[str, int] = field(default_factory=dict)
-    held: Stored | None = None
+    held: StoredPrefix | None = None
     shares: Sequence[float] = ()
 
-    def local_blocks(self, view: PrefillView, keys: Sequence[Key]) -> int:
+    def local_blocks(self, view: PrefillView, keys: Sequence[AnyBlockKey]) -> int:
         return min(self.cached.get(view.id, 0), len(keys))
 
-    def holders(self, keys: Sequence[Key], count: int) -> list[WorkerId]:
+    def holders(self, keys: Sequence[AnyBlockKey], count: int) -> list[WorkerId]:
         names = sorted(self.cached, key=lambda name: (-self.cached[name], name))
         return [WorkerId(name) for name in names[:count]]
 
-    def stored(self, keys: Sequence[Key]) -> Stored | None:
+    def stored(self, keys: Sequence[AnyBlockKey]) -> StoredPrefix | None:
         return self.held
 
-    def share(self, key: Key) -> float:
+    def share(self, key: AnyBlockKey) -> float:
         return dict(zip(CHAIN, self.shares, strict=False)).get(key, 0.0)  # type: ignore[call-overload, no-any-return]
 
 
 def prefill(name: str, *queue: tuple[float, float], **fields: object) -> PrefillView:
     """``queue``: deadlines from now, and seconds of work."""
-    dues = sorted(Due(NOW + deadline, work) for deadline, work in queue)
+    dues = sorted(QueuedPrefill(NOW + deadline, work) for deadline, work in queue)
     busy = NOW if dues else 0.0
     free = busy + sum(due.work_seconds for due in dues)
     given = {"busy_until_seconds": busy, "free_at_seconds": free, "num_requests": len(dues)}
@@ -75,14 +75,14 @@ def snapshot(
     cache: FakeCache | None = None,
     *,
     num_placed: int = 0,
-    admitted: Admitted = Admitted(),
+    admitted: AdmissionRates = AdmissionRates(),
     answer_tokens: float = 100.0,
 ) -> Snapshot:
     return Snapshot(
-        NOW, num_placed, Pool(prefills), Pool(decodes), cache or FakeCache(), BLOCK, 1000, LINK,
-        answer_tokens, 16.0, admitted,
+        NOW, num_placed, WorkerPool(prefills), WorkerPool(decodes), cache or FakeCache(), BLOCK,
+        1000, LINK, answer_tokens, 16.0, admitted,
     )  # fmt: skip
 
 
-def query(name: str = "request", num_tokens: int = 133, **fields: object) -> Query:
-    return Query(name, num_tokens, 1000, CHAIN, **fields)  # type: ignore[arg-type]
+def query(name: str = "request", num_tokens: int = 133, **fields: object) -> PolicyQuery:
+    return PolicyQuery(name, num_tokens, 1000, CHAIN, **fields)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.text.detokenizer import byte_level_alphabet
-from baton.text.grammar import Grammars
+from baton.text.grammar.matcher import GrammarCompiler
 
 EOS = TokenId(255)
 """A byte that no text has."""
@@ -35,8 +35,8 @@ def byte_vocabulary() -> str:
     return made.to_str()
 
 
-def byte_grammars() -> Grammars:
-    return Grammars(byte_vocabulary(), VOCAB, [EOS])
+def byte_grammars() -> GrammarCompiler:
+    return GrammarCompiler(byte_vocabulary(), VOCAB, [EOS])
 
 
 def schema(value: object) -> Grammar:
@@ -61,7 +61,7 @@ def asking(
 
 
 def answers(
-    grammars: Grammars, specs: Sequence[RequestSpec], num_blocks: int = 512
+    grammars: GrammarCompiler, specs: Sequence[RequestSpec], num_blocks: int = 512
 ) -> dict[str, tuple[bytes, FinishReason]]:
     """What a fresh engine says to all of them at once, without the EOS."""
     engine = Engine(

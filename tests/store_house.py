@@ -7,18 +7,18 @@ import numpy as np
 import xxhash
 
 from baton.clock import Clock, ManualClock
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
-from baton.core.ids import BlockKey, Generation, WorkerId
-from baton.core.store import LeasedBlocks, LeaseQuery, PutRequest
-from baton.kv.index import Holder
+from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, Endpoint
+from baton.core.store import LeasedBlocks, LeaseRequest, PutRequest
+from baton.kv.index import KvHolder
 from baton.kv.memory_index import MemoryKvIndex
+from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.region import HostMemory
-from kvstore.disk import DiskBlock, DiskTier
+from kvstore.disk_tier import DiskBlock, DiskTier
+from kvstore.dram_tier import DramTier
+from kvstore.index_publisher import IndexPublisher
 from kvstore.node import StoreNode
-from kvstore.publisher import Publisher
-from kvstore.segment import Record
-from kvstore.shelf import Shelf
+from kvstore.segment import BlockRecord
 
 SIZE = 64
 NUM_BLOCKS = 16
@@ -51,8 +51,8 @@ class House:
         transport = MemoryTransport(self.fabric, "store", 1, self.clock)
         transport.register(self.arena.region)
         self.index = MemoryKvIndex()
-        self.holder = Holder(WorkerId("store"), Generation(1))
-        self.shelf = Shelf(room * SIZE, room * SIZE, policy, tenant_bytes)
+        self.holder = KvHolder(WorkerId("store"), Incarnation(1))
+        self.shelf = DramTier(room * SIZE, room * SIZE, policy, tenant_bytes)
         self.disk = DiskTier(folder, disk_bytes, policy, 64 * 1024) if folder else None
         self.node = StoreNode(
             self.holder.generation,
@@ -63,7 +63,7 @@ class House:
             self.shelf,
             self.disk,
         )
-        self.publisher = Publisher(self.holder, self.node, self.index, self.clock)
+        self.publisher = IndexPublisher(self.holder, self.node, self.index, self.clock)
 
     def block(self, number: int) -> bytes:
         """What block ``number`` must be."""
@@ -88,7 +88,7 @@ class House:
         self, *numbers: int, seconds: float = 5.0, max_bytes: int = ALL
     ) -> LeasedBlocks:
         keys = tuple(KEYS[number] for number in numbers)
-        return await self.node.lease(LeaseQuery(keys, seconds, max_bytes))
+        return await self.node.lease(LeaseRequest(keys, seconds, max_bytes))
 
     async def read(self, *numbers: int) -> list[bytes]:
         """What a reader of these gets, who checks nothing."""
@@ -111,7 +111,7 @@ class House:
         return not self.node.stats().violation
 
 
-def reserve(disk: DiskTier, record: Record) -> tuple[DiskBlock, list[BlockKey]] | None:
+def reserve(disk: DiskTier, record: BlockRecord) -> tuple[DiskBlock, list[BlockKey]] | None:
     """As :meth:`DiskTier.reserve`, after the segment that it lacks was made."""
     growth = disk.growth_for(record.size_bytes, 1)
     if growth is not None:

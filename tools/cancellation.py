@@ -26,14 +26,14 @@ IDLE_CHECKS = 50
 
 
 @dataclass(frozen=True)
-class Storm:
+class CancellationStorm:
     """``stops[i]``: request i leaves after so many tokens, 0 before the first; None: it stays."""
 
     prompts: Sequence[list[int]]
     stops: Sequence[int | None]
 
     @classmethod
-    def of(cls, count: int, seed: int) -> "Storm":
+    def of(cls, count: int, seed: int) -> "CancellationStorm":
         chance = np.random.default_rng(seed)
         lengths = chance.integers(1, LONGEST, size=count)
         prompts = [chance.integers(3, 4000, size=length).tolist() for length in lengths]
@@ -95,7 +95,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(arguments)
     print(describe())
-    storm = Storm.of(options.requests, options.seed)
+    storm = CancellationStorm.of(options.requests, options.seed)
     with local_cluster(None, options.prefill, options.decode) as cluster:
         finished = storm.run(cluster.url)
         began = SYSTEM_CLOCK()

@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.cancellation import idle_workers, is_free
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import Answer, answered, make_questions, traffic
+from tools.streams import StreamedAnswer, make_questions, record_answers, traffic
 
 QUESTIONS = 60
 SHORTEST, LONGEST = 60, 160
@@ -33,7 +33,7 @@ WARMUP = 8
 RECOVERY_SECONDS = 60.0
 
 
-class Villain:
+class FaultInjector:
     """Kills or freezes one random process at a time."""
 
     def __init__(self, cluster: LocalCluster, seed: int, every: float) -> None:
@@ -87,7 +87,7 @@ def _signal(pid: int, number: signal.Signals) -> bool:
     return True
 
 
-def report(answers: Sequence[Answer]) -> dict[str, object]:
+def report(answers: Sequence[StreamedAnswer]) -> dict[str, object]:
     accepted = [answer for answer in answers if not answer.refused]
     gaps = np.array([answer.longest_gap for answer in accepted if answer.moments] or [0.0])
     first = np.array([a.moments[0] - a.began for a in accepted if a.moments] or [0.0])
@@ -126,8 +126,8 @@ def main(arguments: list[str]) -> int:
     bodies = make_questions(QUESTIONS, options.seed, SHORTEST, LONGEST)
     settings: dict[str, object] = {"threads": 1, "dtype": options.dtype}
     with local_cluster(None, options.prefill, options.decode, settings) as cluster:
-        questions = answered(cluster.url, bodies, WARMUP)
-        villain = Villain(cluster, options.seed, options.every)
+        questions = record_answers(cluster.url, bodies, WARMUP)
+        villain = FaultInjector(cluster, options.seed, options.every)
         with traffic(cluster.url, questions, options.streams) as answers:
             villain.rage(options.seconds)
         await_recovery(cluster)

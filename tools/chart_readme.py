@@ -28,7 +28,7 @@ KEY = re.compile(r"( *)([A-Za-z]\w*):(.*)")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ValuesRow:
     path: str
     default: Any
     told: str
@@ -37,7 +37,7 @@ class Row:
 @dataclass(slots=True)
 class Section:
     title: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ValuesRow] = field(default_factory=list)
 
 
 def sections(text: str) -> list[Section]:
@@ -49,7 +49,7 @@ def sections(text: str) -> list[Section]:
         if title:
             found.append(Section(title))
         else:
-            found[-1].rows.append(Row(path, _at(values, path), told))
+            found[-1].rows.append(ValuesRow(path, _at(values, path), told))
     return found
 
 

@@ -17,11 +17,11 @@ from baton.clock import SystemClock
 from baton.core.block_key import KeyRoot, block_keys
 from baton.core.ids import TenantId
 from baton.core.states import Role
-from baton.core.store import LeaseQuery
+from baton.core.store import LeaseRequest
 from baton.core.tenant import tenant_salt
 from baton.registry.redis import RedisRegistry
 from baton.rpc.kvstore_client import KvStoreClient
-from baton.runtime.state import ClusterFolder
+from orchestrator.cluster_state import ClusterFolder
 from tools.local_cluster import LocalCluster, local_cluster
 
 BLOCK_TOKENS = 16
@@ -46,10 +46,10 @@ class Turn:
     tiers: dict[str, int]
 
 
-class Conversation:
+class ScriptedConversation:
     """With ``known``, its questions are asked again, answered as they were."""
 
-    def __init__(self, cluster: LocalCluster, known: "Conversation | None" = None) -> None:
+    def __init__(self, cluster: LocalCluster, known: "ScriptedConversation | None" = None) -> None:
         self.turns: list[Turn] = []
         self._cluster = cluster
         self._known = known.turns if known is not None else []
@@ -104,7 +104,7 @@ async def _until_stored(cluster: LocalCluster, token_ids: Sequence[int]) -> None
     client, clock = KvStoreClient(store.address, state.trust), SystemClock()
     give_up_at = clock.monotonic() + STORED_SECONDS
     try:
-        while (await client.lease(LeaseQuery(keys, 1.0, 0))).num_held < len(keys):
+        while (await client.lease(LeaseRequest(keys, 1.0, 0))).num_held < len(keys):
             assert clock.monotonic() < give_up_at, f"{len(keys)} blocks are not all stored"
             await clock.sleep(0.02)
     finally:
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     wrong = 0
     with local_cluster(prefill=2, decode=2, settings=EXACT) as cluster:
-        talk = Conversation(cluster)
+        talk = ScriptedConversation(cluster)
         print("life turn  prompt  expected  cached  by tier")
         for life in (1, 2):
             if life == 2:
@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> int:
                 port = cluster.url.rpartition(":")[2]
                 pools = ("--prefill", "2", "--decode", "2", "--port", port)
                 cluster.baton("up", "--detach", *pools)
-                talk = Conversation(cluster, known=talk)
+                talk = ScriptedConversation(cluster, known=talk)
             for number in range(options.turns):
                 turn = talk.take_turn()
                 expected = turn.expected_tokens

@@ -72,7 +72,7 @@ async def timed(client: httpx.AsyncClient, prompt: list[int], answer_tokens: int
     return Timed(request_id, tuple(seen))
 
 
-class Prompts:
+class RandomPrompts:
     """Random token ids: no two prompts share a block."""
 
     def __init__(self, seed: int, most_id: int = 256) -> None:
@@ -84,14 +84,14 @@ class Prompts:
         return ids
 
 
-async def told_of(client: httpx.AsyncClient, answer: Timed) -> dict[str, Any]:
+async def request_details(client: httpx.AsyncClient, answer: Timed) -> dict[str, Any]:
     """What the router knows of the request."""
     told: dict[str, Any] = (await client.get(f"/admin/requests/{answer.request_id}")).json()
     return told
 
 
 async def prefill_rows(
-    client: httpx.AsyncClient, prompts: Prompts, rounds: int
+    client: httpx.AsyncClient, prompts: RandomPrompts, rounds: int
 ) -> list[dict[str, Any]]:
     """One for each prompt; how much of it was cached is what the cluster says."""
     rows = []
@@ -101,7 +101,7 @@ async def prefill_rows(
             if cached:
                 await timed(client, [*head, *prompts.fresh(1)], 1)
             answer = await timed(client, [*head, *prompts.fresh(new)], 2)
-            found = int((await told_of(client, answer))["cached_tokens"])
+            found = int((await request_details(client, answer))["cached_tokens"])
             if number:  # the first one warms up
                 rows.append(
                     {
@@ -114,7 +114,7 @@ async def prefill_rows(
 
 
 async def decode_rows(
-    client: httpx.AsyncClient, prompts: Prompts, rounds: int, num_decode: int
+    client: httpx.AsyncClient, prompts: RandomPrompts, rounds: int, num_decode: int
 ) -> list[dict[str, Any]]:
     """One for each worker and batch. Raises RuntimeError when the machine has no time for it."""
     rows = []
@@ -124,7 +124,7 @@ async def decode_rows(
                 answers = await _batch(client, prompts, context, batch * num_decode)
                 gaps: dict[str, list[float]] = {}
                 for answer in answers:
-                    worker = (await told_of(client, answer))["decode"]["id"]
+                    worker = (await request_details(client, answer))["decode"]["id"]
                     gaps.setdefault(worker, []).append(answer.gap_seconds)
                 held = context + ANSWER_TOKENS * 5 // 8
                 rows += [
@@ -139,7 +139,7 @@ async def decode_rows(
 
 
 async def _batch(
-    client: httpx.AsyncClient, prompts: Prompts, context: int, count: int
+    client: httpx.AsyncClient, prompts: RandomPrompts, context: int, count: int
 ) -> list[Timed]:
     """Answers side by side, whose tokens came one after the other."""
     for _ in range(MOST_TRIES):
@@ -154,7 +154,7 @@ async def _batch(
 async def table(
     url: str, kv_bytes_per_token: int, capacity_tokens: int, rounds: int, num_decode: int
 ) -> dict[str, Any]:
-    prompts = Prompts(seed=1)
+    prompts = RandomPrompts(seed=1)
     async with httpx.AsyncClient(base_url=url, timeout=REQUEST_SECONDS) as client:
         return {
             "prefill": await prefill_rows(client, prompts, rounds),

@@ -31,9 +31,9 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import make_batch
-from baton.engine.native.matrix import PackedMatrix, Team
-from baton.engine.native.processor import INSTRUCTIONS, limited_to
+from baton.engine.attention.base import pack_batch
+from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
+from baton.engine.native.processor import INSTRUCTION_SETS, limited_to
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
 from benchmarks.machine import describe
@@ -54,18 +54,18 @@ class Differs(Exception):
 
 
 @dataclass
-class Stream:
+class RandomRequest:
     """A request on its way: its tokens, its worker and blocks there, how far it is, and what it
     should be told."""
 
     tokens: list[int]
     wanted: torch.Tensor
-    worker: "Worker"
+    worker: "RandomWorker"
     blocks: list[int]
     done: int = 0
 
 
-class Worker:
+class RandomWorker:
     """A runner whose pool has what others left, and blocks in any order."""
 
     def __init__(self, runner: ModelRunner, num_threads: int, chance: np.random.Generator) -> None:
@@ -81,7 +81,7 @@ class Worker:
         return taken
 
 
-class Placement:
+class RandomPlacement:
     """Requests put into steps at random, on some workers. ``events``: what happened how often."""
 
     def __init__(
@@ -96,20 +96,20 @@ class Placement:
         self.chance = chance
         self.block_tokens = int(chance.choice(BLOCKS))
         self.workers = [self._worker(path, dtype, kernels) for _ in range(num_workers)]
-        self.streams: list[Stream] = []
+        self.streams: list[RandomRequest] = []
         self.events: Counter[str] = Counter()
 
-    def _worker(self, path: Path, dtype: torch.dtype, kernels: str) -> Worker:
+    def _worker(self, path: Path, dtype: torch.dtype, kernels: str) -> RandomWorker:
         threads = int(self.chance.integers(1, 4))
         torch.set_num_threads(threads)
-        processor = str(self.chance.choice(list(INSTRUCTIONS)))
+        processor = str(self.chance.choice(list(INSTRUCTION_SETS)))
         size = {"num_blocks": POOL_TOKENS // self.block_tokens, "block_tokens": self.block_tokens}
         with limited_to(processor):
-            return Worker(load(path, dtype, kernels, **size), threads, self.chance)
+            return RandomWorker(load(path, dtype, kernels, **size), threads, self.chance)
 
-    def add(self, tokens: list[int], wanted: torch.Tensor) -> Stream:
+    def add(self, tokens: list[int], wanted: torch.Tensor) -> RandomRequest:
         worker = self.workers[int(self.chance.integers(len(self.workers)))]
-        self.streams.append(Stream(tokens, wanted, worker, worker.take(len(tokens))))
+        self.streams.append(RandomRequest(tokens, wanted, worker, worker.take(len(tokens))))
         return self.streams[-1]
 
     def reuse(self) -> None:
@@ -130,12 +130,14 @@ class Placement:
         needed = -(-len(stream.tokens) // self.block_tokens)
         if target is stream.worker or not stream.done or needed > len(target.free):
             return
-        before = Stream(stream.tokens, stream.wanted, stream.worker, stream.blocks, stream.done)
+        before = RandomRequest(
+            stream.tokens, stream.wanted, stream.worker, stream.blocks, stream.done
+        )
         stream.worker, stream.blocks = target, target.take(len(stream.tokens))
         self._copy(before, stream, 0)
         self.events["handed over"] += 1
 
-    def _copy(self, source: Stream, target: Stream, first: int) -> None:
+    def _copy(self, source: RandomRequest, target: RandomRequest, first: int) -> None:
         """Blocks from ``first`` on that hold any of what the target has."""
         pools = [stream.worker.runner.pool.tensor for stream in (source, target)]
         for index in range(first, -(-target.done // self.block_tokens)):
@@ -154,11 +156,11 @@ class Placement:
             if parts:
                 self._run(worker, parts)
 
-    def _part(self, stream: Stream) -> list[int]:
+    def _part(self, stream: RandomRequest) -> list[int]:
         size = 1 if self.chance.random() < 0.3 else int(self.chance.integers(1, 80))
         return stream.tokens[stream.done : stream.done + size]
 
-    def _run(self, worker: Worker, parts: Sequence[tuple[Stream, list[int]]]) -> None:
+    def _run(self, worker: RandomWorker, parts: Sequence[tuple[RandomRequest, list[int]]]) -> None:
         rows = [row_of(tokens, stream.done, stream.blocks) for stream, tokens in parts]
         self.events["steps"] += 1
         self.events["rows"] += len(rows)
@@ -203,7 +205,7 @@ def row_of(tokens: Sequence[int], start: int, blocks: Sequence[int]) -> Row:
 
 def all_logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
     """Of every token of each row, [num_tokens, vocab]; a step as the runner makes it."""
-    batch = make_batch(rows, runner.block_tokens, torch.device("cpu"))
+    batch = pack_batch(rows, runner.block_tokens, torch.device("cpu"))
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     with torch.inference_mode():
         hidden = runner._model.hidden(tokens, batch)
@@ -222,7 +224,7 @@ def requests_alone(
 
 
 @dataclass
-class Cell:
+class DeterminismCell:
     """One architecture in one format."""
 
     architecture: str
@@ -243,8 +245,10 @@ class Cell:
         )
 
 
-def cell_of(name: str, dtype: torch.dtype, count: int, options: argparse.Namespace) -> Cell:
-    cell = Cell(name, str(dtype).removeprefix("torch."))
+def cell_of(
+    name: str, dtype: torch.dtype, count: int, options: argparse.Namespace
+) -> DeterminismCell:
+    cell = DeterminismCell(name, str(dtype).removeprefix("torch."))
     chance = np.random.default_rng([options.seed, *name.encode(), dtype.itemsize])
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -252,7 +256,7 @@ def cell_of(name: str, dtype: torch.dtype, count: int, options: argparse.Namespa
         make_model(path, name, seed=options.seed)
         requests = requests_alone(path, dtype, chance, options.kernels)
         for _ in range(count):
-            placement = Placement(path, dtype, chance, kernels=options.kernels)
+            placement = RandomPlacement(path, dtype, chance, kernels=options.kernels)
             cell.placements += 1
             try:
                 placement.run(requests)
@@ -264,7 +268,7 @@ def cell_of(name: str, dtype: torch.dtype, count: int, options: argparse.Namespa
     return cell
 
 
-def run(options: argparse.Namespace) -> Iterator[Cell]:
+def run(options: argparse.Namespace) -> Iterator[DeterminismCell]:
     shares = {name: ARCHITECTURES[name] for name in options.architectures}
     for name, share in shares.items():
         count = options.placements * share / sum(shares.values()) / len(options.dtypes)
@@ -298,7 +302,7 @@ class Cost:
 def costs(options: argparse.Namespace) -> Iterator[Cost]:
     """One thread each, in turns, on as many copies of the weights as no cache holds."""
     torch.set_num_threads(1)
-    team = Team(1)
+    team = KernelThreadPool(1)
     for dtype in (getattr(torch, name) for name in options.dtypes):
         ins, outs = 1024, 4096
         copies = 12

@@ -65,7 +65,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Cell:
+class ExactnessCell:
     """One row of the table."""
 
     architecture: str
@@ -215,18 +215,18 @@ def over_http(cluster: LocalCluster, api_key: str) -> Generate:
 
 def run_alone(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
-) -> Iterator[tuple[Cell, Score]]:
+) -> Iterator[tuple[ExactnessCell, Score]]:
     longest = max(len(reference.prompt) for reference in references)
     for chunk, block in itertools.product(options.chunks, options.blocks):
         alone = EngineAlone(model, chunk, block, longest, options.dtype, options.cpu_kernels)
         for batch, cache in itertools.product(options.batches, ("cold", "warm")):
             score = alone.score(references, batch, cache == "warm")
-            yield Cell(name, "generate", chunk, block, batch, cache), score
+            yield ExactnessCell(name, "generate", chunk, block, batch, cache), score
 
 
 def run_peer(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
-) -> tuple[Cell, Score]:
+) -> tuple[ExactnessCell, Score]:
     """Transformers against itself, with its other attention: what the number format allows."""
     dtype = getattr(torch, options.dtype)
     eager = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, attn_implementation="eager")
@@ -234,12 +234,14 @@ def run_peer(
     def generate(prompt: Tokens, count: int) -> Tokens:
         return reference_of(eager.eval(), prompt, count).tokens
 
-    return Cell(name, "its own eager", 0, 0, 1, "cold"), compare_all(references, generate, 1)
+    return ExactnessCell(name, "its own eager", 0, 0, 1, "cold"), compare_all(
+        references, generate, 1
+    )
 
 
 def run_cluster(
     name: str, model: Path, references: list[Reference], options: argparse.Namespace
-) -> Iterator[tuple[Cell, Score]]:
+) -> Iterator[tuple[ExactnessCell, Score]]:
     """A tenant of its own for each batch size: tenants share no prefix, so that the first pass
     is a cold one."""
     for transport, chunk, block in itertools.product(
@@ -254,10 +256,10 @@ def run_cluster(
         with local_cluster(model, settings=settings) as cluster:
             for batch, cache in itertools.product(options.batches, ("cold", "warm")):
                 score = compare_all(references, over_http(cluster, f"key-{batch}"), batch)
-                yield Cell(name, f"cluster/{transport}", chunk, block, batch, cache), score
+                yield ExactnessCell(name, f"cluster/{transport}", chunk, block, batch, cache), score
 
 
-def run(options: argparse.Namespace) -> Iterator[tuple[Cell, Score]]:
+def run(options: argparse.Namespace) -> Iterator[tuple[ExactnessCell, Score]]:
     for name in options.architectures:
         with tempfile.TemporaryDirectory() as folder:
             make_model(Path(folder), name, seed=options.seed)

@@ -16,7 +16,7 @@ import threading
 from benchmarks.machine import describe
 from tools.chaos import report
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import answered, make_questions, traffic
+from tools.streams import make_questions, record_answers, traffic
 
 ALARMS = ("link_broke", "request_fails_over", "registry_doubted", "heartbeat_failed")
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> int:
     print(describe(), f"seed {options.seed}")
     bodies = make_questions(options.streams, options.seed, 60, 160)
     with local_cluster(None, 2, 2, {"threads": 1}) as cluster:
-        questions = answered(cluster.url, bodies, options.streams)
+        questions = record_answers(cluster.url, bodies, options.streams)
         hogs = [subprocess.Popen([sys.executable, "-c", "while 1: 0"]) for _ in range(options.hogs)]
         try:
             with traffic(cluster.url, questions, options.streams) as answers:

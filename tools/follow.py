@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from baton.runtime.preflight import free_port
+from orchestrator.preflight import free_port
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
 BLOCK = re.compile(r"^```sh local\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -21,7 +21,7 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import Attention, make_batch
+from baton.engine.attention.base import Attention, pack_batch
 from baton.engine.attention.reference import ReferenceAttention
 from baton.engine.kv_pool import KvPool
 from baton.engine.kv_scale import KvScale
@@ -39,16 +39,16 @@ from tests.unit.attention_cases import (
 )
 from tools import gpu_fp8, gpu_speed
 from tools.gpu_determinism import determinism
-from tools.gpu_handoff import handoff
-from tools.gpu_lines import Line, device, guarded
+from tools.gpu_handoff import kv_transfer
+from tools.gpu_lines import GpuTableRow, device, rows_or_error
 from tools.gpu_speed import GREEDY, DevicePool
 
 DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 PROMPT = "def read(path):\n"
-Parts = dict[str, Callable[[], Iterable[Line]]]
+Parts = dict[str, Callable[[], Iterable[GpuTableRow]]]
 
 
-def attention_is_right() -> Iterator[Line]:
+def attention_is_right() -> Iterator[GpuTableRow]:
     """Every case of the unit tests, with the reference on the CPU: the answer, and every byte
     of the pool after it. What no row may read is NaN."""
     for seed, case in enumerate(CASES):
@@ -65,7 +65,7 @@ def attention_is_right() -> Iterator[Line]:
         written = "" if same_bytes(got_pool, wanted_pool) else ", KV written wrongly"
         ok = worst <= TOLERANCE[case.dtype] and not written  # false for NaN
         result = f"within {worst:.1e} of the reference{written}"
-        yield Line(f"KV write and attention: {case.name}", result, ok=ok)
+        yield GpuTableRow(f"KV write and attention: {case.name}", result, ok=ok)
 
 
 def answer(
@@ -79,20 +79,20 @@ def answer(
     """Of one layer, and the pool after it, both on the CPU."""
     held = DevicePool(pool.clone().to(place), scales)
     attention = backend(held)  # type: ignore[arg-type]
-    attention.prepare(make_batch(rows, held.block_tokens, torch.device("cpu")))
+    attention.prepare(pack_batch(rows, held.block_tokens, torch.device("cpu")))
     attended = attention.attend(1, *(part.to(place) for part in qkv))
     return attended.cpu().float(), held.tensor.cpu()
 
 
-def layers_are_right() -> Iterator[Line]:
+def layers_are_right() -> Iterator[GpuTableRow]:
     """The unit tests' cases of all else, with real graphs, and in BF16, too."""
     from baton.engine.cuda.graphs import CudaCapture
 
     with torch.inference_mode():
         checks = cuda_cases.all_checks(cuda_cases.GPU, CudaCapture(device()))
         for name, check in checks.items():
-            lines = (Line(f"{name}: {what}", result) for what, result in map(_cut, check))
-            yield from guarded(name, lines)
+            lines = (GpuTableRow(f"{name}: {what}", result) for what, result in map(_cut, check))
+            yield from rows_or_error(name, lines)
 
 
 def _cut(told: str) -> tuple[str, str]:
@@ -100,7 +100,7 @@ def _cut(told: str) -> tuple[str, str]:
     return what, result
 
 
-def sampling_is_right() -> Iterator[Line]:
+def sampling_is_right() -> Iterator[GpuTableRow]:
     """The tokens that the CPU samples from the same logits, of a large vocabulary."""
     from baton.engine.cuda.sampler import sample_batch
 
@@ -126,10 +126,10 @@ def sampling_is_right() -> Iterator[Line]:
         got, wanted = sample_batch(logits.to(device()), rows), sample(logits, rows)
         equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
         result = f"{equal} of {len(rows)} tokens are the CPU's"
-        yield Line(f"sampling: {name}", result, ok=equal == len(rows))
+        yield GpuTableRow(f"sampling: {name}", result, ok=equal == len(rows))
 
 
-def demo_tokens_are_equal() -> Iterator[Line]:
+def demo_tokens_are_equal() -> Iterator[GpuTableRow]:
     """The engine on the GPU, with graphs and without, in FP32, against transformers on the CPU."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -145,10 +145,10 @@ def demo_tokens_are_equal() -> Iterator[Line]:
         got = generated(runner, ids)
         equal = sum(ours == theirs for ours, theirs in zip(got, wanted, strict=True))
         result = f"{equal} of {len(wanted)} tokens are transformers' own"
-        yield Line(f"demo model in FP32, greedy, {told}", result, ok=got == wanted)
+        yield GpuTableRow(f"demo model in FP32, greedy, {told}", result, ok=got == wanted)
 
 
-def tokens_in_fp8_are_equal() -> Iterator[Line]:
+def tokens_in_fp8_are_equal() -> Iterator[GpuTableRow]:
     """Weights and KV in FP8, in a model that computes in FP32, against torch's on the CPU, which
     decodes both. A key that lies between two codes may get either, and a token with it."""
     from transformers import AutoTokenizer
@@ -159,7 +159,7 @@ def tokens_in_fp8_are_equal() -> Iterator[Line]:
         pairs = zip(ours, theirs, strict=True)
         equal = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
         result = f"the first {equal} of {len(ours)} tokens are the CPU's"
-        yield Line(f"demo model, FP8 {told}, greedy", result, ok=equal >= len(ours) // 4)
+        yield GpuTableRow(f"demo model, FP8 {told}, greedy", result, ok=equal >= len(ours) // 4)
 
 
 def demo_runner(place: str, **given: Any) -> ModelRunner:
@@ -180,12 +180,12 @@ def generated(runner: ModelRunner, ids: Sequence[int]) -> list[int]:
     return got
 
 
-def not_there_yet() -> Iterator[Line]:
+def not_there_yet() -> Iterator[GpuTableRow]:
     for what in (
         "overlapped scheduling",
         "a mixture of experts in graphs",
     ):
-        yield Line(what, "not implemented")
+        yield GpuTableRow(what, "not implemented")
 
 
 QUICK = (
@@ -203,7 +203,7 @@ def parts_of(rounds: int) -> Parts:
         "demo model": demo_tokens_are_equal,
         "demo model in FP8": tokens_in_fp8_are_equal,
         "determinism": determinism,
-        "hand-off": handoff,
+        "hand-off": kv_transfer,
         "ceilings": gpu_speed.ceilings,
         "speed of layer kernels": lambda: gpu_speed.layer_kernels(rounds),
         "speed of fixed products": lambda: gpu_speed.products(rounds),
@@ -217,19 +217,19 @@ def parts_of(rounds: int) -> Parts:
     }
 
 
-def run(parts: Parts, show: Callable[[str], None] = print) -> list[Line]:
+def run(parts: Parts, show: Callable[[str], None] = print) -> list[GpuTableRow]:
     """Of each part its rows, and how long it took."""
     lines = []
     for name, part in parts.items():
         begun = time.perf_counter()
-        for line in guarded(name, _made(part)):
+        for line in rows_or_error(name, _made(part)):
             show(str(line))
             lines.append(line)
         show(f"-- {name}: {time.perf_counter() - begun:.1f} s")
     return lines
 
 
-def _made(part: Callable[[], Iterable[Line]]) -> Iterator[Line]:
+def _made(part: Callable[[], Iterable[GpuTableRow]]) -> Iterator[GpuTableRow]:
     """A part is begun only when its turn has come, and within what guards it."""
     yield from part()
 

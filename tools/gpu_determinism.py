@@ -13,10 +13,10 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import make_batch
+from baton.engine.attention.base import pack_batch
 from baton.engine.plan import Row
 from baton.engine.runner import ModelRunner
-from tools.gpu_lines import Line, guarded
+from tools.gpu_lines import GpuTableRow, rows_or_error
 
 DEMO = Path(__file__).parents[1] / "baton" / "models" / "demo"
 KINDS: dict[str, dict[str, Any]] = {
@@ -32,12 +32,12 @@ SEED = 20261121
 CPU = torch.device("cpu")
 
 
-def determinism(place: str = "cuda") -> Iterator[Line]:
+def determinism(place: str = "cuda") -> Iterator[GpuTableRow]:
     for name, given in KINDS.items():
-        yield from guarded(f"the same bits, {name}", _kept(name, place, given))
+        yield from rows_or_error(f"the same bits, {name}", _kept(name, place, given))
 
 
-def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[Line]:
+def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[GpuTableRow]:
     """Raises what a worker would raise at its start, when its trial fails."""
     runner = ModelRunner.load(
         DEMO,
@@ -56,7 +56,7 @@ def _kept(name: str, place: str, given: dict[str, Any]) -> Iterator[Line]:
         told = _placed(runner, prompts, chance)
         differing += not all(map(torch.equal, told, wanted))
     result = f"{PLACEMENTS - differing} of {PLACEMENTS} random placements"
-    yield Line(f"the same bits, {name}", result, ok=differing == 0)
+    yield GpuTableRow(f"the same bits, {name}", result, ok=differing == 0)
 
 
 @torch.inference_mode()
@@ -89,7 +89,7 @@ def _row(tokens: list[int], start: int, blocks: list[int]) -> Row:
 def _logits(runner: ModelRunner, rows: Sequence[Row]) -> list[torch.Tensor]:
     """Of all tokens of each row."""
     device = runner.pool.tensor.device
-    batch = make_batch(rows, BLOCK_TOKENS, CPU)
+    batch = pack_batch(rows, BLOCK_TOKENS, CPU)
     tokens = torch.tensor([token for row in rows for token in row.token_ids], device=device)
     hidden = runner._model.hidden(tokens, batch)
     logits = runner._model.logits(hidden, torch.arange(len(tokens), device=device))

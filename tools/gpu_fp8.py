@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch.nn import functional
 
-from baton.engine.quantization import E4M3, LARGEST_E4M3, Codes, encode, to_e4m3
+from baton.engine.quantization import E4M3, MAX_E4M3, QuantizedCodes, quantize, to_e4m3
 from tools import gpu_speed
-from tools.gpu_lines import Line, device, matrix_rate, seconds_of
+from tools.gpu_lines import GpuTableRow, device, matrix_rate, seconds_of
 from tools.gpu_speed import QWEN3_8B, copy_rate, free
 
 BLOCK = 128
@@ -23,11 +23,11 @@ MOST_LOST = 0.06
 """Of a product: about 0.027 by weights, and as much again by rows, as E4M3 rounds."""
 
 
-def weights(rounds: int) -> Iterator[Line]:
+def weights(rounds: int) -> Iterator[GpuTableRow]:
     """Products by rows, and whole steps."""
     for depth, outs in SHAPES:
         weight = torch.randn(outs, depth, device=device(), dtype=torch.bfloat16)
-        kinds = {"": encode(weight, "fp8"), ", blocks": _in_blocks(weight)}
+        kinds = {"": quantize(weight, "fp8"), ", blocks": _in_blocks(weight)}
         for rows in ROWS:
             x = torch.randn(rows, depth, device=device(), dtype=torch.bfloat16)
             for told, codes in kinds.items():
@@ -41,7 +41,7 @@ def weights(rounds: int) -> Iterator[Line]:
     free()
 
 
-def kv(rounds: int) -> Iterator[Line]:
+def kv(rounds: int) -> Iterator[GpuTableRow]:
     """Attention alone, and whole steps whose KV is much."""
     yield from gpu_speed.prefill_attention(rounds, E4M3)
     yield from gpu_speed.decode_attention(rounds, E4M3)
@@ -51,19 +51,21 @@ def kv(rounds: int) -> Iterator[Line]:
     free()
 
 
-def _product(x: torch.Tensor, weight: torch.Tensor, codes: Codes, told: str, rounds: int) -> Line:
+def _product(
+    x: torch.Tensor, weight: torch.Tensor, codes: QuantizedCodes, told: str, rounds: int
+) -> GpuTableRow:
     """What it loses, of the product with weights as they were; its speed beside its ceiling."""
     from baton.engine.cuda import fp8
 
     processors = torch.cuda.get_device_properties(device()).multi_processor_count
-    product = partial(fp8.linear, x, codes, None, processors)
+    product = partial(fp8.fp8_linear, x, codes, None, processors)
     exact = functional.linear(x[:BLOCK].float(), weight.float())
     lost = float((product()[:BLOCK].float() - exact).norm() / exact.norm())
     ours = seconds_of(product, rounds)
     peer = seconds_of(partial(functional.linear, x, weight), rounds)
     rows, (outs, depth) = x.shape[0], weight.shape
     what = f"product in FP8, {rows} x {depth} x {outs}{told}"
-    if rows <= fp8.FEW_ROWS:
+    if rows <= fp8.MAX_WEIGHT_ONLY_ROWS:
         rate = codes.values.nbytes / ours
         result, ratio, against = f"{rate / 1e9:.0f} GB/s", rate / copy_rate(), "a copy's bytes"
     else:
@@ -71,12 +73,12 @@ def _product(x: torch.Tensor, weight: torch.Tensor, codes: Codes, told: str, rou
         ratio, against = rate / matrix_rate(), "products' rate"
         result = f"{rate / 1e12:.0f} TFLOP/s"
     result += f", {peer / ours:.2f} x BF16, loses {lost:.1%}"
-    return Line(what, result, ours, ratio, against, ok=lost <= MOST_LOST)
+    return GpuTableRow(what, result, ours, ratio, against, ok=lost <= MOST_LOST)
 
 
-def _in_blocks(weight: torch.Tensor) -> Codes:
+def _in_blocks(weight: torch.Tensor) -> QuantizedCodes:
     outs, ins = weight.shape
     grid = weight.float().view(outs // BLOCK, BLOCK, ins // BLOCK, BLOCK)
-    scales = grid.abs().amax(dim=(1, 3)) / LARGEST_E4M3
+    scales = grid.abs().amax(dim=(1, 3)) / MAX_E4M3
     values = to_e4m3(grid / scales[:, None, :, None]).view(weight.shape)
-    return Codes(values, scales, BLOCK, BLOCK)
+    return QuantizedCodes(values, scales, BLOCK, BLOCK)

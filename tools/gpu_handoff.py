@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tools.gpu_lines import Line, device, seconds_of
+from tools.gpu_lines import GpuTableRow, device, seconds_of
 
 SEED = 20261121
 BLOCK_BYTES = 16 * 147_456
@@ -24,7 +24,7 @@ READER_SECONDS = 120.0
 """That the other process may take, its start included."""
 
 
-def handoff() -> Iterator[Line]:
+def kv_transfer() -> Iterator[GpuTableRow]:
     pool = pattern()
     torch.cuda.synchronize()
     told = [each.hex() if isinstance(each, bytes) else each for each in _handle(pool)]
@@ -44,11 +44,13 @@ def handoff() -> Iterator[Line]:
         "" if seen["equal"] else ", other bytes"
     )
     what = "hand-off between two processes, CUDA IPC"
-    yield Line(what, result, seen["seconds"], ok=seen["equal"])
+    yield GpuTableRow(what, result, seen["seconds"], ok=seen["equal"])
     if importlib.util.find_spec("nixl") is None:
-        yield Line("hand-off between two processes, NIXL", "not run: nixl is not installed")
+        yield GpuTableRow("hand-off between two processes, NIXL", "not run: nixl is not installed")
     else:
-        yield Line("hand-off between two processes, NIXL", "not run: tests/contract has it on CPUs")
+        yield GpuTableRow(
+            "hand-off between two processes, NIXL", "not run: tests/contract has it on CPUs"
+        )
 
 
 def pattern() -> torch.Tensor:

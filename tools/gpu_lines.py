@@ -12,7 +12,7 @@ CACHE_BYTES = 256 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Line:
+class GpuTableRow:
     """One row of the table. ``ratio`` is to the peer or ceiling that ``against`` names."""
 
     what: str
@@ -29,13 +29,13 @@ class Line:
         return f"{self.what:58} {time}  {self.result:44} {ratio}{mark}".rstrip()
 
 
-def guarded(name: str, part: Iterable[Line]) -> Iterator[Line]:
+def rows_or_error(name: str, part: Iterable[GpuTableRow]) -> Iterator[GpuTableRow]:
     """What goes wrong in one part is a row too, so that the others' results are not lost."""
     try:
         yield from part
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        yield Line(name, f"{type(error).__name__}: {reason}", ok=False)
+        yield GpuTableRow(name, f"{type(error).__name__}: {reason}", ok=False)
 
 
 def device() -> torch.device:

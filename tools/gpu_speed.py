@@ -15,7 +15,7 @@ from torch.nn import functional
 from baton.checkpoint import ModelConfig, Rope
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import make_batch
+from baton.engine.attention.base import pack_batch
 from baton.engine.kv_pool import KvPool, block_bytes
 from baton.engine.kv_scale import KvScale
 from baton.engine.loader import LayerWeights, Weights
@@ -24,7 +24,7 @@ from baton.engine.plan import Plan, Row
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.runner import ModelRunner, make_attention, make_graphs, make_ops
 from tests.unit.attention_cases import Case, rows_of
-from tools.gpu_lines import Line, device, matrix_rate, seconds_of
+from tools.gpu_lines import GpuTableRow, device, matrix_rate, seconds_of
 
 if TYPE_CHECKING:  # a machine without a GPU may not have Triton
     from baton.engine.attention.triton_cuda import TritonAttention
@@ -73,21 +73,21 @@ def copy_rate() -> float:
     return 2 * source.numel() / seconds_of(lambda: target.copy_(source), 10)
 
 
-def ceilings() -> Iterator[Line]:
-    yield Line(
+def ceilings() -> Iterator[GpuTableRow]:
+    yield GpuTableRow(
         "a copy of 2 GiB within the device", f"{copy_rate() / 1e9:.0f} GB/s read and written"
     )
     rate = matrix_rate() / 1e12
-    yield Line("a product of 8192 x 8192 x 8192, BF16", f"{rate:.0f} TFLOP/s, torch")
+    yield GpuTableRow("a product of 8192 x 8192 x 8192, BF16", f"{rate:.0f} TFLOP/s, torch")
 
 
-def moved(what: str, size: float, seconds: float) -> Line:
+def moved(what: str, size: float, seconds: float) -> GpuTableRow:
     """``size`` in bytes, read and written."""
     ratio = size / seconds / copy_rate()
-    return Line(what, f"{size / seconds / 1e9:.0f} GB/s", seconds, ratio, "a copy's bytes")
+    return GpuTableRow(what, f"{size / seconds / 1e9:.0f} GB/s", seconds, ratio, "a copy's bytes")
 
 
-def layer_kernels(rounds: int) -> Iterator[Line]:
+def layer_kernels(rounds: int) -> Iterator[GpuTableRow]:
     from baton.engine.cuda import layer
 
     config, width = QWEN3_8B, 48 * 128
@@ -96,20 +96,20 @@ def layer_kernels(rounds: int) -> Iterator[Line]:
         weight, gate_up = _noise(4096), _noise(tokens, 2 * 12_288)
         norm = seconds_of(partial(layer.norm, x, weight, 1e-6, update), rounds)
         yield moved(f"residual and norm, {tokens} tokens", 4 * tokens * 4096 * 2, norm)
-        gated = seconds_of(partial(layer.gated, gate_up), rounds)
+        gated = seconds_of(partial(layer.silu_and_mul, gate_up), rounds)
         yield moved(f"SiLU(gate) * up, {tokens} tokens", 3 * tokens * 12_288 * 2, gated)
         qkv, norms = _noise(tokens, 48, 128), (_noise(128), _noise(128))
         pool = _noise(tokens // BLOCK_TOKENS, 1, 2, BLOCK_TOKENS, 8, 128)
         tables = (_noise(config.max_position_embeddings, 128),) * 2
         numbers = torch.arange(tokens, device=device())
         turn = partial(
-            layer.turn_and_write, qkv, pool, 0, norms, tables, numbers, numbers, 1e-6, KvScale()
+            layer.norm_rope_write_kv, qkv, pool, 0, norms, tables, numbers, numbers, 1e-6, KvScale()
         )
         size = 2 * tokens * width * BF16_BYTES
         yield moved(f"norm, turn and KV write, {tokens} tokens", size, seconds_of(turn, rounds))
 
 
-def products(rounds: int) -> Iterator[Line]:
+def products(rounds: int) -> Iterator[GpuTableRow]:
     """Of fixed tiling, beside the library's."""
     from baton.engine.cuda import gemm
 
@@ -117,14 +117,14 @@ def products(rounds: int) -> Iterator[Line]:
     for rows in (1, 64, 256, PREFILL_TOKENS):
         x, weight = _noise(rows, 4096), _noise(24_576, 4096)
         tile = gemm.fixed_tiling(x.dtype)
-        ours = seconds_of(partial(gemm.linear, x, weight, None, tile, processors), rounds)
+        ours = seconds_of(partial(gemm.gemm_linear, x, weight, None, tile, processors), rounds)
         library = seconds_of(partial(functional.linear, x, weight), rounds)
         rate = 2 * rows * weight.numel() / ours / 1e12
         what = f"product of fixed tiling, {rows} x 4096 x 24576"
-        yield Line(what, f"{rate:.0f} TFLOP/s", ours, library / ours, "torch's speed")
+        yield GpuTableRow(what, f"{rate:.0f} TFLOP/s", ours, library / ours, "torch's speed")
 
 
-def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[Line]:
+def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
     """``kept``: what the pool is in."""
     for tokens in (2048, PREFILL_TOKENS):
         attention, (q, k, v) = attention_case([(0, tokens)], kept)
@@ -138,10 +138,10 @@ def prefill_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterat
         share = (
             f"{flops / ours / 1e12:.0f} TFLOP/s, {flops / ours / matrix_rate():.2f} of products'"
         )
-        yield Line(what, share, ours, peer / ours, "torch SDPA's speed")
+        yield GpuTableRow(what, share, ours, peer / ours, "torch SDPA's speed")
 
 
-def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[Line]:
+def decode_attention(rounds: int, kept: torch.dtype = torch.bfloat16) -> Iterator[GpuTableRow]:
     """One layer; counts keys and values once. ``kept``: what the pool is in."""
     for batch in BATCHES:
         for context in CONTEXTS:
@@ -164,12 +164,12 @@ def attention_case(
     count = sum(-(-(start + new) // BLOCK_TOKENS) for start, new in rows) + 3
     held = cast("KvPool", DevicePool(_noise(count, 1, 2, BLOCK_TOKENS, 8, 128).to(kept)))
     attention = cast("TritonAttention", make_attention(held))
-    attention.prepare(make_batch(rows_of(case, 1), BLOCK_TOKENS, torch.device("cpu")))
+    attention.prepare(pack_batch(rows_of(case, 1), BLOCK_TOKENS, torch.device("cpu")))
     packed = _noise(sum(new for _, new in rows), 48, 128)
     return attention, [part.contiguous() for part in torch.split(packed, [32, 8, 8], dim=1)]
 
 
-def sampling(rounds: int) -> Iterator[Line]:
+def sampling(rounds: int) -> Iterator[GpuTableRow]:
     """From logits on the device to tokens on the host."""
     from baton.engine.cuda.sampler import sample_batch
 
@@ -184,7 +184,7 @@ def sampling(rounds: int) -> Iterator[Line]:
         for batch in (1, 256):
             row = Row(RequestId(""), (TokenId(0),), 1023, (), True, params)
             seconds = seconds_of(partial(sample_batch, logits[:batch], [row] * batch), rounds)
-            yield Line(
+            yield GpuTableRow(
                 f"sampling, {name}, batch {batch}", f"{batch / seconds:,.0f} tokens/s", seconds
             )
 
@@ -225,7 +225,7 @@ def rows_for(spans: Sequence[tuple[int, int]]) -> tuple[Row, ...]:
     return tuple(rows)
 
 
-def models(rounds: int) -> Iterator[Line]:
+def models(rounds: int) -> Iterator[GpuTableRow]:
     """Whole steps of Qwen3-8B's shape, from the plan to the tokens on the host."""
     loaded = random_runner(QWEN3_8B)
     yield prefill_step(loaded, rounds)
@@ -234,7 +234,7 @@ def models(rounds: int) -> Iterator[Line]:
     free()
 
 
-def prefill_step(loaded: Loaded, rounds: int, told: str = "") -> Line:
+def prefill_step(loaded: Loaded, rounds: int, told: str = "") -> GpuTableRow:
     config, tokens = loaded.runner.model_config, PREFILL_TOKENS
     pairs = tokens * tokens / 2
     flops = 2.0 * loaded.num_weights * tokens
@@ -244,24 +244,28 @@ def prefill_step(loaded: Loaded, rounds: int, told: str = "") -> Line:
     seconds = seconds_of(partial(loaded.runner.run, Plan(0, rows)), rounds)
     result = f"{tokens / seconds:,.0f} tokens/s, {flops / seconds / 1e12:.0f} TFLOP/s"
     ratio = flops / seconds / matrix_rate()
-    return Line(f"prefill step, {tokens} tokens{told}", result, seconds, ratio, "products' rate")
+    return GpuTableRow(
+        f"prefill step, {tokens} tokens{told}", result, seconds, ratio, "products' rate"
+    )
 
 
 def decode_grid(
     loaded: Loaded, contexts: Sequence[int], rounds: int, told: str = ""
-) -> Iterator[Line]:
+) -> Iterator[GpuTableRow]:
     """Steps of all batches that have room."""
     for batch in BATCHES:
         for context in contexts:
             name = f"decode step, batch {batch}, context {context}{told}"
             rows = rows_for([(context - 1, 1)] * batch)
             if sum(len(row.block_ids) for row in rows) > loaded.runner.num_blocks:
-                yield Line(name, "its KV does not fit into the device")
+                yield GpuTableRow(name, "its KV does not fit into the device")
                 continue
             yield from decode_steps(loaded, rows, rounds, name)
 
 
-def decode_steps(loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str) -> Iterator[Line]:
+def decode_steps(
+    loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str
+) -> Iterator[GpuTableRow]:
     """Replayed from a graph, and launched one by one; counts weights and KV once."""
     runner, batch = loaded.runner, len(rows)
     token_bytes = runner.pool.block_bytes // runner.block_tokens
@@ -272,7 +276,7 @@ def decode_steps(loaded: Loaded, rows: tuple[Row, ...], rounds: int, name: str) 
         seconds = seconds_of(partial(runner.run, Plan(0, rows)), rounds)
         result = f"{batch / seconds:,.0f} tokens/s, {size / seconds / 1e9:.0f} GB/s"
         ratio = size / seconds / copy_rate()
-        yield Line(f"{name}, {told}", result, seconds, ratio, "a copy's bytes")
+        yield GpuTableRow(f"{name}, {told}", result, seconds, ratio, "a copy's bytes")
     runner._graphs = graphs
 
 

@@ -33,7 +33,7 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-class Hosts:
+class NetworkNamespaces:
     """``names[i]`` has address ``10.77.0.(i + 2)``; this process is ``10.77.0.1``."""
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -41,7 +41,7 @@ class Hosts:
         self._names = list(names)
 
     @contextmanager
-    def up(self) -> Iterator["Hosts"]:
+    def up(self) -> Iterator["NetworkNamespaces"]:
         bridge = f"{self._prefix}br"
         run("ip", "link", "add", bridge, "type", "bridge")
         try:
@@ -116,7 +116,7 @@ class Hosts:
                 "wire",
                 *source,
             )
-        wire = Wire(ends[0], ends[1], bits_per_second, delay)
+        wire = SlowLink(ends[0], ends[1], bits_per_second, delay)
         wire.start()
         try:
             yield
@@ -143,7 +143,7 @@ class Hosts:
         return made[0]
 
 
-class Wire(threading.Thread):
+class SlowLink(threading.Thread):
     """Carries packets between two tunnels, each way at its own pace."""
 
     def __init__(self, one: int, other: int, bits_per_second: float, delay: float) -> None:

@@ -26,7 +26,7 @@ from tests.kube.cluster import Cluster, cluster
 from tests.kube.kinds import ROLE
 from tests.kube.node.network import why_not
 from tools.kube_release import Release
-from tools.streams import Answer, answered, make_questions, traffic
+from tools.streams import StreamedAnswer, make_questions, record_answers, traffic
 
 SHORTEST, LONGEST = 30, 90
 SHOWN = 5
@@ -54,7 +54,7 @@ AUTOSCALED = {
 
 
 @dataclass
-class Step:
+class LongRunStep:
     """What happened, and how long it took; ``why`` it did not do what it should."""
 
     name: str
@@ -147,10 +147,10 @@ USE_ALL = {"usurped", "autoscale"}
 """Steps that together need all that the Role grants: after them it may grant nothing unused."""
 
 
-def taken(name: str, release: Release, answers: Sequence[Answer]) -> Step:
+def run_step(name: str, release: Release, answers: Sequence[StreamedAnswer]) -> LongRunStep:
     """One step, told. What goes wrong is in the step, and does not end the journey."""
     began, before = SYSTEM_CLOCK(), len(answers)
-    step = Step(name)
+    step = LongRunStep(name)
     try:
         step.told = STEPS[name](release)
     except (AssertionError, TimeoutError, RuntimeError, HelmError) as error:
@@ -190,16 +190,16 @@ def keep_logs(kube: Cluster, folder: Path) -> None:
         shutil.copy(log, folder / f"{log.parent.name}-{log.name}")
 
 
-def journey(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> dict[str, Any]:
+def run_steps(kube: Cluster, names: Sequence[str], streams: int, seed: int) -> dict[str, Any]:
     """All steps under load."""
     release = Release(kube, "default", "baton")
     began = SYSTEM_CLOCK()
     release.install(VALUES)
     print(f"installed and ready in {SYSTEM_CLOCK() - began:.1f} s:\n{kube.describe()}", flush=True)
     installed = SYSTEM_CLOCK() - began
-    questions = answered(release.url, make_questions(24, seed, SHORTEST, LONGEST), streams)
+    questions = record_answers(release.url, make_questions(24, seed, SHORTEST, LONGEST), streams)
     with traffic(release.url, questions, streams) as answers:
-        steps = [taken(name, release, answers) for name in names]
+        steps = [run_step(name, release, answers) for name in names]
     wrong = [answer for answer in answers if not answer.right]
     told = rights(kube, "default", "baton-conductor")
     print(f"Role: used {told['used']}; unused {told['unused']}; refused {told['refused']}")
@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> int:
     print(describe())
     print(f"seed {options.seed}")
     with cluster() as kube:
-        told = journey(kube, names, options.streams, options.seed)
+        told = run_steps(kube, names, options.streams, options.seed)
         if options.logs is not None:
             keep_logs(kube, options.logs)
     print(json.dumps(told))

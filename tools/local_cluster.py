@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from baton.runtime.preflight import free_port
+from orchestrator.preflight import free_port
 
 BATON = [sys.executable, "-m", "baton"]
 START_SECONDS = 120.0

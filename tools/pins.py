@@ -32,7 +32,7 @@ Resolve = Callable[[str, str], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Pin:
+class PinnedReference:
     """One reference in a file, pinned or not."""
 
     path: Path
@@ -47,15 +47,17 @@ def files() -> list[Path]:
     return [*workflows, ROOT / "deploy/docker/Dockerfile"]
 
 
-def pins_of(path: Path) -> list[Pin]:
+def pins_of(path: Path) -> list[PinnedReference]:
     """Every reference in ``path``, in order."""
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         for match in ACTION.finditer(line):
             is_pinned = COMMIT.fullmatch(match["ref"]) is not None
-            found.append(Pin(path, number, match[0].strip(), is_pinned))
+            found.append(PinnedReference(path, number, match[0].strip(), is_pinned))
         for match in IMAGE.finditer(line):
-            found.append(Pin(path, number, match[0].strip(), match["digest"] is not None))
+            found.append(
+                PinnedReference(path, number, match[0].strip(), match["digest"] is not None)
+            )
     return found
 
 

@@ -9,14 +9,14 @@ from baton.errors import Invalid
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class MetricUse:
     """``labels`` are those that the metric must have: of matchers, and of groupings above it."""
 
     metric: str
     labels: frozenset[str]
 
 
-def uses(text: str) -> list[Use]:
+def uses(text: str) -> list[MetricUse]:
     """In the order of the text. Grafana's variables may stand in it. Raises Invalid."""
     try:
         expr = promql.parse(text.replace("$__rate_interval", "5m"))
@@ -25,11 +25,11 @@ def uses(text: str) -> list[Use]:
     return list(_uses(expr, frozenset()))
 
 
-def _uses(expr: promql.Expr, grouped: frozenset[str]) -> Iterator[Use]:
+def _uses(expr: promql.Expr, grouped: frozenset[str]) -> Iterator[MetricUse]:
     match expr:
         case promql.VectorSelector():
             named = {matcher.name for matcher in expr.matchers.matchers}
-            yield Use(str(expr.name), frozenset(named) | grouped)
+            yield MetricUse(str(expr.name), frozenset(named) | grouped)
         case promql.MatrixSelector():
             yield from _uses(expr.vector_selector, grouped)
         case promql.AggregateExpr():

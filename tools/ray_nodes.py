@@ -23,12 +23,12 @@ from typing import Any
 
 import psutil
 
-from baton.runtime.preflight import free_port
 from benchmarks.machine import SYSTEM_CLOCK, describe
+from orchestrator.preflight import free_port
 from tools.cancellation import idle_workers, is_free
 from tools.chaos import report
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import answered, make_questions, traffic
+from tools.streams import make_questions, record_answers, traffic
 
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 BACK_SECONDS = 120.0
@@ -103,7 +103,7 @@ def _await_all(cluster: LocalCluster, count: int) -> float | None:
 
 
 def lose_a_node(cluster: LocalCluster, streams: int, seed: int) -> dict[str, Any]:
-    questions = answered(cluster.url, make_questions(24, seed, 80, 200), streams)
+    questions = record_answers(cluster.url, make_questions(24, seed, 80, 200), streams)
     before, pause = nodes(cluster), threading.Event()
     with traffic(cluster.url, questions, streams) as answers:
         pause.wait(3)

@@ -21,7 +21,14 @@ import numpy as np
 
 from benchmarks.machine import SYSTEM_CLOCK, describe
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.streams import Answer, Question, answered, ask, make_questions, traffic
+from tools.streams import (
+    CompletionCase,
+    StreamedAnswer,
+    ask,
+    make_questions,
+    record_answers,
+    traffic,
+)
 
 SHORTEST, LONGEST = 40, 150
 ROLES = ("prefill", "decode")
@@ -87,7 +94,7 @@ def resized(cluster: LocalCluster) -> dict[str, Any]:
     }
 
 
-def gaps(answers: Sequence[Answer]) -> dict[str, float]:
+def gaps(answers: Sequence[StreamedAnswer]) -> dict[str, float]:
     """Of the longest gaps between two tokens of an answer, in seconds."""
     found = [answer.longest_gap for answer in answers]
     return {
@@ -97,7 +104,9 @@ def gaps(answers: Sequence[Answer]) -> dict[str, float]:
     }
 
 
-def undisturbed(url: str, questions: Sequence[Question], at_once: int) -> list[Answer]:
+def undisturbed(
+    url: str, questions: Sequence[CompletionCase], at_once: int
+) -> list[StreamedAnswer]:
     with ThreadPoolExecutor(at_once) as pool:
         return list(pool.map(lambda question: ask(url, question), questions))
 
@@ -113,7 +122,7 @@ def main(arguments: list[str]) -> int:
     print(f"seed {options.seed}")
     bodies = make_questions(options.questions, options.seed, SHORTEST, LONGEST)
     with local_cluster(settings={"on": options.on}) as cluster:
-        questions = answered(cluster.url, bodies, options.streams)
+        questions = record_answers(cluster.url, bodies, options.streams)
         before = undisturbed(cluster.url, questions, options.streams)
         with traffic(cluster.url, questions, options.streams) as answers:
             told = resized(cluster)

@@ -21,9 +21,9 @@ import uvloop
 from baton.config import DEMO_MODEL
 from baton.core.ids import RequestId, TokenId
 from baton.core.request import RequestSpec
-from baton.worker.reload import Way
+from baton.worker.reload_policy import ReloadMode
 from benchmarks.kvstore import node
-from benchmarks.reuse import Bench, Worker
+from benchmarks.reuse import ReuseBench, ReuseWorker
 from tests.model_zoo import ZOO, make_model
 
 NUM_TOKENS = 400
@@ -38,13 +38,13 @@ def longer(spec: RequestSpec, tokens: Sequence[int], name: str) -> RequestSpec:
     return replace(spec, request_id=RequestId(name), token_ids=ids, num_prompt_tokens=len(ids))
 
 
-def reused(worker: Worker, tier: str) -> int:
+def reused(worker: ReuseWorker, tier: str) -> int:
     """Tokens that came from where they should."""
     told = worker.extension.details(worker.cached)
     return int(told[f"cached_{tier}"])
 
 
-async def compare(bench: Bench) -> list[tuple[str, int, int, int]]:
+async def compare(bench: ReuseBench) -> list[tuple[str, int, int, int]]:
     """For each way: tokens that are equal, of how many, and how many were reused."""
     sampling = replace(bench.spec(1, 1.0).sampling, max_tokens=ANSWER)
     spec = replace(bench.spec(1, 1.0), sampling=sampling)
@@ -67,19 +67,19 @@ async def compare(bench: Bench) -> list[tuple[str, int, int, int]]:
                 again = replace(spec, request_id=RequestId("again"))
                 note("device", await worker.answer(again), wanted, reused(worker, "device"))
             for way, over in (("dram", "shm"), ("peer nixl", "nixl"), ("peer grpc", "grpc")):
-                async with bench.worker(address, door, over, Way.FETCH) as worker:
+                async with bench.worker(address, door, over, ReloadMode.FETCH) as worker:
                     note(way, await worker.answer(spec), wanted, reused(worker, "dram"))
-            async with bench.worker(address, door, "shm", Way.SPLIT) as worker:
+            async with bench.worker(address, door, "shm", ReloadMode.SPLIT) as worker:
                 got = await worker.answer(spec)
                 count = reused(worker, "dram")
                 assert count < len(spec.token_ids) - CHUNK, "nothing of it was computed"
                 note("split", got, wanted, count)
-            async with bench.worker(address, door, "shm", Way.FETCH) as worker:
+            async with bench.worker(address, door, "shm", ReloadMode.FETCH) as worker:
                 got = await worker.answer(second)
                 count = worker.cached - len(spec.token_ids)
                 note("answer", got, wanted_second, max(count, 0))
         with node(1 << 28, folder, 256 << 20) as (address, door):
-            async with bench.worker(address, door, "shm", Way.FETCH) as worker:
+            async with bench.worker(address, door, "shm", ReloadMode.FETCH) as worker:
                 note("ssd", await worker.answer(spec), wanted, reused(worker, "disk"))
     return rows
 
@@ -93,7 +93,7 @@ async def run(names: Sequence[str]) -> int:
             if name != "demo":
                 model = Path(folder) / name
                 make_model(model, name)
-            bench = Bench(NUM_TOKENS, model, CHUNK)
+            bench = ReuseBench(NUM_TOKENS, model, CHUNK)
             rows = {row[0]: row for row in await compare(bench)}
             cells = []
             for way in WAYS:

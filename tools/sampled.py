@@ -16,11 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from baton.cli.generate import generate
 from baton.config import DEMO_MODEL, load_settings
 from baton.core.request import SamplingParams
 from baton.engine.runner import ModelRunner
 from benchmarks.machine import describe
+from command_line.generate import generate
 from tools.local_cluster import LocalCluster, local_cluster
 
 SAMPLING = SamplingParams(

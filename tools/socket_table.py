@@ -1,11 +1,11 @@
-"""The table of listening sockets in docs/network.md, made from ``baton.listening``.
+"""The table of listening sockets in docs/network.md, made from ``baton.network.listeners``.
 
 python -m tools.socket_table
 """
 
 from pathlib import Path
 
-from baton.listening import markdown
+from baton.network.listeners import listener_table
 
 PAGE = Path(__file__).parents[1] / "docs/network.md"
 BEGIN, END = "<!-- sockets: begin -->\n", "<!-- sockets: end -->"
@@ -15,7 +15,7 @@ def filled(page: str) -> str:
     """The page with its table written anew."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}{markdown()}{END}{after}"
+    return f"{before}{BEGIN}{listener_table()}{END}{after}"
 
 
 if __name__ == "__main__":

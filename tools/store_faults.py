@@ -24,8 +24,8 @@ from baton.core.states import Role
 from baton.core.tenant import tenant_salt
 from baton.registry.redis import RedisRegistry
 from baton.rpc.channel import open_channel
-from baton.rpc.conductor_client import ask_placement
-from baton.runtime.state import ClusterFolder, ClusterState
+from baton.rpc.conductor_client import request_placement
+from orchestrator.cluster_state import ClusterFolder, ClusterState
 from tools.local_cluster import LocalCluster, local_cluster
 
 BOUND_SECONDS = 0.2
@@ -72,7 +72,7 @@ async def place(channel: grpc.aio.Channel, state: ClusterState, worker: Member) 
     digest = bytes.fromhex(worker.model_digest)
     root = KeyRoot(digest, worker.kv_dtype, worker.block_tokens, tenant_salt=salt)
     keys = block_keys(root.key(), [TokenId(token) for token in PREFIX], worker.block_tokens)
-    return await ask_placement(
+    return await request_placement(
         channel, request_id="probe", epoch=1, tenant="default", num_tokens=len(PREFIX),
         max_new_tokens=1, block_keys=keys, excluded=(), model="", timeout_seconds=2.0,
     )  # fmt: skip

@@ -17,14 +17,14 @@ import psutil
 import xxhash
 
 from baton.clock import SystemClock
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef
-from baton.core.ids import BlockKey, Generation
-from baton.core.store import LeaseQuery, PutRequest
+from baton.core.ids import BlockKey, Incarnation
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef
+from baton.core.store import LeaseRequest, PutRequest
+from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.region import HostMemory
-from kvstore.disk import DiskTier
+from kvstore.disk_tier import DiskTier
+from kvstore.dram_tier import DramTier
 from kvstore.node import StoreNode
-from kvstore.shelf import Shelf
 
 ARENA, SLAB = 4 << 20, 256 << 10
 SIZES = (4 << 10, 16 << 10, 48 << 10)
@@ -43,9 +43,9 @@ def build(folder: Path | None) -> tuple[StoreNode, HostMemory, MemoryTransport]:
     transport = MemoryTransport(fabric, "store", 1, clock)
     transport.register(arena.region)
     disk = DiskTier(folder, 16 << 20, segment_bytes=1 << 20) if folder else None
-    shelf = Shelf(ARENA, SLAB, tenant_bytes=ARENA // 2)
+    shelf = DramTier(ARENA, SLAB, tenant_bytes=ARENA // 2)
     transports = {"memory": transport}
-    node = StoreNode(Generation(1), arena, transports, "here", clock, shelf, disk)  # type: ignore[arg-type]
+    node = StoreNode(Incarnation(1), arena, transports, "here", clock, shelf, disk)  # type: ignore[arg-type]
     return node, pool, worker
 
 
@@ -65,7 +65,7 @@ async def soak(num_puts: int, folder: Path | None) -> int:
         if folder is not None:
             await asyncio.sleep(0)  # lets the demotion run
         if number % 10 == 0:
-            leased = await node.lease(LeaseQuery((key,), 5.0, 1 << 30))
+            leased = await node.lease(LeaseRequest((key,), 5.0, 1 << 30))
             node.release(leased.lease_id)
         if (number + 1) % max(num_puts // 10, 1) == 0:
             resident = process.memory_info().rss

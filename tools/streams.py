@@ -17,7 +17,7 @@ REQUEST_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Question:
+class CompletionCase:
     """``body`` of a completion, and the tokens of its undisturbed answer."""
 
     body: dict[str, Any]
@@ -25,10 +25,10 @@ class Question:
 
 
 @dataclass
-class Answer:
+class StreamedAnswer:
     """``moments`` are seconds at which tokens came. ``refused`` before it was accepted."""
 
-    question: Question
+    question: CompletionCase
     began: float
     tokens: list[int] = field(default_factory=list)
     moments: list[float] = field(default_factory=list)
@@ -69,21 +69,21 @@ def make_questions(count: int, seed: int, shortest: int, longest: int) -> list[d
     return bodies
 
 
-def answered(
+def record_answers(
     url: str, bodies: Sequence[dict[str, Any]], at_once: int, key: str = ""
-) -> list[Question]:
+) -> list[CompletionCase]:
     """Each body with its answer as of now. Raises RuntimeError when one fails."""
     with ThreadPoolExecutor(at_once) as pool:
-        answers = list(pool.map(lambda body: ask(url, Question(body), key), bodies))
+        answers = list(pool.map(lambda body: ask(url, CompletionCase(body), key), bodies))
     failed = [answer.error for answer in answers if answer.error]
     if failed:
         raise RuntimeError(f"an undisturbed answer failed: {failed[0]}")
-    return [Question(answer.question.body, tuple(answer.tokens)) for answer in answers]
+    return [CompletionCase(answer.question.body, tuple(answer.tokens)) for answer in answers]
 
 
-def ask(url: str, question: Question, key: str = "") -> Answer:
+def ask(url: str, question: CompletionCase, key: str = "") -> StreamedAnswer:
     """One request, to its end; with an API key, if there is one."""
-    answer = Answer(question, SYSTEM_CLOCK())
+    answer = StreamedAnswer(question, SYSTEM_CLOCK())
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with (
@@ -103,7 +103,7 @@ def ask(url: str, question: Question, key: str = "") -> Answer:
     return answer
 
 
-def _take(answer: Answer, line: str) -> None:
+def _take(answer: StreamedAnswer, line: str) -> None:
     if not line.startswith("data: {"):
         return
     event = json.loads(line[6:])
@@ -119,11 +119,11 @@ def _take(answer: Answer, line: str) -> None:
 
 @contextmanager
 def traffic(
-    url: str, questions: Sequence[Question], at_once: int, key: str = ""
-) -> Iterator[list[Answer]]:
+    url: str, questions: Sequence[CompletionCase], at_once: int, key: str = ""
+) -> Iterator[list[StreamedAnswer]]:
     """So many streams at once, each a question after the other, until the block ends; then those
     that run are let end. Yields the list that answers are added to."""
-    answers: list[Answer] = []
+    answers: list[StreamedAnswer] = []
     over = threading.Event()
 
     def loop(lane: int) -> None:

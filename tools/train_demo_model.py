@@ -73,7 +73,7 @@ class Corpus:
 
 
 @dataclass
-class Report:
+class TrainingReport:
     """What the model card states."""
 
     steps: int = 0
@@ -205,7 +205,7 @@ def train(
     model: Qwen3ForCausalLM,
     optimizers: list[torch.optim.Optimizer],
     tokens: np.ndarray,
-    report: Report,
+    report: TrainingReport,
     options: argparse.Namespace,
 ) -> None:
     """Until ``options.minutes`` of training are over; the last tenth on longer rows."""
@@ -239,7 +239,10 @@ def train(
 
 
 def save_checkpoint(
-    model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], report: Report, work: Path
+    model: Qwen3ForCausalLM,
+    optimizers: list[torch.optim.Optimizer],
+    report: TrainingReport,
+    work: Path,
 ) -> None:
     """One file, renamed into place: weights, moments, and the report in its header."""
     tensors = {}
@@ -253,11 +256,11 @@ def save_checkpoint(
 
 def load_checkpoint(
     model: Qwen3ForCausalLM, optimizers: list[torch.optim.Optimizer], work: Path
-) -> Report:
+) -> TrainingReport:
     """The report of the run so far, model and optimizers restored; a fresh one if there is none."""
     path = work / "checkpoint.safetensors"
     if not path.exists():
-        return Report()
+        return TrainingReport()
     parameters = dict(model.named_parameters())
     with safe_open(path, "pt") as checkpoint, torch.no_grad():
         for label in checkpoint.keys():  # noqa: SIM118 (a handle, not a dict)
@@ -267,7 +270,7 @@ def load_checkpoint(
                 p.copy_(value)
             else:
                 state_of(optimizers, p)[kind] = value
-        return Report(**json.loads(checkpoint.metadata()["report"]))
+        return TrainingReport(**json.loads(checkpoint.metadata()["report"]))
 
 
 def state_of(optimizers: list[torch.optim.Optimizer], p: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -334,7 +337,7 @@ def complete(model: Qwen3ForCausalLM, tokenizer: Tokenizer, prompt: str) -> str:
     return tokenizer.decode(output[0, ids.shape[1] :].tolist())
 
 
-def write_card(report: Report, config: Qwen3Config, out: Path) -> None:
+def write_card(report: TrainingReport, config: Qwen3Config, out: Path) -> None:
     shown = "\n".join(
         f"```python\n{prompt}# --- the model goes on:\n{text}\n```"
         for prompt, text in report.samples or []

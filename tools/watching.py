@@ -25,8 +25,8 @@ import yaml
 from benchmarks.machine import pause
 from tools.dashboards import DASHBOARDS
 from tools.local_cluster import LocalCluster, local_cluster
-from tools.otlp_collector import Collector, Tree, collecting
-from tools.promql import Use, uses
+from tools.otlp_collector import Collector, SpanTree, collecting
+from tools.promql import MetricUse, uses
 from tools.scrape import Scrape, scrape
 
 ROOT = Path(__file__).parents[1]
@@ -68,12 +68,12 @@ def settle(cluster: LocalCluster) -> None:
 # -- traces ---------------------------------------------------------------------------------
 
 
-def trace_of(collector: Collector, request_id: str, names: Counter[str]) -> Tree:
+def trace_of(collector: Collector, request_id: str, names: Counter[str]) -> SpanTree:
     """Without a client's trace, its id is in the request's."""
-    return Tree(collector.wait(names, request_id.rpartition("-")[2], SECONDS))
+    return SpanTree(collector.wait(names, request_id.rpartition("-")[2], SECONDS))
 
 
-def faults_of(tree: Tree, names: Counter[str]) -> list[str]:
+def faults_of(tree: SpanTree, names: Counter[str]) -> list[str]:
     """Why it is not one tree with those spans."""
     faults = []
     if len(tree.roots) != 1:
@@ -83,7 +83,7 @@ def faults_of(tree: Tree, names: Counter[str]) -> list[str]:
     return faults + [f"missing: {name}" for name in missing]
 
 
-class Stream:
+class PendingStream:
     """An answer under way."""
 
     def __init__(self, cluster: LocalCluster, max_tokens: int) -> None:
@@ -102,10 +102,10 @@ class Stream:
             assert b"data: [DONE]" in self._response.read(), "the stream broke off"
 
 
-def kill_midway(cluster: LocalCluster, max_tokens: int) -> Stream:
+def kill_midway(cluster: LocalCluster, max_tokens: int) -> PendingStream:
     """An answer whose decode worker is killed while it writes."""
     pids = {process["id"]: process["pid"] for process in cluster.status()["processes"]}
-    stream = Stream(cluster, max_tokens)
+    stream = PendingStream(cluster, max_tokens)
     os.kill(pids[stream.decode], signal.SIGKILL)
     return stream
 
@@ -130,13 +130,13 @@ def alerts() -> list[dict[str, Any]]:
     return rules
 
 
-def watched_for() -> Iterable[tuple[str, Use]]:
+def watched_for() -> Iterable[tuple[str, MetricUse]]:
     """Whatever a dashboard or an alert names, and which one does."""
     for dashboard in DASHBOARDS:
         for query in dashboard.queries:
             yield from ((dashboard.name, use) for use in uses(query.of_cluster))
         for variable in dashboard.variables:
-            yield dashboard.name, Use(variable.metric, frozenset({variable.label}))
+            yield dashboard.name, MetricUse(variable.metric, frozenset({variable.label}))
     for alert in alerts():
         yield from ((alert["alert"], use) for use in uses(alert["expr"]))
 
@@ -181,7 +181,7 @@ def _run(cluster: LocalCluster, what: str) -> str:
     if what == "killed":
         stream = kill_midway(cluster, 400)
     else:
-        stream = Stream(cluster, LONG_TOKENS if what == "moved" else 16)
+        stream = PendingStream(cluster, LONG_TOKENS if what == "moved" else 16)
     if what == "moved":
         cluster.baton("drain", stream.decode)
     stream.finish()

@@ -10,7 +10,7 @@ import re
 from base64 import urlsafe_b64encode
 
 KEY_PREFIX = "sk-baton-"
-KEY_BYTES = 32
+API_KEY_BYTES = 32
 MIN_KEY_CHARACTERS = 20
 """Of keys that somebody brings along: what is shorter may be guessed from its digest."""
 
@@ -20,22 +20,22 @@ _DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 KeyDigest = bytes
 
 
-def key_from(random_bytes: bytes) -> str:
+def new_api_key(random_bytes: bytes) -> str:
     """A fresh key."""
-    assert len(random_bytes) >= KEY_BYTES, len(random_bytes)
+    assert len(random_bytes) >= API_KEY_BYTES, len(random_bytes)
     return KEY_PREFIX + urlsafe_b64encode(random_bytes).decode().rstrip("=")
 
 
-def digest_of(key: str) -> KeyDigest:
+def api_key_digest(key: str) -> KeyDigest:
     return hashlib.sha256(key.encode()).digest()
 
 
-def hashed(key: str) -> str:
+def hash_api_key(key: str) -> str:
     """How a key stands in a tenants file."""
-    return _SCHEME + digest_of(key).hex()
+    return _SCHEME + api_key_digest(key).hex()
 
 
-def read_hashed(text: str) -> KeyDigest | None:
+def parse_hashed_api_key(text: str) -> KeyDigest | None:
     """The digest in ``sha256:HEX``; None for anything else."""
     match = _DIGEST.fullmatch(text)
     return bytes.fromhex(match[1]) if match is not None else None

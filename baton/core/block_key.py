@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 from baton.core.ids import BlockKey
 
-KEY_BYTES = 16
-_FRESH = hashlib.blake2b(digest_size=KEY_BYTES, person=b"baton.block.v1")
+BLOCK_KEY_BYTES = 16
+_FRESH = hashlib.blake2b(digest_size=BLOCK_KEY_BYTES, person=b"baton.block.v1")
 _TOKEN_BYTES = array("I").itemsize
 _BIG_ENDIAN = struct.pack("=H", 1) == struct.pack(">H", 1)
 

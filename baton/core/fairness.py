@@ -23,7 +23,7 @@ MAX_TENANTS = 4096
 is forgotten, which is what lifting would mostly do anyway."""
 
 
-class TokenCounters:
+class VirtualTokenCounters:
     """:meth:`join` and :meth:`leave` the queue, :meth:`charge` in between and after."""
 
     def __init__(self, slack_tokens: int = SLACK_TOKENS, max_tenants: int = MAX_TENANTS) -> None:

@@ -10,7 +10,7 @@ WorkerId = NewType("WorkerId", str)
 """A worker's name, e.g. ``prefill-0``. It outlives a restart; the generation does not. In
 Kubernetes it is ``POD.UID``: names of pods are used again."""
 
-Generation = NewType("Generation", int)
+Incarnation = NewType("Incarnation", int)
 """Distinguishes the lives of one worker: nanoseconds since 1970 at its start."""
 
 Epoch = NewType("Epoch", int)
@@ -29,7 +29,7 @@ TokenId = NewType("TokenId", int)
 _POD_ID = re.compile(r"(.+)\.[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
-def short_name(worker_id: str) -> str:
+def display_name(worker_id: str) -> str:
     """As people say it: a pod by its name."""
     found = _POD_ID.fullmatch(worker_id)
     return found[1] if found else worker_id

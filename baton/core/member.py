@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from baton.core.ids import Generation, WorkerId
-from baton.core.load import Load
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.states import Role, WorkerState
+from baton.core.worker_load import WorkerLoad
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Member:
     id: WorkerId
     role: Role
     address: str
-    generation: Generation
+    generation: Incarnation
     state: WorkerState
     host: str = ""
     pid: int = 0
@@ -37,4 +37,4 @@ class Member:
     door: str = ""
     line: str = ""
     arithmetic: str = ""
-    load: Load = field(default_factory=Load)
+    load: WorkerLoad = field(default_factory=WorkerLoad)

@@ -13,7 +13,7 @@ from operator import attrgetter
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class KvDemand:
     """Tokens of KV: ``held`` from the start (now, for who runs), ``to_come`` one a step."""
 
     held: int
@@ -23,22 +23,22 @@ class Demand:
 _to_come = attrgetter("to_come")
 
 
-class Forecast:
+class MemoryForecast:
     """Those that run, by how much is to come. Each question costs one pass over them."""
 
-    def __init__(self, running: Iterable[Demand], capacity: int) -> None:
+    def __init__(self, running: Iterable[KvDemand], capacity: int) -> None:
         self._running = sorted(running, key=_to_come)
         self._capacity = capacity
 
-    def fits(self, candidate: Demand) -> bool:
+    def fits(self, candidate: KvDemand) -> bool:
         """Whether all that run and the candidate find room at each end, to its own."""
         return self._suffices(candidate)
 
-    def add(self, candidate: Demand) -> None:
+    def add(self, candidate: KvDemand) -> None:
         """It runs from now on."""
         insort(self._running, candidate, key=_to_come)
 
-    def _suffices(self, candidate: Demand) -> bool:
+    def _suffices(self, candidate: KvDemand) -> bool:
         """From the last end to the first: ``held`` and ``count`` are of all that run until then.
         Ends after the candidate's are no concern of its: it holds nothing then."""
         end = bisect_left(self._running, candidate.to_come, key=_to_come)
@@ -55,10 +55,12 @@ class Forecast:
         return True
 
 
-def admit(running: Iterable[Demand], candidates: Sequence[Demand], capacity: int) -> list[int]:
+def select_admissible(
+    running: Iterable[KvDemand], candidates: Sequence[KvDemand], capacity: int
+) -> list[int]:
     """Indexes of the candidates that may start now, in the order of their start: the shortest
     answer first, and none after the first that doesn't fit, so that it isn't passed for ever."""
-    forecast = Forecast(running, capacity)
+    forecast = MemoryForecast(running, capacity)
     admitted: list[int] = []
     for index in sorted(range(len(candidates)), key=lambda i: candidates[i].to_come):
         if not forecast.fits(candidates[index]):
@@ -68,7 +70,7 @@ def admit(running: Iterable[Demand], candidates: Sequence[Demand], capacity: int
     return admitted
 
 
-def peak_tokens(running: Iterable[Demand]) -> int:
+def peak_tokens(running: Iterable[KvDemand]) -> int:
     """The most that is held together at any time from now on."""
     held, peak = 0, 0
     ordered = sorted(running, key=_to_come, reverse=True)

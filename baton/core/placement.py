@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from baton.core.handoff import WorkerRef
 from baton.core.ids import WorkerId
+from baton.core.kv_transfer import WorkerRef
 from baton.core.store import StoreHint
 
 MAX_ALTERNATIVES = 8
@@ -12,7 +12,7 @@ MAX_ALTERNATIVES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class PlacementAlternative:
     """A worker that was thought of: the lower the score, the better. The request would start there
     after ``queue_seconds``; ``service_seconds`` is what a prompt takes to compute, or a step of
     decoding. ``local_blocks`` are at hand there, ``fetched_blocks`` would come from a peer's store.
@@ -39,8 +39,8 @@ class Placement:
     policy: str = ""
     ttft_seconds: float | None = None
     tbt_seconds: float | None = None
-    prefill_alternatives: Sequence[Alternative] = ()
-    decode_alternatives: Sequence[Alternative] = ()
+    prefill_alternatives: Sequence[PlacementAlternative] = ()
+    decode_alternatives: Sequence[PlacementAlternative] = ()
 
     @property
     def workers(self) -> tuple[WorkerRef, ...]:

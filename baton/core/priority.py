@@ -14,7 +14,7 @@ class Priority(IntEnum):
     BATCH = 2
 
 
-PATIENCE_SECONDS = {
+STARVATION_LIMIT_SECONDS = {
     Priority.HIGH: 60.0,
     Priority.NORMAL: 60.0,
     Priority.LOW: 600.0,
@@ -24,11 +24,11 @@ PATIENCE_SECONDS = {
 of batches, for which nobody waits."""
 
 
-BEHIND_ALL = Priority.BATCH - Priority.HIGH
+MAX_PRIORITY_STEPS = Priority.BATCH - Priority.HIGH
 """Steps that lead from any class to that of batches."""
 
 
-def lowered(priority: Priority, steps: int) -> Priority:
+def lower_priority(priority: Priority, steps: int) -> Priority:
     """A request may stand behind others of its tenant (``steps`` from 0), never before them."""
     assert steps >= 0, steps
     return Priority(min(priority + steps, Priority.BATCH))

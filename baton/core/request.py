@@ -69,8 +69,8 @@ class RequestSpec:
     ``first_token_seconds`` is what the first token may take from the arrival at a worker, beside
     what the prompt takes by itself; 0 when there is no such wish. ``tenant`` names whose it is: a
     tenant may have several salts, or share one. ``weight`` is the tenant's share beside others.
-    ``trace`` names the span that this placement belongs to (:mod:`baton.core.trace`), and is empty
-    where none is wanted.
+    ``trace`` names the span that this placement belongs to (:mod:`baton.core.trace_context`), and
+    is empty where none is wanted.
     """
 
     request_id: RequestId
@@ -107,7 +107,7 @@ class RequestSpec:
         return self.sampling.max_tokens - self.num_emitted_tokens
 
 
-PROMPT_READ = "prompt_read"
+PROMPT_PREFILLED = "prompt_read"
 """A detail of a failure: the prompt was computed before, but for its cached tokens."""
 
 

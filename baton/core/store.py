@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from baton.core.handoff import BlockRef, Endpoint
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.kv_transfer import BlockRef, Endpoint
 
 
 class Tier(IntEnum):
@@ -44,7 +44,7 @@ class PutResult:
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseQuery:
+class LeaseRequest:
     """The longest prefix of ``keys``, as much of it as ``max_bytes`` take, for ``seconds``."""
 
     keys: tuple[BlockKey, ...]
@@ -96,7 +96,7 @@ class BlockFilter:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StoreChange:
     """One numbered change of what a node holds: ``keys`` are now in ``tier`` (NONE: gone)."""
 
     number: int
@@ -105,19 +105,19 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class WatchPage:
+class WatchEvent:
     """What a watcher of a node is told: ``keys`` are in ``tier`` now (NONE: gone). A snapshot is
     a ``reset`` page, followed by further ones while there are ``more``, all with the number of
     the last change that it contains. Else ``number`` is the change's own."""
 
-    generation: Generation
+    generation: Incarnation
     number: int
     tier: Tier
     keys: tuple[BlockKey, ...]
     reset: bool = False
     more: bool = False
 
-    def marked(self, *, reset: bool, more: bool) -> "WatchPage":
+    def marked(self, *, reset: bool, more: bool) -> "WatchEvent":
         return replace(self, reset=reset, more=more)
 
 

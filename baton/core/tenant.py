@@ -30,7 +30,7 @@ def shared_salt(secret: str | None, name: str) -> bytes:
     ).digest()
 
 
-def salted_again(salt: bytes, cache_salt: str) -> bytes:
+def client_salt(salt: bytes, cache_salt: str) -> bytes:
     """What a client adds by itself keeps its prefixes apart within the tenant's; it can't lead out
     of them, whatever it says."""
     return hashlib.blake2b(

@@ -1,0 +1,1 @@
+"""The engine: scheduler, paged KV cache, models, sampling (docs/engine.md)."""

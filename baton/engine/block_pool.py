@@ -16,7 +16,7 @@ _MAX_LINES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PoolCounts:
+class BlockCounts:
     """Blocks by state; they add up to ``num_blocks``."""
 
     num_blocks: int
@@ -64,8 +64,8 @@ class BlockPool:
         return len(self._free) + len(self._idle)
 
     @property
-    def counts(self) -> PoolCounts:
-        return PoolCounts(
+    def counts(self) -> BlockCounts:
+        return BlockCounts(
             self.num_blocks,
             free=self._counts[BlockState.FREE],
             filling=self._counts[BlockState.FILLING],

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 import xxhash
 
-from baton.core.handoff import CHECKSUM_XXH3
 from baton.core.ids import BlockId
+from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.engine.kv_pool import KvPool
 
 CHECKSUM_WSUM = "wsum64"

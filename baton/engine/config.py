@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from baton.core.fairness import SLACK_TOKENS
-from baton.core.order import ORDERS
+from baton.core.prefill_order import PREFILL_ORDERS
 from baton.errors import Invalid
 
 
@@ -17,14 +17,14 @@ class EngineConfig:
     budget, so that every running request advances.
 
     ``token_gap_seconds`` is what a step may take that reads prompts beside answers, if it can: they
-    get so much less of the budget then (:mod:`baton.engine.step_budget`). None: no limit.
+    get so much less of the budget then (:mod:`baton.engine.prefill_budget`). None: no limit.
 
     ``watermark_blocks`` stay allocatable when a request is admitted beside others, so that it
     isn't preempted at once. With ``forecast`` it is admitted beside others only if memory is
     predicted to suffice until all have ended; ``growth_tokens`` are what an answer is taken for
     while no answers are known.
 
-    Prompts are computed in the ``order`` (a name in ``baton.core.order.ORDERS``);
+    Prompts are computed in the ``order`` (a name in ``baton.core.prefill_order.PREFILL_ORDERS``);
     ``admission_window`` bounds how many of those that wait are looked at closely in one step
     (each costs a walk along its cached prefix). With ``fairness``, a tenant that was given more
     than another by ``fairness_slack_tokens`` goes behind it.
@@ -49,7 +49,7 @@ class EngineConfig:
     vocab_size: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in _LEAST.items():
+        for name, least in _MINIMUMS.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise Invalid(f"{name} is {value}, and must be at least {least}", param=name)
@@ -62,8 +62,8 @@ class EngineConfig:
         if self.token_gap_seconds is not None and not self.token_gap_seconds > 0:
             told = f"token_gap_seconds is {self.token_gap_seconds}, and must be above 0"
             raise Invalid(told, param="token_gap_seconds")
-        if self.order not in ORDERS:
-            known = ", ".join(ORDERS)
+        if self.order not in PREFILL_ORDERS:
+            known = ", ".join(PREFILL_ORDERS)
             raise Invalid(f"order is {self.order!r}, and must be one of {known}", param="order")
 
     @property
@@ -81,7 +81,7 @@ class EngineConfig:
         return -(-num_tokens // self.block_tokens)
 
 
-_LEAST: dict[str, float] = {
+_MINIMUMS: dict[str, float] = {
     "block_tokens": 1,
     "max_model_tokens": 2,
     "max_step_tokens": 1,

@@ -31,7 +31,7 @@ class Constraint(Protocol):
         ...
 
 
-class WalledConstraint:
+class IsolatedConstraint:
     """Another constraint, whose crash ends its own request: a step is many requests'."""
 
     def __init__(self, inner: Constraint) -> None:
@@ -62,7 +62,7 @@ class WalledConstraint:
         self._crash = f"the grammar can't be followed any more: {type(error).__name__}"
 
 
-class Constraints(Protocol):
+class ConstraintFactory(Protocol):
     """Where constraints come from. Thread-safe."""
 
     def open(

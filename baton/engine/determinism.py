@@ -12,10 +12,10 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import make_batch
+from baton.engine.attention.base import pack_batch
 from baton.engine.kv_pool import KvPool
-from baton.engine.model import Decoder
-from baton.engine.native.choice import Choice
+from baton.engine.model import DecoderModel
+from baton.engine.native.backend_choice import BackendChoice
 from baton.engine.plan import Row
 from baton.errors import Invalid
 
@@ -31,20 +31,22 @@ CHUNKS = (7, 1, PROBE_TOKENS)
 GPU_PROBE_TOKENS, GPU_CHUNKS = 300, (7, 1, 130, 300)
 """There tiles are larger, and time is short: beyond 64 rows of a product, and 128 of attention."""
 
-UNSEEN = "deterministic as Triton's interpreter is: not yet seen on any GPU but by its trial here"
+UNVERIFIED_NOTE = (
+    "deterministic as Triton's interpreter is: not yet seen on any GPU but by its trial here"
+)
 """What is to be said of the promise where nobody has tried it at length (docs/cuda.md)."""
 
-NUM_READERS = 3
+NUM_PROBE_COPIES = 3
 """Of the probe, each with blocks of its own: alone, in company, and the company."""
 
 _UNUSED = SamplingParams(max_tokens=1)
 
 
-def promising(choice: Choice, device: torch.device) -> Choice:
+def require_deterministic(choice: BackendChoice, device: torch.device) -> BackendChoice:
     """``choice``, with what is to be said of its promise. Raises Invalid, with what would help,
     where a model computes neither on our kernels nor on a GPU."""
     if device.type != "cpu":
-        return replace(choice, told=f"{choice.told}; {UNSEEN}", is_fallback=True)
+        return replace(choice, told=f"{choice.told}; {UNVERIFIED_NOTE}", is_fallback=True)
     if not choice.native:
         raise Invalid(
             f"deterministic is on, and would be computed by {choice.told}; its sums depend on what "
@@ -56,15 +58,16 @@ def promising(choice: Choice, device: torch.device) -> Choice:
     return choice
 
 
-def arithmetic(model: Decoder, pool: KvPool, vocab_size: int) -> str:
+def numerics_fingerprint(model: DecoderModel, pool: KvPool, vocab_size: int) -> str:
     """Hex, equal on two workers iff the probe's logits have the same bits there: weights, format,
     kernels and processor alike. Writes to the pool, so it comes before anything else does.
 
     Raises Invalid when they have other bits in chunks and beside another request.
     """
-    if pool.num_blocks < NUM_READERS:
+    if pool.num_blocks < NUM_PROBE_COPIES:
         raise Invalid(
-            f"deterministic needs a pool of {NUM_READERS} blocks at least, not {pool.num_blocks}: "
+            f"deterministic needs a pool of {NUM_PROBE_COPIES} blocks at least, "
+            f"not {pool.num_blocks}: "
             "raise pool_bytes or num_blocks",
             param="num_blocks",
         )
@@ -81,7 +84,7 @@ def arithmetic(model: Decoder, pool: KvPool, vocab_size: int) -> str:
     return hashlib.blake2b(alone.cpu().numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def digest_of(model_digest: bytes, arithmetic: str) -> bytes:
+def deterministic_digest(model_digest: bytes, arithmetic: str) -> bytes:
     """Names a model and its arithmetic: who has another one shares no KV."""
     told = model_digest + bytes.fromhex(arithmetic)
     return hashlib.blake2b(told, digest_size=16, person=b"baton.exact.v1").digest()
@@ -90,11 +93,11 @@ def digest_of(model_digest: bytes, arithmetic: str) -> bytes:
 def _length(pool: KvPool) -> int:
     """Of the probe, which is shorter where the pool is tiny."""
     wanted = PROBE_TOKENS if pool.tensor.device.type == "cpu" else GPU_PROBE_TOKENS
-    return min(wanted, pool.num_blocks // NUM_READERS * pool.block_tokens)
+    return min(wanted, pool.num_blocks // NUM_PROBE_COPIES * pool.block_tokens)
 
 
 def _read(
-    model: Decoder, pool: KvPool, tokens: Sequence[int], chunks: Sequence[int], *, beside: bool
+    model: DecoderModel, pool: KvPool, tokens: Sequence[int], chunks: Sequence[int], *, beside: bool
 ) -> torch.Tensor:
     """Logits of all ``tokens``, read in chunks of these sizes; ``beside``: from other blocks, and
     with another request in each step."""
@@ -127,9 +130,9 @@ def _row(pool: KvPool, tokens: Sequence[int], start: int, place: int) -> Row:
 
 
 @torch.inference_mode()
-def _logits(model: Decoder, pool: KvPool, rows: Sequence[Row]) -> torch.Tensor:
+def _logits(model: DecoderModel, pool: KvPool, rows: Sequence[Row]) -> torch.Tensor:
     device = pool.tensor.device
-    batch = make_batch(rows, pool.block_tokens, torch.device("cpu"))
+    batch = pack_batch(rows, pool.block_tokens, torch.device("cpu"))
     tokens = [token for row in rows for token in row.token_ids]
     hidden = model.hidden(torch.tensor(tokens, device=device), batch)
     return model.logits(hidden, torch.arange(rows[0].num_tokens, device=device))

@@ -5,27 +5,34 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from baton.clock import Clock
-from baton.core.answer_length import AnswerLengths
+from baton.core.answer_length_predictor import AnswerLengthPredictor
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
-from baton.core.request import PROMPT_READ, FinishReason, RequestOutput, RequestSpec, TokenLogprob
+from baton.core.request import (
+    PROMPT_PREFILLED,
+    FinishReason,
+    RequestOutput,
+    RequestSpec,
+    TokenLogprob,
+)
 from baton.core.task import Task
 from baton.core.tenant import tenant_tag
-from baton.engine.admission import check_spec, check_tokens, walled
 from baton.engine.block_pool import BlockPool
+from baton.engine.cache_transfers import CacheTransfers
 from baton.engine.config import EngineConfig
 from baton.engine.constraint import Constraint
-from baton.engine.decode_speed import DecodeSpeed
-from baton.engine.flight import Flight, Flights
-from baton.engine.imports import Imports
-from baton.engine.integrity import check_lineups, check_owners, check_sequence
-from baton.engine.pipeline import Direct, Pipeline
+from baton.engine.decode_cost_model import DecodeCostModel
+from baton.engine.executor import PlanExecutor, SyncExecutor
+from baton.engine.inflight import InflightStep, InflightSteps
+from baton.engine.integrity import check_owners, check_queues, check_sequence
+from baton.engine.key_chain import BlockKeyChain, BlockKeyHasher
 from baton.engine.plan import Row, Runner, SampledToken, StepOutput
-from baton.engine.prefill_speed import PrefillSpeed
-from baton.engine.prefix import KeyChain, KeyMaker
+from baton.engine.prefill_budget import PrefillBudget
+from baton.engine.prefill_cost_model import PrefillCostModel
+from baton.engine.request_validation import isolate_constraint, validate_spec, validate_tokens
 from baton.engine.result import (
     EngineStats,
-    PassedOn,
+    MigratedSequence,
     PrefillProgress,
     Reservation,
     SealedRun,
@@ -34,12 +41,11 @@ from baton.engine.result import (
 )
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
-from baton.engine.step_budget import StepBudget
 from baton.errors import Invalid, NotFound, Overloaded
 
 __all__ = ["Engine", "EngineStats", "PrefillProgress", "Reservation", "SealedRun", "StepResult"]
 
-PUBLISH_BLOCKS = 16
+PUBLISH_INTERVAL_BLOCKS = 16
 """A growing answer's blocks are worth keeping before it ends, in case its worker dies."""
 
 
@@ -65,7 +71,7 @@ class Engine:
         kv_dtype: str,
         eos_token_ids: frozenset[TokenId],
         clock: Clock,
-        pipeline: Pipeline | None = None,
+        pipeline: PlanExecutor | None = None,
     ) -> None:
         if runner.block_tokens != config.block_tokens:
             raise Invalid(
@@ -76,18 +82,18 @@ class Engine:
         self._eos_token_ids = eos_token_ids
         self._clock = clock
         self._pool = BlockPool(runner.num_blocks)
-        self._speed = PrefillSpeed()
-        self._decode_speed = DecodeSpeed()
-        self._lengths = AnswerLengths(config.growth_tokens)
-        self._budget = StepBudget(config.token_gap_seconds, self._decode_speed.cost)
+        self._speed = PrefillCostModel()
+        self._decode_speed = DecodeCostModel()
+        self._lengths = AnswerLengthPredictor(config.growth_tokens)
+        self._budget = PrefillBudget(config.token_gap_seconds, self._decode_speed.cost)
         self._scheduler = Scheduler(self._pool, config, self._prefill_seconds, self._budget.tokens)
-        self._imports = Imports(self._pool, self._scheduler)
-        self.keys = KeyMaker(model_digest, kv_dtype, config.block_tokens)
+        self._imports = CacheTransfers(self._pool, self._scheduler)
+        self.keys = BlockKeyHasher(model_digest, kv_dtype, config.block_tokens)
         self._sequences: dict[RequestId, Sequence] = {}
         self._num_arrivals = 0
-        self._flights = Flights(
+        self._flights = InflightSteps(
             self._scheduler,
-            pipeline or Direct(runner),
+            pipeline or SyncExecutor(runner),
             clock,
             self._sequences,
             looks_ahead=pipeline is not None,
@@ -100,7 +106,7 @@ class Engine:
         spec: RequestSpec,
         task: Task,
         constraint: Constraint | None = None,
-        chain: KeyChain | None = None,
+        chain: BlockKeyChain | None = None,
     ) -> None:
         """Queues a WHOLE or PREFILL request. ``constraint`` is that of its grammar, where the
         answer is after ``spec.token_ids``, and ``chain`` that of ``self.keys`` if it was made
@@ -108,8 +114,8 @@ class Engine:
         id is taken, Overloaded when the queue is full."""
         assert task is not Task.DECODE, "a DECODE request enters by reserve()"
         self._check(spec, task)
-        check_tokens(spec.token_ids, self._config)
-        constraint = walled(spec, constraint)
+        validate_tokens(spec.token_ids, self._config)
+        constraint = isolate_constraint(spec, constraint)
         num_waiting = len(self._scheduler.lineups[Phase.WAITING])
         if num_waiting >= self._config.max_waiting:
             raise Overloaded(f"{num_waiting} requests are waiting already")
@@ -118,7 +124,7 @@ class Engine:
         self._enter(sequence)
         self._scheduler.enqueue(sequence)
 
-    def reserve(self, spec: RequestSpec, chain: KeyChain | None = None) -> Reservation | None:
+    def reserve(self, spec: RequestSpec, chain: BlockKeyChain | None = None) -> Reservation | None:
         """Blocks for the tokens of a DECODE request, once memory is predicted to suffice for its
         answer, too.
 
@@ -146,8 +152,8 @@ class Engine:
         sequence = self._sequences.get(request_id)
         if sequence is None or sequence.phase is not Phase.RESERVED:
             raise NotFound(f"there is no reservation for request {request_id}")
-        sequence.constraint = constraint = walled(sequence.spec, constraint)
-        check_tokens((*sequence.spec.token_ids, token_id), self._config)
+        sequence.constraint = constraint = isolate_constraint(sequence.spec, constraint)
+        validate_tokens((*sequence.spec.token_ids, token_id), self._config)
         sequence.num_computed = sequence.num_known
         self._scheduler.seal_computed(sequence)
         sequence.first_start = 0  # here nothing is counted as cached: the source did that
@@ -188,7 +194,7 @@ class Engine:
         sequence = self._sequences.get(request_id)
         return sequence is not None and sequence.phase is Phase.WAITING
 
-    def pass_on(self, request_id: RequestId, heir: RequestId) -> PassedOn | None:
+    def pass_on(self, request_id: RequestId, heir: RequestId) -> MigratedSequence | None:
         """Takes an answer out of the batch, and holds its blocks under the name of ``heir`` for
         another worker to read. None when no token of it was answered here yet, it is not running,
         or a step of it is on its way: ask again after the next one. Ends with :meth:`abort` of
@@ -215,7 +221,7 @@ class Engine:
             num_cached_tokens=0,
         )
         runs = _sealed_run(sequence, sequence.num_sealed)
-        return PassedOn(progress, sequence.token_ids[-1], tuple(runs))
+        return MigratedSequence(progress, sequence.token_ids[-1], tuple(runs))
 
     def release_quarantine(self, block_ids: Seq[BlockId]) -> None:
         """Nobody can write to these blocks any more: they are free again."""
@@ -275,7 +281,7 @@ class Engine:
         """Returns once nothing is being computed. The last call."""
         self._flights.close()
 
-    def _apply(self, flight: Flight, output: StepOutput, told: StepResult) -> StepResult:
+    def _apply(self, flight: InflightStep, output: StepOutput, told: StepResult) -> StepResult:
         """Adds to ``told`` what becomes of the plan's requests, but for those that have ended."""
         outputs: list[RequestOutput] = []
         progress: list[PrefillProgress] = []
@@ -342,7 +348,7 @@ class Engine:
         )
         if num_known == len(spec.token_ids):
             output.cached_tokens = sequence.cached_tokens
-            output.prompt_logprobs = _take_scores(sequence)
+            output.prompt_logprobs = _pop_prompt_logprobs(sequence)
         return output
 
     def _end_astray(self, sequence: Sequence) -> RequestOutput:
@@ -358,7 +364,7 @@ class Engine:
             finish_reason=FinishReason.ERROR,
             error=constraint.error or "the grammar allows no token here",
             cached_tokens=sequence.cached_tokens,
-            details={"error_status": "INVALID_ARGUMENT", PROMPT_READ: "true"},
+            details={"error_status": "INVALID_ARGUMENT", PROMPT_PREFILLED: "true"},
         )
 
     def pin_cached(self, keys: Seq[BlockKey], first: int) -> list[BlockId]:
@@ -390,7 +396,7 @@ class Engine:
         return self._speed.cost(self._config.chunk_limit)
 
     def prefill_error(self) -> float | None:
-        """How sure that is: see :class:`baton.core.load.Load`."""
+        """How sure that is: see :class:`baton.core.worker_load.Load`."""
         return self._speed.error()
 
     def decode_cost(self) -> DecodeCost | None:
@@ -421,7 +427,7 @@ class Engine:
     def check_integrity(self) -> None:
         """Raises AssertionError when the books don't balance. Call it between steps."""
         self._pool.check_integrity()
-        check_lineups(self._sequences, self._scheduler)
+        check_queues(self._sequences, self._scheduler)
         owners = [*self._sequences.values(), *self._flights.gone]
         check_owners(owners, self._imports.owned(), self._pool)
         for sequence in self._sequences.values():
@@ -441,10 +447,10 @@ class Engine:
     def _check(self, spec: RequestSpec, task: Task) -> None:
         if spec.request_id in self._sequences:
             raise Invalid(f"request {spec.request_id} is here already", param="request_id")
-        check_spec(spec, task, self._config, self._pool.num_blocks)
+        validate_spec(spec, task, self._config, self._pool.num_blocks)
 
     def _new_sequence(
-        self, spec: RequestSpec, task: Task, phase: Phase, chain: KeyChain | None
+        self, spec: RequestSpec, task: Task, phase: Phase, chain: BlockKeyChain | None
     ) -> Sequence:
         self._num_arrivals += 1
         sequence = Sequence(
@@ -472,7 +478,7 @@ class Engine:
         del self._sequences[sequence.request_id]
 
 
-def _take_scores(sequence: Sequence) -> tuple[TokenLogprob, ...]:
+def _pop_prompt_logprobs(sequence: Sequence) -> tuple[TokenLogprob, ...]:
     """Told once, with the first output."""
     scores, sequence.scores = tuple(sequence.scores), []
     return scores
@@ -483,7 +489,7 @@ def _sealed_run(sequence: Sequence, num_sealed: int) -> list[SealedRun]:
     has ended has given its blocks back; ``num_sealed`` were its own."""
     grown = num_sealed - sequence.num_published
     over = sequence.phase in (Phase.HELD, Phase.FINISHED)
-    ripe = grown >= PUBLISH_BLOCKS and sequence.num_remaining == 1
+    ripe = grown >= PUBLISH_INTERVAL_BLOCKS and sequence.num_remaining == 1
     if grown <= 0 or not (over or ripe):
         return []
     tag = sequence.spec.tenant or tenant_tag(sequence.spec.tenant_salt)

@@ -16,7 +16,7 @@ SLOT_BYTES = 8
 
 
 class FakeRunner:
-    """Implements :class:`baton.engine.plan.Runner` over a bytearray of blocks."""
+    """Implements :class:`baton.engine.plan.BatchRunner` over a bytearray of blocks."""
 
     def __init__(self, num_blocks: int, block_tokens: int, vocab_size: int = 256) -> None:
         self._num_blocks = num_blocks
@@ -73,7 +73,7 @@ class FakeRunner:
 
     def _sample(self, row: Row) -> SampledToken | None:
         context = self._read(row.block_ids, row.context_tokens)
-        sampled = sample(
+        sampled = fake_sample(
             context, row.sampling, row.history, row.num_prompt_tokens, self._vocab_size
         )
         if row.mask is None:
@@ -125,7 +125,7 @@ def compute_slots(context: bytes, token_ids: Sequence[TokenId], start: int) -> l
     return slots
 
 
-def sample(
+def fake_sample(
     context: bytes,
     sampling: SamplingParams,
     history: Sequence[TokenId],
@@ -166,7 +166,7 @@ def reference_answer(
     while True:
         history = known if sampling.needs_history else ()
         num_prompt_tokens = spec.num_prompt_tokens if sampling.needs_history else 0
-        token_id = sample(context, sampling, history, num_prompt_tokens, vocab_size).token_id
+        token_id = fake_sample(context, sampling, history, num_prompt_tokens, vocab_size).token_id
         known.append(token_id)
         answer = tuple(known[len(spec.token_ids) :])
         if token_id in stops:

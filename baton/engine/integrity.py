@@ -12,7 +12,7 @@ from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import Phase, Sequence
 
 
-def check_lineups(sequences: Mapping[RequestId, Sequence], scheduler: Scheduler) -> None:
+def check_queues(sequences: Mapping[RequestId, Sequence], scheduler: Scheduler) -> None:
     """Every sequence stands in the lineup of its phase, once, and in no other."""
     for phase, lineup in scheduler.lineups.items():
         for sequence in lineup:

@@ -14,9 +14,9 @@ import torch
 from baton.checkpoint import ModelConfig
 from baton.engine.kv_scale import KvScale
 from baton.errors import Invalid
-from baton.memory_file import new_memory_file
+from baton.system.memory_file import create_memory_file
 
-MEMORY = Path("/proc/meminfo")
+MEMINFO = Path("/proc/meminfo")
 HEADROOM_BYTES = 256 * 1024 * 1024
 """Of host memory, left to everything else."""
 
@@ -69,7 +69,7 @@ class KvPool:
         self.layout = f"{str(dtype).removeprefix('torch.')}[{layout}]"
 
     def _host_memory(self, dtype: torch.dtype) -> torch.Tensor:
-        self.file_descriptor = new_memory_file("baton-kv", self.size_bytes)
+        self.file_descriptor = create_memory_file("baton-kv", self.size_bytes)
         self._map = mmap.mmap(self.file_descriptor, self.size_bytes)
         return torch.frombuffer(self._map, dtype=dtype)
 
@@ -95,8 +95,8 @@ class KvPool:
 
 def _host_bytes() -> int:
     """That processes can have without anybody's being swapped out."""
-    for line in MEMORY.read_text(encoding="ascii").splitlines():
+    for line in MEMINFO.read_text(encoding="ascii").splitlines():
         name, _, size = line.partition(":")
         if name == "MemAvailable":
             return int(size.removesuffix("kB")) * 1024
-    raise AssertionError(f"{MEMORY} tells of no available memory")
+    raise AssertionError(f"{MEMINFO} tells of no available memory")

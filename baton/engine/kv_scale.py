@@ -14,7 +14,7 @@ class KvScale:
     value: float = 1.0
 
 
-def scaled_digest(model_digest: bytes, scales: Sequence[KvScale]) -> bytes:
+def kv_scaled_digest(model_digest: bytes, scales: Sequence[KvScale]) -> bytes:
     """16 bytes: a model whose KV is kept so. A checkpoint's digest misses so few numbers."""
     if all(scale == KvScale() for scale in scales):
         return model_digest

@@ -9,15 +9,15 @@ import torch
 
 from baton.checkpoint import ModelConfig
 from baton.engine.kv_scale import KvScale
-from baton.engine.quantization import of_head
-from baton.engine.quantized_matrix import kept
-from baton.engine.shards import Progress, Shards, Stack
+from baton.engine.quantization import head_quantization
+from baton.engine.quantized_matrix import load_matrix
+from baton.engine.shards import CheckpointShards, Progress, StoredTensor
 from baton.errors import Invalid
 
 M = TypeVar("M")
 N = TypeVar("N")
 
-MATRICES = ("qkv", "output", "gate_up", "down", "expert_gate_up", "expert_down")
+QUANTIZED_MATRICES = ("qkv", "output", "gate_up", "down", "expert_gate_up", "expert_down")
 """Of a layer, those that are kept in fewer bits."""
 
 
@@ -66,7 +66,7 @@ LayerWeights = LayerOf[torch.Tensor]
 Weights = WeightsOf[torch.Tensor]
 
 
-class Stored(WeightsOf[Stack]):
+class CheckpointWeights(WeightsOf[StoredTensor]):
     """Weights where they lie, checked, and read once they are used.
 
     ``order``: indices of the layers, as they follow each other in the files; whoever takes them
@@ -76,7 +76,7 @@ class Stored(WeightsOf[Stack]):
 
     def __init__(self, path: Path, config: ModelConfig, progress: Progress | None = None) -> None:
         """Raises Invalid that names the file and the tensor."""
-        shards = Shards(path, progress, config.fp8)
+        shards = CheckpointShards(path, progress, config.fp8)
         shape = (config.vocab_size,), config.hidden_size
         embedding = shards.stack(["model.embed_tokens.weight"], *shape)
         if embedding.in_fp8:
@@ -95,10 +95,12 @@ class Stored(WeightsOf[Stack]):
     def on(self, device: torch.device, dtype: torch.dtype, quantization: str = "none") -> Weights:
         """All of them, for torch. Of one matrix at most both forms are in memory."""
 
-        def join(name: str, stack: Stack) -> torch.Tensor:
-            return kept(stack, device, dtype, quantization if name in MATRICES else "none")
+        def join(name: str, stack: StoredTensor) -> torch.Tensor:
+            return load_matrix(
+                stack, device, dtype, quantization if name in QUANTIZED_MATRICES else "none"
+            )
 
-        head = kept(self.head, device, dtype, of_head(quantization))
+        head = load_matrix(self.head, device, dtype, head_quantization(quantization))
         is_tied = self.head is self.embedding
         layers = {index: self.layers[index].map(join) for index in self.order}
         return WeightsOf(
@@ -117,17 +119,17 @@ def load_weights(
     progress: Progress | None = None,
 ) -> Weights:
     """For torch. Raises Invalid that names the file and the tensor."""
-    return Stored(path, config, progress).on(device, dtype)
+    return CheckpointWeights(path, config, progress).on(device, dtype)
 
 
-def _layer(shards: Shards, config: ModelConfig, index: int) -> LayerOf[Stack]:
+def _layer(shards: CheckpointShards, config: ModelConfig, index: int) -> LayerOf[StoredTensor]:
     prefix = f"model.layers.{index}."
     attention = prefix + "self_attn."
     hidden, head_dim = config.hidden_size, config.head_dim
     rows = [config.num_heads * head_dim, *[config.num_kv_heads * head_dim] * 2]
     names = [f"{attention}{part}_proj" for part in "qkv"]
 
-    def norm(name: str, size: int) -> Stack:
+    def norm(name: str, size: int) -> StoredTensor:
         return shards.stack([name + ".weight"], [size])
 
     layer = LayerOf(
@@ -149,12 +151,14 @@ def _layer(shards: Shards, config: ModelConfig, index: int) -> LayerOf[Stack]:
     return layer
 
 
-def _kv_scale(shards: Shards, index: int) -> KvScale:
+def _kv_scale(shards: CheckpointShards, index: int) -> KvScale:
     prefix = f"model.layers.{index}.self_attn."
     return KvScale(*(shards.number(f"{prefix}{part}_scale", 1.0) for part in "kv"))
 
 
-def _experts(shards: Shards, config: ModelConfig, prefix: str, layer: LayerOf[Stack]) -> None:
+def _experts(
+    shards: CheckpointShards, config: ModelConfig, prefix: str, layer: LayerOf[StoredTensor]
+) -> None:
     assert config.moe is not None
     size, hidden = config.moe.intermediate_size, config.hidden_size
     each = [f"{prefix}experts.{expert}." for expert in range(config.moe.num_experts)]

@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from baton.engine.plan import Mask
+from baton.engine.plan import ReadMask
 
 Bits = NDArray[np.uint8]
 
 
-def masked(
-    logits: torch.Tensor, masks: Sequence[Mask | None]
+def apply_masks(
+    logits: torch.Tensor, masks: Sequence[ReadMask | None]
 ) -> tuple[torch.Tensor, frozenset[int]]:
     """``logits`` [num_rows, vocab], with minus infinity for what may not come, and the rows where
     nothing may. What is given is not changed."""
@@ -30,7 +30,7 @@ def masked(
     return logits.index_copy(0, lines, held), barren
 
 
-def _pack(masks: Sequence[Mask], vocab_size: int) -> Bits:
+def _pack(masks: Sequence[ReadMask], vocab_size: int) -> Bits:
     """[num_masks, vocab / 8], lowest bit first, with none set beyond the vocabulary."""
     width = -(-vocab_size // 8)
     joined = b"".join(mask()[:width].ljust(width, b"\0") for mask in masks)

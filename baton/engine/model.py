@@ -6,23 +6,23 @@ from typing import Protocol
 import torch
 
 from baton.checkpoint import ModelConfig
-from baton.engine.attention.base import Batch
+from baton.engine.attention.base import PackedBatch
 from baton.engine.loader import LayerWeights, Weights
-from baton.engine.moe import mixture
-from baton.engine.ops import Ops
+from baton.engine.moe import moe_layer
+from baton.engine.ops import LayerOps
 
 OnStart = Callable[[], None]
 
 
-def nothing() -> None:
+def no_op() -> None:
     pass
 
 
-class Decoder(Protocol):
+class DecoderModel(Protocol):
     """What a runner asks of a model, on whatever it computes."""
 
     def hidden(
-        self, token_ids: torch.Tensor, batch: Batch, on_start: OnStart = nothing
+        self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
     ) -> torch.Tensor:
         """What the last layer says of each token, [num_tokens, hidden_size].
 
@@ -34,10 +34,10 @@ class Decoder(Protocol):
     def logits(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor: ...
 
 
-class Replays(Protocol):
+class StepGraphs(Protocol):
     """Steps that were captured once, and are launched as a whole."""
 
-    def logits(self, token_ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
+    def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
         """Logits [num_rows, vocab] in FP32 of each row's token, until the next call; its KV is
         written. None when this batch was not captured. ``batch`` lies on the host."""
         ...
@@ -53,19 +53,21 @@ class Model:
     ``ops`` computes what a layer is made of, and so decides which device this runs on.
     """
 
-    def __init__(self, config: ModelConfig, weights: Weights, ops: Ops) -> None:
+    def __init__(self, config: ModelConfig, weights: Weights, ops: LayerOps) -> None:
         self._config = config
         self._weights = weights
         self.ops = ops
 
-    def forward(self, token_ids: torch.Tensor, batch: Batch, wanted: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, token_ids: torch.Tensor, batch: PackedBatch, wanted: torch.Tensor
+    ) -> torch.Tensor:
         """:meth:`logits` of :meth:`hidden`."""
         return self.logits(self.hidden(token_ids, batch), wanted)
 
     def hidden(
-        self, token_ids: torch.Tensor, batch: Batch, on_start: OnStart = nothing
+        self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
     ) -> torch.Tensor:
-        """As :meth:`Decoder.hidden`."""
+        """As :meth:`DecoderModel.hidden`."""
         self.ops.prepare(batch)
         hidden = self.layers(token_ids)
         on_start()  # on a GPU all of it is launched, and on a CPU it is done
@@ -105,7 +107,7 @@ class Model:
     def _feed_forward(self, index: int, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
         moe = self._config.moe
         if moe is not None and index in moe.layers:
-            return mixture(x, layer, moe, self.ops)
+            return moe_layer(x, layer, moe, self.ops)
         assert layer.gate_up is not None and layer.down is not None
         gate_up = self.ops.linear(x, layer.gate_up)
         return self.ops.linear(self.ops.gated(gate_up), layer.down)

@@ -6,13 +6,13 @@ import torch
 
 from baton.checkpoint import Moe
 from baton.engine.loader import LayerWeights
-from baton.engine.ops import Ops
+from baton.engine.ops import LayerOps
 
 Expert = Callable[[int, torch.Tensor], torch.Tensor]
 """What an expert, by its number, makes of [num_tokens, hidden]."""
 
 
-def mixture(x: torch.Tensor, weights: LayerWeights, moe: Moe, ops: Ops) -> torch.Tensor:
+def moe_layer(x: torch.Tensor, weights: LayerWeights, moe: Moe, ops: LayerOps) -> torch.Tensor:
     """``x`` [num_tokens, hidden]."""
     gate_up, down = weights.expert_gate_up, weights.expert_down
     assert weights.router is not None and gate_up is not None and down is not None
@@ -20,10 +20,12 @@ def mixture(x: torch.Tensor, weights: LayerWeights, moe: Moe, ops: Ops) -> torch
     def expert(index: int, some: torch.Tensor) -> torch.Tensor:
         return ops.linear(ops.gated(ops.linear(some, gate_up[index])), down[index])
 
-    return blend(x, ops.linear(x, weights.router), expert, moe)
+    return combine_experts(x, ops.linear(x, weights.router), expert, moe)
 
 
-def blend(x: torch.Tensor, scores: torch.Tensor, expert: Expert, moe: Moe) -> torch.Tensor:
+def combine_experts(
+    x: torch.Tensor, scores: torch.Tensor, expert: Expert, moe: Moe
+) -> torch.Tensor:
     """``x`` [num_tokens, hidden], ``scores`` [num_tokens, num_experts]. Experts run in the order of
     their numbers, and each token's contributions are added in that order, whatever else is in the
     batch."""

@@ -6,19 +6,19 @@ import torch
 from torch.nn import functional
 
 from baton.checkpoint import ModelConfig
-from baton.engine.attention.base import Attention, Batch
+from baton.engine.attention.base import Attention, PackedBatch
 from baton.engine.loader import LayerWeights
 from baton.engine.rope import RotaryTable, rotate
 
 
-class Ops(Protocol):
+class LayerOps(Protocol):
     """Bound to one model and one pool. Tensors are [num_tokens, …] in the run's dtype.
 
     All round where transformers does: a norm before its weight, a turn's two products before
     their sum, SiLU(gate) before it is multiplied by up.
     """
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         """Once per step, before the first layer."""
         ...
 
@@ -57,7 +57,7 @@ class TorchOps:
         self._attention = attention
         self._rotary = rotary
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         self._attention.prepare(batch)
         self._cos, self._sin = self._rotary.at(batch.positions)
 

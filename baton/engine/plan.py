@@ -12,10 +12,10 @@ from typing import Protocol
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams, TokenLogprob
 
-UNKNOWN = TokenId(-1)
+UNKNOWN_TOKEN = TokenId(-1)
 """A token that the step before has yet to sample."""
 
-Mask = Callable[[], bytes]
+ReadMask = Callable[[], bytes]
 """Tells which tokens may come next, as ``baton.engine.constraint`` has it. It is asked once the
 logits are there, or on their way."""
 
@@ -35,9 +35,9 @@ class Row:
     ``too_early`` are tokens that would end the answer, where it may not end yet.
 
     A row that ``follows`` one of the step before, by its place in that plan, has one token, which
-    is UNKNOWN, and missing in ``history``, until :func:`fill_in`. Else nobody changes a row; it is
-    not frozen only because there is one for each token of an answer, and a frozen one takes three
-    times as long to make.
+    is UNKNOWN, and missing in ``history``, until :func:`fill_sampled_tokens`. Else nobody changes a
+    row; it is not frozen only because there is one for each token of an answer, and a frozen one
+    takes three times as long to make.
     """
 
     request_id: RequestId
@@ -48,7 +48,7 @@ class Row:
     sampling: SamplingParams
     history: tuple[TokenId, ...] = ()
     num_prompt_tokens: int = 0
-    mask: Mask | None = field(default=None, repr=False)
+    mask: ReadMask | None = field(default=None, repr=False)
     targets: tuple[TokenId, ...] = ()
     too_early: tuple[TokenId, ...] = ()
     follows: int | None = None
@@ -94,7 +94,7 @@ class StepOutput:
     scores: tuple[tuple[TokenLogprob, ...], ...] = ()
 
 
-def fill_in(plan: Plan, before: StepOutput) -> None:
+def fill_sampled_tokens(plan: Plan, before: StepOutput) -> None:
     """Tells the rows that follow others what the step ``before`` has sampled."""
     for row in plan.rows:
         if row.follows is None:

@@ -26,16 +26,16 @@ import torch
 from baton.checkpoint import ModelConfig
 from baton.errors import Invalid
 
-FORMATS = ("none", "int8", "int4", "fp8")
+QUANTIZATION_FORMATS = ("none", "int8", "int4", "fp8")
 E4M3 = torch.float8_e4m3fn
-LARGEST_E4M3 = 448.0
-GROUP = 32
+MAX_E4M3 = 448.0
+INT4_GROUP_SIZE = 32
 """Weights of an output that share a scale in int4."""
 
-LEAST_CAPABILITY = (8, 9)
+MIN_FP8_CAPABILITY = (8, 9)
 """Of a GPU that converts and multiplies E4M3."""
 
-ENDS = (-8.0, -7.0, -7.5, -8.5)
+INT4_EXTREME_CODES = (-8.0, -7.0, -7.5, -8.5)
 """What the largest weight of such a group is made to be, each tried."""
 
 _LEAST_NORMAL = torch.finfo(torch.float32).tiny
@@ -44,7 +44,7 @@ _PIECE_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Codes:
+class QuantizedCodes:
     """Of a matrix [outs, ins]: ``values`` of that shape in INT8 or E4M3, and in FP32 ``scales``
     [outs / tall, ins / group, both rounded up], each of ``tall`` by ``group`` values."""
 
@@ -58,13 +58,13 @@ class Codes:
         """One for each output."""
         return self.tall == 1 and self.scales.shape[1] == 1
 
-    def take(self, rows: slice | torch.Tensor) -> "Codes":
+    def take(self, rows: slice | torch.Tensor) -> "QuantizedCodes":
         """Of some outputs."""
         if self.tall == 1:
-            return Codes(self.values[rows], self.scales[rows], self.group)
+            return QuantizedCodes(self.values[rows], self.scales[rows], self.group)
         assert isinstance(rows, slice) and rows.start % self.tall == 0, f"{rows}"
         scales = self.scales[rows.start // self.tall : -(-rows.stop // self.tall)]
-        return Codes(self.values[rows], scales, self.group, self.tall)
+        return QuantizedCodes(self.values[rows], scales, self.group, self.tall)
 
     def decode(self) -> torch.Tensor:
         """The weights that they stand for, [outs, ins] in FP32."""
@@ -73,7 +73,7 @@ class Codes:
         return self.values.float() * scales.repeat_interleave(self.group, dim=1)[:, :ins]
 
     @staticmethod
-    def join(parts: Sequence["Codes"]) -> "Codes":
+    def join(parts: Sequence["QuantizedCodes"]) -> "QuantizedCodes":
         """Of one matrix below another. They share scales alike."""
         tall = parts[0].tall
         if any(len(part.values) % tall for part in parts[:-1]):
@@ -81,15 +81,15 @@ class Codes:
             tall = 1
         values = torch.cat([part.values.view(torch.uint8) for part in parts])
         scales = torch.cat([part.scales for part in parts])
-        return Codes(values.view(parts[0].values.dtype), scales, parts[0].group, tall)
+        return QuantizedCodes(values.view(parts[0].values.dtype), scales, parts[0].group, tall)
 
-    def _with_scales_for_each_row(self) -> "Codes":
+    def _with_scales_for_each_row(self) -> "QuantizedCodes":
         scales = self.scales.repeat_interleave(self.tall, dim=0)[: len(self.values)]
-        return Codes(self.values, scales, self.group)
+        return QuantizedCodes(self.values, scales, self.group)
 
 
 @dataclass(frozen=True, slots=True)
-class HalvedCodes:
+class PackedInt4Codes:
     """Codes of int4 where they are kept, two in a byte: ``halves`` [outs, ins / 2, rounded up] in
     UINT8, the first of a pair in the lower bits, and ``scales`` in BF16, as they were made."""
 
@@ -98,27 +98,27 @@ class HalvedCodes:
     ins: int
 
     @staticmethod
-    def of(codes: Codes) -> "HalvedCodes":
+    def of(codes: QuantizedCodes) -> "PackedInt4Codes":
         ins = codes.values.shape[1]
         pairs = torch.nn.functional.pad(codes.values + 8, (0, ins % 2)).to(torch.uint8)
-        return HalvedCodes(pairs[:, ::2] | pairs[:, 1::2] << 4, codes.scales.bfloat16(), ins)
+        return PackedInt4Codes(pairs[:, ::2] | pairs[:, 1::2] << 4, codes.scales.bfloat16(), ins)
 
-    def take(self, rows: slice | torch.Tensor) -> "HalvedCodes":
+    def take(self, rows: slice | torch.Tensor) -> "PackedInt4Codes":
         """Of some outputs."""
-        return HalvedCodes(self.halves[rows], self.scales[rows], self.ins)
+        return PackedInt4Codes(self.halves[rows], self.scales[rows], self.ins)
 
     def decode(self) -> torch.Tensor:
-        """As :meth:`Codes.decode`."""
+        """As :meth:`QuantizedCodes.decode`."""
         pairs = torch.stack((self.halves & 15, self.halves >> 4), dim=-1).flatten(1)
         values = pairs[:, : self.ins].to(torch.int8) - 8
-        return Codes(values, self.scales.float(), GROUP).decode()
+        return QuantizedCodes(values, self.scales.float(), INT4_GROUP_SIZE).decode()
 
 
 def check_format(name: str, device: torch.device) -> None:
     """Raises Invalid for a format that there is not, or not there."""
-    if name not in FORMATS:
+    if name not in QUANTIZATION_FORMATS:
         raise Invalid(
-            f"quantization is {name!r}, and must be one of {', '.join(FORMATS)}",
+            f"quantization is {name!r}, and must be one of {', '.join(QUANTIZATION_FORMATS)}",
             param="quantization",
         )
     if name == "fp8":
@@ -136,10 +136,10 @@ def check_fp8(device: torch.device, setting: str) -> None:
     if device.type != "cuda":
         return
     capability = torch.cuda.get_device_capability(device)
-    if capability < LEAST_CAPABILITY:
+    if capability < MIN_FP8_CAPABILITY:
         raise Invalid(
             f"{setting} is fp8, which takes a GPU of compute capability "
-            f"{_dotted(LEAST_CAPABILITY)} (L40S, H100), and {device} has {_dotted(capability)}",
+            f"{_dotted(MIN_FP8_CAPABILITY)} (L40S, H100), and {device} has {_dotted(capability)}",
             param=setting,
         )
 
@@ -148,7 +148,7 @@ def _dotted(capability: tuple[int, int]) -> str:
     return f"{capability[0]}.{capability[1]}"
 
 
-def format_of(setting: str, config: ModelConfig, device: torch.device) -> str:
+def resolve_quantization(setting: str, config: ModelConfig, device: torch.device) -> str:
     """What weights are kept in: what the setting says, unless the checkpoint comes in FP8. Raises
     Invalid where both say something else, or the device does not know it."""
     check_format(setting, device)
@@ -164,7 +164,7 @@ def format_of(setting: str, config: ModelConfig, device: torch.device) -> str:
     return "fp8"
 
 
-def of_head(name: str) -> str:
+def head_quantization(name: str) -> str:
     """How the head is kept, whose errors no later layer evens out."""
     return "int8" if name in ("int8", "int4") else "none"
 
@@ -179,7 +179,7 @@ def quantized_digest(model_digest: bytes, name: str) -> bytes:
     ).digest()
 
 
-def encode(weight: torch.Tensor, name: str) -> Codes:
+def quantize(weight: torch.Tensor, name: str) -> QuantizedCodes:
     """Of ``weight`` [outs, ins], in any float format. Raises Invalid if one is not finite."""
     ins = weight.shape[1]
     rows = max(1, _PIECE_ELEMENTS // ins)
@@ -188,17 +188,17 @@ def encode(weight: torch.Tensor, name: str) -> Codes:
     values, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
     if not scales.isfinite().all():
         raise Invalid("the weights can't be quantized: one is not finite")
-    return Codes(values, scales, GROUP if name == "int4" else ins)
+    return QuantizedCodes(values, scales, INT4_GROUP_SIZE if name == "int4" else ins)
 
 
 def _fp8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    scales = weight.abs().amax(dim=1, keepdim=True) / LARGEST_E4M3
+    scales = weight.abs().amax(dim=1, keepdim=True) / MAX_E4M3
     return to_e4m3(torch.where(scales == 0, 0.0, weight / scales)), scales
 
 
 def to_e4m3(x: torch.Tensor) -> torch.Tensor:
     """The nearest codes, ties to even ones. What is too large becomes the largest."""
-    return x.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(E4M3)
+    return x.clamp(-MAX_E4M3, MAX_E4M3).to(E4M3)
 
 
 def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -209,13 +209,13 @@ def _int8(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def _int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """In groups [outs, groups, GROUP], the last one filled up with zeros, which cost no error."""
     outs, ins = weight.shape
-    padding = -ins % GROUP
-    groups = torch.nn.functional.pad(weight, (0, padding)).view(outs, -1, GROUP)
+    padding = -ins % INT4_GROUP_SIZE
+    groups = torch.nn.functional.pad(weight, (0, padding)).view(outs, -1, INT4_GROUP_SIZE)
     most, least = groups.amax(dim=-1, keepdim=True), groups.amin(dim=-1, keepdim=True)
     end = torch.where(most >= -least, most, least)
     best, scales = torch.zeros_like(groups), torch.zeros_like(end)
     least_error = torch.full_like(end, torch.inf)
-    for code in ENDS:
+    for code in INT4_EXTREME_CODES:
         tried = _nearest_bf16(end / code)
         values = _nearest(groups, tried, -8, 7)
         error = _sum((groups - values * tried).square())

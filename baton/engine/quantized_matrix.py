@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from baton.engine.quantization import E4M3, Codes, HalvedCodes, encode
-from baton.engine.shards import Stack
+from baton.engine.quantization import E4M3, PackedInt4Codes, QuantizedCodes, quantize
+from baton.engine.shards import StoredTensor
 
 
 class QuantizedMatrix(torch.Tensor):
@@ -17,18 +17,18 @@ class QuantizedMatrix(torch.Tensor):
     rows, or one of its matrices, by index. Anything else is a mistake of ours.
     """
 
-    codes: Codes | HalvedCodes
+    codes: QuantizedCodes | PackedInt4Codes
 
     @staticmethod
     def of(weight: torch.Tensor, name: str) -> "QuantizedMatrix":
         """Of ``weight``, whose dtype is the run's. Raises Invalid if one is not finite."""
-        codes = encode(weight.reshape(-1, weight.shape[-1]), name)
-        kept = HalvedCodes.of(codes) if name == "int4" else codes
+        codes = quantize(weight.reshape(-1, weight.shape[-1]), name)
+        kept = PackedInt4Codes.of(codes) if name == "int4" else codes
         return QuantizedMatrix.holding(kept, weight.shape, weight.dtype)
 
     @staticmethod
     def holding(
-        codes: Codes | HalvedCodes, shape: Sequence[int], dtype: torch.dtype
+        codes: QuantizedCodes | PackedInt4Codes, shape: Sequence[int], dtype: torch.dtype
     ) -> "QuantizedMatrix":
         """``codes`` of all rows of ``shape``, one below the other; ``dtype`` is the run's."""
         made: QuantizedMatrix = torch.Tensor._make_wrapper_subclass(
@@ -38,8 +38,8 @@ class QuantizedMatrix(torch.Tensor):
         return made
 
     @property
-    def fp8(self) -> Codes:
-        assert isinstance(self.codes, Codes) and self.codes.values.dtype is E4M3
+    def fp8(self) -> QuantizedCodes:
+        assert isinstance(self.codes, QuantizedCodes) and self.codes.values.dtype is E4M3
         return self.codes
 
     @classmethod
@@ -70,7 +70,7 @@ class QuantizedMatrix(torch.Tensor):
     def _linear(self, x: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """A scale per output is applied to the sums, so that it need not be rounded as ``x`` is."""
         codes = self.codes
-        if isinstance(codes, HalvedCodes) or not codes.has_row_scales:
+        if isinstance(codes, PackedInt4Codes) or not codes.has_row_scales:
             return functional.linear(x, codes.decode().to(x.dtype), bias)
         sums = functional.linear(x, codes.values.to(x.dtype)).float() * codes.scales[:, 0]
         return (sums if bias is None else sums + bias).to(x.dtype)
@@ -83,7 +83,9 @@ class QuantizedMatrix(torch.Tensor):
         return QuantizedMatrix.holding(part, (outs, ins), self.dtype)
 
 
-def kept(stack: Stack, device: torch.device, dtype: torch.dtype, name: str) -> torch.Tensor:
+def load_matrix(
+    stack: StoredTensor, device: torch.device, dtype: torch.dtype, name: str
+) -> torch.Tensor:
     """A matrix for torch, in the format ``name``, or as it is stored if that is FP8. Raises Invalid
     if a weight is not finite."""
     if stack.in_fp8:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
 from baton.core.request import RequestOutput
-from baton.engine.block_pool import PoolCounts
+from baton.engine.block_pool import BlockCounts
 from baton.engine.plan import Plan
 
 
@@ -36,7 +36,7 @@ class SealedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOn:
+class MigratedSequence:
     """An answer that another worker goes on with, from ``token_id`` on, which its client has
     already; ``progress`` is that of its KV, as after a prefill."""
 
@@ -46,7 +46,7 @@ class PassedOn:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class ScheduledPrompt:
     """A prompt of which a step computes the first chunk, at the step's beginning; it had waited for
     ``waited_seconds`` by then."""
 
@@ -91,7 +91,7 @@ class StepResult:
     progress: tuple[PrefillProgress, ...] = ()
     sealed: tuple[SealedRun, ...] = ()
     work: StepWork | None = None
-    admitted: tuple[Admitted, ...] = ()
+    admitted: tuple[ScheduledPrompt, ...] = ()
     preempted: tuple[RequestId, ...] = ()
 
 
@@ -119,4 +119,4 @@ class EngineStats:
     num_steps: int
     num_preemptions: int
     num_pauses: int
-    pool: PoolCounts
+    pool: BlockCounts

@@ -10,22 +10,26 @@ import torch
 
 from baton.checkpoint import ModelConfig, load_model_config, model_digest
 from baton.core.ids import TokenId
-from baton.engine.attention.base import Attention, Batch, make_batch
+from baton.engine.attention.base import Attention, PackedBatch, pack_batch
+from baton.engine.attention.block_tables import BlockTables
 from baton.engine.attention.cpu import CpuAttention
-from baton.engine.attention.tables import BlockTables
-from baton.engine.determinism import arithmetic, digest_of, promising
+from baton.engine.determinism import (
+    deterministic_digest,
+    numerics_fingerprint,
+    require_deterministic,
+)
 from baton.engine.kv_pool import KvPool, block_bytes
-from baton.engine.kv_scale import scaled_digest
-from baton.engine.loader import Stored, Weights
-from baton.engine.model import Decoder, Model, OnStart, Replays, nothing
-from baton.engine.native.choice import TORCH, Choice, choose
+from baton.engine.kv_scale import kv_scaled_digest
+from baton.engine.loader import CheckpointWeights, Weights
+from baton.engine.model import DecoderModel, Model, OnStart, StepGraphs, no_op
+from baton.engine.native.backend_choice import TORCH_BACKEND, BackendChoice, choose_backend
 from baton.engine.native.decoder import NativeModel
-from baton.engine.native.matrix import Team
-from baton.engine.native.sampler import NativeChooser
-from baton.engine.ops import Ops, TorchOps
+from baton.engine.native.matrix import KernelThreadPool
+from baton.engine.native.sampler import NativeTokenChooser
+from baton.engine.ops import LayerOps, TorchOps
 from baton.engine.plan import Plan, Row, SampledToken, StepOutput
-from baton.engine.prompt_scores import score_targets
-from baton.engine.quantization import E4M3, check_fp8, format_of, quantized_digest
+from baton.engine.prompt_logprobs import prompt_logprobs
+from baton.engine.quantization import E4M3, check_fp8, quantized_digest, resolve_quantization
 from baton.engine.rope import RotaryTable
 from baton.engine.sampler import sample
 from baton.engine.shards import Progress
@@ -45,28 +49,28 @@ GPU_POOL_SHARE = 0.85
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PreparedStep:
     """A plan's rows as tensors on the host: ``sampling`` are the places of those that sample, and
     ``wanted`` [num_sampling] their last tokens' in the batch."""
 
     plan: Plan
-    batch: Batch
+    batch: PackedBatch
     sampling: list[int]
     wanted: torch.Tensor
 
 
 class ModelRunner:
-    """Implements :class:`baton.engine.plan.Runner`."""
+    """Implements :class:`baton.engine.plan.BatchRunner`."""
 
     def __init__(
         self,
         config: ModelConfig,
         digest: bytes,
-        model: Decoder,
+        model: DecoderModel,
         pool: KvPool,
-        choice: Choice = TORCH,
+        choice: BackendChoice = TORCH_BACKEND,
         arithmetic: str = "",
-        graphs: Replays | None = None,
+        graphs: StepGraphs | None = None,
         quantization: str = "none",
     ) -> None:
         self.model_config = config
@@ -78,7 +82,7 @@ class ModelRunner:
         self._model = model
         self._graphs = graphs
         self._device = pool.tensor.device
-        self._sample = sampler_of(self._device, model, config.vocab_size)
+        self._sample = make_sampler(self._device, model, config.vocab_size)
         self._tables = BlockTables()
 
     @classmethod
@@ -100,19 +104,19 @@ class ModelRunner:
     ) -> "ModelRunner":
         """Loads a directory. Raises Invalid that names what is wrong with it, or says that
         memory is short. ``num_blocks`` wins over ``pool_bytes``; ``cpu_kernels`` is a name in
-        ``baton.engine.native.choice.MODES``, ``quantization`` one in
+        ``baton.engine.native.backend_choice.MODES``, ``quantization`` one in
         ``baton.engine.quantization.FORMATS``, ``kv_dtype`` one in ``KV_DTYPES``."""
         config = load_model_config(path)
         place = pick_device(device)
         if place.type == "cuda":
             torch.cuda.set_device(place)
         kind = pick_dtype(dtype, place, config)
-        kept = format_of(quantization, config, place)
+        kept = resolve_quantization(quantization, config, place)
         kv_kind = pick_kv_dtype(kv_dtype, place, kind)
-        choice = choose(cpu_kernels, config, place, kind, kept, kv_kind)
+        choice = choose_backend(cpu_kernels, config, place, kind, kept, kv_kind)
         if deterministic:
-            choice = promising(choice, place)
-        stored = Stored(path, config, progress)
+            choice = require_deterministic(choice, place)
+        stored = CheckpointWeights(path, config, progress)
         weights = stored if choice.native else stored.on(place, kind, kept)
         size = block_bytes(config, kv_kind, block_tokens)
         pool = KvPool(
@@ -125,12 +129,12 @@ class ModelRunner:
         )
         model = make_model(config, weights, pool, kept, deterministic=deterministic)
         digest = quantized_digest(model_digest(path), kept)
-        digest = scaled_digest(digest, pool.scales)
+        digest = kv_scaled_digest(digest, pool.scales)
         if not deterministic:
             graphs = make_graphs(config, model, pool) if cuda_graphs else None
             return cls(config, digest, model, pool, choice, graphs=graphs, quantization=kept)
-        bits = arithmetic(model, pool, config.vocab_size)
-        digest = digest_of(digest, bits)
+        bits = numerics_fingerprint(model, pool, config.vocab_size)
+        digest = deterministic_digest(digest, bits)
         return cls(config, digest, model, pool, choice, bits, quantization=kept)
 
     @property
@@ -163,18 +167,18 @@ class ModelRunner:
                 self._graphs.warm(num_rows)
 
     def run(self, plan: Plan) -> StepOutput:
-        return self.compute(self.prepare(plan), nothing)
+        return self.compute(self.prepare(plan), no_op)
 
     @torch.inference_mode()
-    def prepare(self, plan: Plan) -> Prepared:
-        """Implements :class:`baton.engine.pipeline.StagedRunner`, as :meth:`compute` does. May be
+    def prepare(self, plan: Plan) -> PreparedStep:
+        """Implements :class:`baton.engine.executor.TwoStageRunner`, as :meth:`compute` does. May be
         called while another thread computes; nothing here is done on the device."""
-        batch = make_batch(plan.rows, self.block_tokens, HOST, self._tables)
+        batch = pack_batch(plan.rows, self.block_tokens, HOST, self._tables)
         sampling = [index for index, row in enumerate(plan.rows) if row.sample]
         last = [batch.offsets[index + 1] - 1 for index in sampling]
-        return Prepared(plan, batch, sampling, torch.tensor(last, dtype=torch.int64))
+        return PreparedStep(plan, batch, sampling, torch.tensor(last, dtype=torch.int64))
 
-    def compute(self, prepared: Prepared, on_start: OnStart) -> StepOutput:
+    def compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
         with torch.inference_mode(), self._on_device():
             return self._compute(prepared, on_start)
 
@@ -182,7 +186,7 @@ class ModelRunner:
         """Triton launches on the device that is this thread's, wherever its tensors are."""
         return torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext()
 
-    def _compute(self, prepared: Prepared, on_start: OnStart) -> StepOutput:
+    def _compute(self, prepared: PreparedStep, on_start: OnStart) -> StepOutput:
         plan, batch, sampling = prepared.plan, prepared.batch, prepared.sampling
         for source, target in plan.copies:
             self.pool.tensor[target].copy_(self.pool.tensor[source])
@@ -199,7 +203,7 @@ class ModelRunner:
         for index, token in zip(sampling, self._sample(logits, rows), strict=True):
             sampled[index] = token
         scores = (
-            score_targets(self._model, hidden, plan.rows, batch.offsets)
+            prompt_logprobs(self._model, hidden, plan.rows, batch.offsets)
             if hidden is not None
             else ()
         )
@@ -207,7 +211,9 @@ class ModelRunner:
             torch.cuda.synchronize(self._device)  # readers of the pool know nothing of streams
         return StepOutput(tuple(sampled), scores)
 
-    def _replayed(self, plan: Plan, tokens: list[TokenId], batch: Batch) -> torch.Tensor | None:
+    def _replayed(
+        self, plan: Plan, tokens: list[TokenId], batch: PackedBatch
+    ) -> torch.Tensor | None:
         """Logits of a step that has a graph: each row samples one token, and scores none."""
         if self._graphs is None or not all(row.sample and not row.targets for row in plan.rows):
             return None
@@ -216,23 +222,25 @@ class ModelRunner:
 
 def make_model(
     config: ModelConfig,
-    weights: Weights | Stored,
+    weights: Weights | CheckpointWeights,
     pool: KvPool,
     quantization: str = "none",
     *,
     deterministic: bool = False,
-) -> Decoder:
+) -> DecoderModel:
     """On the kernels, which take weights from where they are stored and keep them in
     ``quantization``, or on torch's tensors as they are."""
-    if isinstance(weights, Stored):
-        return NativeModel(config, weights, pool, Team(torch.get_num_threads()), quantization)
+    if isinstance(weights, CheckpointWeights):
+        return NativeModel(
+            config, weights, pool, KernelThreadPool(torch.get_num_threads()), quantization
+        )
     ops = make_ops(config, pool, weights.norm.dtype, deterministic=deterministic)
     return Model(config, weights, ops)
 
 
 def make_ops(
     config: ModelConfig, pool: KvPool, dtype: torch.dtype, *, deterministic: bool = False
-) -> Ops:
+) -> LayerOps:
     """Of one model that computes in ``dtype`` over ``pool``, where that lies."""
     rotary = RotaryTable(
         config.rope,
@@ -243,26 +251,26 @@ def make_ops(
     )
     if pool.tensor.device.type == "cpu":
         return TorchOps(config, CpuAttention(pool), rotary)
-    from baton.engine.cuda.ops import FixedOps, TritonOps
+    from baton.engine.cuda.ops import BatchInvariantOps, TritonOps
 
-    return (FixedOps if deterministic else TritonOps)(config, pool, rotary)
+    return (BatchInvariantOps if deterministic else TritonOps)(config, pool, rotary)
 
 
-def make_graphs(config: ModelConfig, model: Decoder, pool: KvPool) -> Replays | None:
+def make_graphs(config: ModelConfig, model: DecoderModel, pool: KvPool) -> StepGraphs | None:
     """On a GPU; a mixture of experts looks at its routing on the host, which no graph can."""
     device = pool.tensor.device
     if device.type == "cpu" or config.moe is not None:
         return None
-    from baton.engine.cuda.graphs import CudaCapture, DecodeGraphs
+    from baton.engine.cuda.graphs import CudaCapture, DecodeCudaGraphs
 
     assert isinstance(model, Model)
-    return DecodeGraphs(model, config, pool, CudaCapture(device))
+    return DecodeCudaGraphs(model, config, pool, CudaCapture(device))
 
 
-def sampler_of(device: torch.device, model: Decoder, vocab_size: int) -> Sampler:
+def make_sampler(device: torch.device, model: DecoderModel, vocab_size: int) -> Sampler:
     """On a GPU, of a batch at a time, since each look at a result waits for the device."""
     if isinstance(model, NativeModel):
-        return partial(sample, chooser=NativeChooser(model.team, vocab_size))
+        return partial(sample, chooser=NativeTokenChooser(model.team, vocab_size))
     if device.type == "cpu":
         return sample
     from baton.engine.cuda.sampler import sample_batch

@@ -8,15 +8,15 @@ import torch
 from baton.core.ids import TokenId
 from baton.core.philox import uniform
 from baton.core.request import SamplingParams, TokenLogprob
-from baton.engine.mask import masked
+from baton.engine.mask import apply_masks
 from baton.engine.plan import Row, SampledToken
 
-Chooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
+TokenChooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
 """Chooses from scores [num_rows, vocab] in FP32, where what may not come is minus infinity."""
 
 
 def sample(
-    logits: torch.Tensor, rows: Sequence[Row], chooser: Chooser | None = None
+    logits: torch.Tensor, rows: Sequence[Row], chooser: TokenChooser | None = None
 ) -> list[SampledToken | None]:
     """One token per row, or None where its mask allows none. ``logits`` [num_rows, vocab], FP32.
 
@@ -25,8 +25,8 @@ def sample(
     """
     if not rows:
         return []
-    scores, barren = masked(logits, [row.mask for row in rows])
-    scores = kept_going(scores, rows)
+    scores, barren = apply_masks(logits, [row.mask for row in rows])
+    scores = mask_early_ends(scores, rows)
     chosen = (chooser or _choose_all)(scores, rows)
     return [
         None if index in barren else _sampled(logits, index, row.sampling.logprobs, token)
@@ -36,12 +36,12 @@ def sample(
 
 def _choose_all(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     """The likeliest of each row in one go; those that want it otherwise choose one by one."""
-    others = [index for index, row in enumerate(rows) if not is_plain(row.sampling)]
+    others = [index for index, row in enumerate(rows) if not is_plain_greedy(row.sampling)]
     if len(others) == len(rows):
-        return [choose(scores[index], row) for index, row in enumerate(rows)]
+        return [choose_token(scores[index], row) for index, row in enumerate(rows)]
     chosen = _likeliest(scores)
     for index in others:
-        chosen[index] = choose(scores[index], rows[index])
+        chosen[index] = choose_token(scores[index], rows[index])
     return chosen
 
 
@@ -53,7 +53,7 @@ def _likeliest(scores: torch.Tensor) -> list[int]:
     return scores.argmax(dim=-1).tolist()
 
 
-def kept_going(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
+def mask_early_ends(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     """With minus infinity for what would end an answer too early. What is given is not changed."""
     if not any(row.too_early for row in rows):
         return logits
@@ -63,7 +63,7 @@ def kept_going(logits: torch.Tensor, rows: Sequence[Row]) -> torch.Tensor:
     return held
 
 
-def is_plain(params: SamplingParams) -> bool:
+def is_plain_greedy(params: SamplingParams) -> bool:
     """Whether the likeliest token as it stands is the answer."""
     return params.greedy and not params.needs_history and not params.logit_bias
 
@@ -74,7 +74,7 @@ def _sampled(logits: torch.Tensor, index: int, num_top: int | None, chosen: int)
     return SampledToken(TokenId(chosen), _logprob(logits[index], chosen, num_top))
 
 
-def choose(logits: torch.Tensor, row: Row) -> int:
+def choose_token(logits: torch.Tensor, row: Row) -> int:
     """Penalties, bias, temperature, filters, then the inverse of the distribution function,
     in the vocabulary's order and FP64, at the draw keyed by (seed, position)."""
     params = row.sampling

@@ -4,15 +4,15 @@ from collections.abc import Collection
 from collections.abc import Sequence as Seq
 
 from baton.core.ids import BlockId, BlockKey, TokenId
-from baton.engine.ahead import Follower, followers, next_position, next_row
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
-from baton.engine.lineup import Lineup
+from baton.engine.memory_projection import memory_suffices
+from baton.engine.next_step import ContinuingSequence, continuing_sequences, next_position, next_row
 from baton.engine.plan import Plan, Row
-from baton.engine.projection import suffices
+from baton.engine.prefill_budget import MaxPrefillTokens, unlimited_tokens
+from baton.engine.prefill_ranking import PrefillRanking, PrefillSeconds, unknown_seconds
 from baton.engine.sequence import Phase, Sequence
-from baton.engine.step_budget import PromptTokens, all_tokens
-from baton.engine.turns import PrefillSeconds, Turns, unknown_seconds
+from baton.engine.sequence_queue import SequenceQueue
 
 _ASK_AGAIN = -1
 
@@ -34,10 +34,10 @@ class Scheduler:
         pool: BlockPool,
         config: EngineConfig,
         prefill_seconds: PrefillSeconds = unknown_seconds,
-        prompt_tokens: PromptTokens = all_tokens,
+        prompt_tokens: MaxPrefillTokens = unlimited_tokens,
     ) -> None:
-        self.lineups: dict[Phase, Lineup] = {
-            phase: Lineup() for phase in Phase if phase is not Phase.FINISHED
+        self.lineups: dict[Phase, SequenceQueue] = {
+            phase: SequenceQueue() for phase in Phase if phase is not Phase.FINISHED
         }
         self.num_preemptions = 0
         self.num_pauses = 0
@@ -49,7 +49,7 @@ class Scheduler:
         self._pool = pool
         self._config = config
         self._prompt_tokens = prompt_tokens
-        self._turns = Turns(pool, config, prefill_seconds)
+        self._turns = PrefillRanking(pool, config, prefill_seconds)
         self._waiting = self.lineups[Phase.WAITING]
         self._running = self.lineups[Phase.RUNNING]
         self._reserved = self.lineups[Phase.RESERVED]
@@ -164,7 +164,7 @@ class Scheduler:
         """The plan of the step after ``plan``, while that is being computed for ``sequences``: its
         answers go on with whatever they sample. None where :meth:`schedule` would do more than let
         answers grow, once it knows what."""
-        going_on = followers(self._running, plan, sequences)
+        going_on = continuing_sequences(self._running, plan, sequences)
         if not going_on or not self._queue_rests(len(going_on)):
             return None
         if not self._grow(going_on, plan):
@@ -182,7 +182,7 @@ class Scheduler:
             return False
         return self.num_slots <= 0 or self._is_blocked
 
-    def _grow(self, going_on: list[Follower], plan: Plan) -> bool:
+    def _grow(self, going_on: list[ContinuingSequence], plan: Plan) -> bool:
         """Gives each the block of its next token, if nobody has to be preempted for that."""
         lacking = [
             each[0] for each in going_on if self._lacks_block(each[0], next_position(each, plan))
@@ -375,7 +375,7 @@ class Scheduler:
         sequence.num_shared = self._num_used(cached)
         if self._config.forecast and not sequence.waiting.preempted:
             others = (*self._running, *self._reserved)
-            if not suffices(self._pool, self._config, others, sequence):
+            if not memory_suffices(self._pool, self._config, others, sequence):
                 self._note_blocked(sequence, _ASK_AGAIN)  # it may do with nothing freed
                 return False
         self._pool.reference(cached)

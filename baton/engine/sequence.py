@@ -3,12 +3,12 @@
 from enum import StrEnum
 
 from baton.core.ids import BlockId, BlockKey, RequestId, TokenId
-from baton.core.order import Waiting
+from baton.core.prefill_order import WaitingPrompt
 from baton.core.request import FinishReason, RequestSpec, TokenLogprob
 from baton.core.task import Task
 from baton.engine.constraint import Constraint
-from baton.engine.plan import UNKNOWN, Row
-from baton.engine.prefix import KeyChain
+from baton.engine.key_chain import BlockKeyChain
+from baton.engine.plan import UNKNOWN_TOKEN, Row
 
 
 class Phase(StrEnum):
@@ -77,7 +77,7 @@ class Sequence:
         task: Task,
         phase: Phase,
         *,
-        chain: KeyChain,
+        chain: BlockKeyChain,
         arrival: int,
         arrival_seconds: float,
         max_model_tokens: int,
@@ -101,7 +101,7 @@ class Sequence:
         """Cached blocks of the table that others used already."""
         self.expected_tokens = spec.sampling.max_tokens
         """Length of the answer, as predicted."""
-        self.waiting = Waiting(arrival_seconds, tenant=spec.owner, priority=spec.priority)
+        self.waiting = WaitingPrompt(arrival_seconds, tenant=spec.owner, priority=spec.priority)
         """What orders know of it."""
         self.first_start: int | None = None
         """Tokens that were cached when it was first admitted; None before."""
@@ -202,7 +202,7 @@ class Sequence:
         too_short = self.num_answered + 1 < self.spec.sampling.min_tokens
         return Row(
             self.spec.request_id,
-            (UNKNOWN,),
+            (UNKNOWN_TOKEN,),
             before.context_tokens,
             self.block_ids,
             True,

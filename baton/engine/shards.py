@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from baton.checkpoint import Fp8Format, list_shards, shard_header
-from baton.engine.quantization import E4M3, Codes
+from baton.checkpoint import Fp8Format, list_shards, read_shard_header
+from baton.engine.quantization import E4M3, QuantizedCodes
 from baton.errors import Invalid
 
 Progress = Callable[[int, int], None]
@@ -35,7 +35,7 @@ class _Entry:
     told: dict[str, Any]
 
 
-class Stack:
+class StoredTensor:
     """A tensor as the checkpoint has it, in its own format: ``parts`` one below the other.
 
     ``shape`` is the whole's; of ``[num_experts, rows, ins]`` the matrices lie below one another,
@@ -47,7 +47,7 @@ class Stack:
         self,
         parts: Sequence[torch.Tensor],
         shape: Sequence[int],
-        on_used: Callable[["Stack"], None] = lambda stack: None,
+        on_used: Callable[["StoredTensor"], None] = lambda stack: None,
         scales: Sequence["StoredScales"] = (),
     ) -> None:
         assert sum(part.numel() for part in parts) == prod(shape), f"{[*shape]}"
@@ -66,13 +66,13 @@ class Stack:
     def in_fp8(self) -> bool:
         return self.dtype is E4M3
 
-    def split(self) -> list["Stack"]:
+    def split(self) -> list["StoredTensor"]:
         """The matrices of ``[count, rows, ins]``. Each of them has whole parts."""
         count, rows, ins = self.shape
         each = len(self.parts) // count
         assert each * count == len(self.parts)
         return [
-            Stack(
+            StoredTensor(
                 self.parts[n * each : (n + 1) * each],
                 (rows, ins),
                 self._on_used,
@@ -98,12 +98,12 @@ class Stack:
         self.used()
         return joined.view(self.shape)
 
-    def codes(self, device: torch.device) -> Codes:
+    def codes(self, device: torch.device) -> QuantizedCodes:
         """Of one that is in FP8, all matrices below one another."""
         parts = [
             scales.of(part, device) for part, scales in zip(self.parts, self.scales, strict=True)
         ]
-        codes = Codes.join(parts)
+        codes = QuantizedCodes.join(parts)
         self.used()
         return codes
 
@@ -113,18 +113,19 @@ class Stack:
 
 @dataclass(frozen=True, slots=True)
 class StoredScales:
-    """``table`` [rows, groups], each of ``tall`` by ``group`` codes, as :class:`Codes` has them."""
+    """``table`` [rows, groups], each of ``tall`` by ``group`` codes, as :class:`QuantizedCodes` has
+    them."""
 
     table: torch.Tensor
     tall: int
     group: int
 
-    def of(self, part: torch.Tensor, device: torch.device) -> Codes:
+    def of(self, part: torch.Tensor, device: torch.device) -> QuantizedCodes:
         table = self.table.to(device, torch.float32)
-        return Codes(part.to(device), table, self.group, self.tall)
+        return QuantizedCodes(part.to(device), table, self.group, self.tall)
 
 
-class Shards:
+class CheckpointShards:
     """All files of ``path``. Raises Invalid that names the file, and the tensor.
 
     ``fp8``: how the checkpoint keeps matrices in FP8, if it does. ``progress`` hears of what was
@@ -142,26 +143,26 @@ class Shards:
         self._unused: set[int] = set()
         self._total_bytes = self._done_bytes = 0
         for file in list_shards(path):
-            header, data_start = shard_header(file)
+            header, data_start = read_shard_header(file)
             shard = Shard(file, _map(file), data_start)
             told = {name: entry for name, entry in header.items() if name != "__metadata__"}
             self._entries |= {name: _Entry(shard, entry) for name, entry in told.items()}
 
-    def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> Stack:
+    def stack(self, names: Sequence[str], rows: Sequence[int], *rest: int) -> StoredTensor:
         """Tensors of ``rows[i]`` rows each. They are of one format."""
         parts = [self._view(name, count, *rest) for name, count in zip(names, rows, strict=True)]
         formats = sorted({str(part.dtype) for part in parts})
         if len(formats) > 1:
             raise Invalid(f"{self.path}: {', '.join(names)} have different dtypes: {formats}")
-        return Stack(parts, (sum(rows), *rest), self._used, self._scales(names, parts))
+        return StoredTensor(parts, (sum(rows), *rest), self._used, self._scales(names, parts))
 
-    def many(self, names: Sequence[Sequence[str]], rows: int, ins: int) -> Stack:
+    def many(self, names: Sequence[Sequence[str]], rows: int, ins: int) -> StoredTensor:
         """[len(names), rows, ins]: the matrices of experts, each of as many tensors."""
         flat = [name for each in names for name in each]
         parts = [self._view(name, rows // len(each), ins) for each in names for name in each]
         if len({part.dtype for part in parts}) > 1:
             raise Invalid(f"{self.path}: {names[0][0]} and others have different dtypes")
-        return Stack(parts, (len(names), rows, ins), self._used, self._scales(flat, parts))
+        return StoredTensor(parts, (len(names), rows, ins), self._used, self._scales(flat, parts))
 
     def number(self, name: str, default: float) -> float:
         """A tensor of one number, or ``default`` where there is none."""
@@ -170,7 +171,7 @@ class Shards:
         view = self._view(name, *self._shape(name))
         if view.numel() != 1 or not 0 < float(view) < float("inf"):
             raise Invalid(f"{self.path}: {name} is {view.tolist()}, and must be a positive number")
-        self._used(Stack([view.view(1)], [1]))
+        self._used(StoredTensor([view.view(1)], [1]))
         return float(view)
 
     def _scales(
@@ -212,7 +213,7 @@ class Shards:
         shape: Sequence[int] = self._entries[name].told["shape"]
         return shape
 
-    def place(self, stack: Stack) -> tuple[Path, int]:
+    def place(self, stack: StoredTensor) -> tuple[Path, int]:
         """Where it begins, to read in the order of the files."""
         shard, start, _ = self._places[stack.parts[0].data_ptr()]
         return shard.path, start
@@ -243,7 +244,7 @@ class Shards:
         self._total_bytes += end - start
         return view.view(shape)
 
-    def _used(self, stack: Stack) -> None:
+    def _used(self, stack: StoredTensor) -> None:
         """Pages of the file that this process has mapped are not its own: but whoever looks at
         its memory would take them for that, and a limit on it might."""
         for part in (*stack.parts, *(scales.table for scales in stack.scales)):

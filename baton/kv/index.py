@@ -4,16 +4,16 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import BlockKey, Incarnation, WorkerId
 from baton.core.store import Tier
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class KvHolder:
     """One life of one store node; what its earlier lives held is gone."""
 
     node: WorkerId
-    generation: Generation
+    generation: Incarnation
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,18 +21,18 @@ class PrefixHit:
     """The first ``num_blocks`` keys are held by each of ``holders``."""
 
     num_blocks: int
-    holders: tuple[Holder, ...]
+    holders: tuple[KvHolder, ...]
 
 
 class KvIndex(Protocol):
     """Methods raise Unavailable when the index can't be reached in time."""
 
-    async def add(self, holder: Holder, keys: Sequence[BlockKey], tier: Tier) -> None:
+    async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
         """``holder`` has these in ``tier``. Replaces what it said before, also in earlier
         lives."""
         ...
 
-    async def remove(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
+    async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
         """``holder`` has these no more. An entry of another life stays."""
         ...
 
@@ -40,11 +40,11 @@ class KvIndex(Protocol):
         """By bisection, since a node that holds a block holds, as a rule, all before it."""
         ...
 
-    async def holders(self, key: BlockKey) -> dict[Holder, Tier]:
+    async def holders(self, key: BlockKey) -> dict[KvHolder, Tier]:
         """Who holds one block, and where."""
         ...
 
-    async def greet(self, holder: Holder) -> bool:
+    async def greet(self, holder: KvHolder) -> bool:
         """Whether ``holder`` has greeted before, within a day: else the index has forgotten, or
         never knew, what it holds."""
         ...
@@ -52,13 +52,13 @@ class KvIndex(Protocol):
     async def close(self) -> None: ...
 
 
-HoldersOf = Callable[[BlockKey], Awaitable[dict[Holder, Tier]]]
+FindHolders = Callable[[BlockKey], Awaitable[dict[KvHolder, Tier]]]
 
 
-async def bisect_prefix(keys: Sequence[BlockKey], holders_of: HoldersOf) -> PrefixHit:
+async def bisect_prefix(keys: Sequence[BlockKey], holders_of: FindHolders) -> PrefixHit:
     """Invariant: keys[:low] are held by ``best``, keys[high] by nobody."""
     low, high = 0, len(keys)
-    best: tuple[Holder, ...] = ()
+    best: tuple[KvHolder, ...] = ()
     while low < high:
         middle = (low + high) // 2
         holders = await holders_of(keys[middle])

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import BlockKey, Incarnation, WorkerId
 from baton.core.store import Tier
 from baton.errors import Unavailable
-from baton.kv.index import Holder, PrefixHit, bisect_prefix
+from baton.kv.index import KvHolder, PrefixHit, bisect_prefix
 
 
 class MemoryKvIndex:
@@ -13,15 +13,15 @@ class MemoryKvIndex:
 
     def __init__(self) -> None:
         self.reachable = True
-        self._entries: dict[BlockKey, dict[WorkerId, tuple[Generation, Tier]]] = {}
-        self._greeted: set[Holder] = set()
+        self._entries: dict[BlockKey, dict[WorkerId, tuple[Incarnation, Tier]]] = {}
+        self._greeted: set[KvHolder] = set()
 
-    async def add(self, holder: Holder, keys: Sequence[BlockKey], tier: Tier) -> None:
+    async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
         self._check()
         for key in keys:
             self._entries.setdefault(key, {})[holder.node] = (holder.generation, tier)
 
-    async def remove(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
+    async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
         self._check()
         for key in keys:
             nodes = self._entries.get(key, {})
@@ -34,12 +34,12 @@ class MemoryKvIndex:
         self._check()
         return await bisect_prefix(keys, self.holders)
 
-    async def holders(self, key: BlockKey) -> dict[Holder, Tier]:
+    async def holders(self, key: BlockKey) -> dict[KvHolder, Tier]:
         self._check()
         nodes = sorted(self._entries.get(key, {}).items())
-        return {Holder(node, generation): tier for node, (generation, tier) in nodes}
+        return {KvHolder(node, generation): tier for node, (generation, tier) in nodes}
 
-    async def greet(self, holder: Holder) -> bool:
+    async def greet(self, holder: KvHolder) -> bool:
         self._check()
         known = holder in self._greeted
         self._greeted.add(holder)

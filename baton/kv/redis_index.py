@@ -8,11 +8,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import BlockKey, Incarnation, WorkerId
 from baton.core.store import Tier
 from baton.errors import Unavailable
-from baton.kv.index import Holder, PrefixHit, bisect_prefix
-from baton.registry.redis_url import bounded, connect
+from baton.kv.index import KvHolder, PrefixHit, bisect_prefix
+from baton.registry.redis_client import call_redis, connect_redis
 
 ENTRY_SECONDS = 24 * 3600
 BATCH_KEYS = 1024
@@ -34,11 +34,11 @@ end
 class RedisKvIndex:
     def __init__(self, url: str, cluster: str) -> None:
         self._url = url
-        self._redis = connect(url)
+        self._redis = connect_redis(url)
         self._prefix = f"baton:{cluster}:kv:".encode()
         self._greetings = f"baton:{cluster}:kv-holder:"
 
-    async def add(self, holder: Holder, keys: Sequence[BlockKey], tier: Tier) -> None:
+    async def add(self, holder: KvHolder, keys: Sequence[BlockKey], tier: Tier) -> None:
         for start in range(0, len(keys), BATCH_KEYS):
             pipeline = self._redis.pipeline(transaction=False)
             for key in keys[start : start + BATCH_KEYS]:
@@ -46,7 +46,7 @@ class RedisKvIndex:
                 pipeline.expire(self._entry(key), ENTRY_SECONDS)
             await self._call(pipeline.execute())
 
-    async def remove(self, holder: Holder, keys: Sequence[BlockKey]) -> None:
+    async def remove(self, holder: KvHolder, keys: Sequence[BlockKey]) -> None:
         for start in range(0, len(keys), BATCH_KEYS):
             entries = [self._entry(key) for key in keys[start : start + BATCH_KEYS]]
             life = f"{holder.generation} "
@@ -55,7 +55,7 @@ class RedisKvIndex:
     async def longest_prefix(self, keys: Sequence[BlockKey]) -> PrefixHit:
         return await bisect_prefix(keys, self.holders)
 
-    async def holders(self, key: BlockKey) -> dict[Holder, Tier]:
+    async def holders(self, key: BlockKey) -> dict[KvHolder, Tier]:
         try:
             raw = await self._call(self._redis.hgetall(self._entry(key)))
         except Unavailable as error:
@@ -67,10 +67,10 @@ class RedisKvIndex:
             match = _PLACE.fullmatch(place)
             if match is not None:
                 name = WorkerId(node.decode("utf-8", "replace"))
-                holders[Holder(name, Generation(int(match[1])))] = Tier(int(match[2]))
+                holders[KvHolder(name, Incarnation(int(match[1])))] = Tier(int(match[2]))
         return holders
 
-    async def greet(self, holder: Holder) -> bool:
+    async def greet(self, holder: KvHolder) -> bool:
         name = f"{self._greetings}{holder.node}:{holder.generation}"
         return not await self._call(self._redis.set(name, 1, nx=True, ex=ENTRY_SECONDS))
 
@@ -81,4 +81,4 @@ class RedisKvIndex:
         return self._prefix + key
 
     async def _call(self, call: Any) -> Any:
-        return await bounded(self._url, call)
+        return await call_redis(self._url, call)

@@ -10,7 +10,7 @@ import structlog
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 
-def set_up_logs(level: str, style: str, **fields: str) -> None:
+def configure_logging(level: str, style: str, **fields: str) -> None:
     """Once per process. ``fields`` stand on every line, from whatever thread it comes."""
     number = getattr(logging, level.upper())
 

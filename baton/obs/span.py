@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from baton.core.trace import TraceContext
+from baton.core.trace_context import TraceContext
 
 Value = str | int | float | bool
 
@@ -45,13 +45,13 @@ class Span:
     kind: SpanKind = SpanKind.INTERNAL
 
 
-class Spans(Protocol):
+class SpanSink(Protocol):
     """Where spans go. Called from the event loop; never waits, never raises."""
 
     def emit(self, spans: Iterable[Span]) -> None: ...
 
 
-class MemorySpans:
+class MemorySpanSink:
     """The twin: keeps what it is told."""
 
     def __init__(self) -> None:

@@ -1,0 +1,1 @@
+"""Who is in the cluster: Redis, and an in-memory registry for tests and simulations."""

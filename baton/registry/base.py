@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 
 MAX_MEMBERS = 4096
@@ -19,7 +19,7 @@ class Registry(Protocol):
         """Writes or renews. False: a newer generation of that id is there; give up."""
         ...
 
-    async def withdraw(self, member_id: WorkerId, generation: Generation) -> None:
+    async def withdraw(self, member_id: WorkerId, generation: Incarnation) -> None:
         """Removes it at once, unless a newer generation is there. Idempotent."""
         ...
 

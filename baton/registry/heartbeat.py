@@ -10,7 +10,7 @@ from baton.core.member import Member
 from baton.errors import BatonError, Unavailable
 from baton.registry.base import Registry
 
-TTL_BEATS = 3
+TTL_HEARTBEATS = 3
 """A member that misses so many beats is gone."""
 
 log = structlog.get_logger(__name__)
@@ -55,7 +55,7 @@ class Heartbeat:
         """One announcement; an unreachable registry is logged, and tried again next time."""
         member = self._describe()
         try:
-            kept = await self._registry.announce(member, TTL_BEATS * self._interval_seconds)
+            kept = await self._registry.announce(member, TTL_HEARTBEATS * self._interval_seconds)
         except BatonError as error:
             log.warning("heartbeat_failed", error=str(error))
             return

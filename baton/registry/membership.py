@@ -6,19 +6,19 @@ from typing import Protocol
 import structlog
 
 from baton.clock import Clock
-from baton.core.arithmetic import at_odds
 from baton.core.ids import WorkerId
 from baton.core.member import Member
+from baton.core.numerics import incompatible_workers
 from baton.core.states import Role, WorkerState
 from baton.errors import BatonError
 
-DOUBT_SECONDS = 6.0
+REJOIN_SECONDS = 6.0
 """What members may take to announce themselves to a registry that forgot them."""
 
 log = structlog.get_logger(__name__)
 
 
-class Registered(Protocol):
+class MemberSource(Protocol):
     """The part of a registry that is read."""
 
     incarnation: str
@@ -30,12 +30,12 @@ class Membership:
     """Polls the registry. While it can't be reached, the last known members stay for
     ``grace_seconds``. After it could not be reached, when it has another memory than before, or has
     lost most of them at once (leases that ended while nobody could renew them), they stay for
-    ``DOUBT_SECONDS`` in which it answers, to announce themselves again. Losing Redis costs
+    ``REJOIN_SECONDS`` in which it answers, to announce themselves again. Losing Redis costs
     freshness, not service."""
 
     def __init__(
         self,
-        registry: Registered,
+        registry: MemberSource,
         clock: Clock,
         interval_seconds: float = 0.5,
         grace_seconds: float = 3600.0,
@@ -72,7 +72,7 @@ class Membership:
             return
         self._fresh_at = now
         self._members = self._believed(found, now)
-        self._tell_odd(at_odds(self._members))
+        self._tell_odd(incompatible_workers(self._members))
 
     def _tell_odd(self, odd: frozenset[WorkerId]) -> None:
         if odd - self._odd:
@@ -87,7 +87,7 @@ class Membership:
         is_another = incarnation not in ("", self._incarnation)
         has_lost_most = 2 * sum(member.id not in present for member in staying) > len(staying)
         if self._lost or is_another or has_lost_most:
-            self._doubt_until = now + DOUBT_SECONDS
+            self._doubt_until = now + REJOIN_SECONDS
             log.warning("registry_doubted", missing=sorted({m.id for m in before} - present))
         self._lost = False
         if now >= self._doubt_until:
@@ -118,5 +118,5 @@ class Membership:
 
     @property
     def odd(self) -> frozenset[WorkerId]:
-        """Workers that are not to be used, whatever they say: :mod:`baton.core.arithmetic`."""
+        """Workers that are not to be used, whatever they say: :mod:`baton.core.numerics`."""
         return self._odd

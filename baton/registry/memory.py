@@ -3,7 +3,7 @@
 from itertools import count
 
 from baton.clock import Clock
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.errors import Unavailable
 
@@ -27,7 +27,7 @@ class MemoryRegistry:
         self._leases[member.id] = (member, self._clock.monotonic() + ttl_seconds)
         return True
 
-    async def withdraw(self, member_id: WorkerId, generation: Generation) -> None:
+    async def withdraw(self, member_id: WorkerId, generation: Incarnation) -> None:
         self._check()
         present = self._current(member_id)
         if present is not None and present.generation <= generation:

@@ -6,13 +6,13 @@ from typing import Any, cast
 import structlog
 
 from baton.clock import Clock, SystemClock
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.errors import Invalid, Unauthorized, Unavailable
 from baton.registry.base import MAX_MEMBERS
-from baton.registry.codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
-from baton.registry.redis_url import bounded, connect
-from baton.registry.seal import Seal
+from baton.registry.entry_signing import EntrySigner
+from baton.registry.member_codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
+from baton.registry.redis_client import call_redis, connect_redis
 
 MAX_ENTRY_BYTES = MAX_MEMBER_BYTES + 128
 
@@ -56,10 +56,10 @@ class RedisRegistry:
     def __init__(
         self, url: str, cluster: str, secret: str | None = None, clock: Clock | None = None
     ) -> None:
-        self._seal = Seal(secret, cluster, clock or SystemClock())
+        self._seal = EntrySigner(secret, cluster, clock or SystemClock())
         self._ignored: set[str] = set()  # ids, of which that was said
         self._url = url
-        self._redis = connect(url)
+        self._redis = connect_redis(url)
         self._prefix = f"baton:{cluster}:member:"
         self._ids = f"baton:{cluster}:members"
         self._memory = f"baton:{cluster}:memory"
@@ -78,7 +78,7 @@ class RedisRegistry:
             forged = newer
         raise Unavailable(f"somebody who is no member keeps writing the entry of {member.id}")
 
-    async def withdraw(self, member_id: WorkerId, generation: Generation) -> None:
+    async def withdraw(self, member_id: WorkerId, generation: Incarnation) -> None:
         await self._script(_WITHDRAW, member_id, [str(generation), member_id])
 
     async def members(self) -> list[Member]:
@@ -127,7 +127,7 @@ class RedisRegistry:
         return await self._call(self._redis.eval(script, len(keys), *keys, *arguments))
 
     async def _call(self, call: Any) -> Any:
-        return await bounded(self._url, cast(Any, call))
+        return await call_redis(self._url, cast(Any, call))
 
 
 def _parsed(name: str, content: bytes) -> Member:

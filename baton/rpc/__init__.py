@@ -1,0 +1,1 @@
+"""Calls between the programs: gRPC, framed connections, local sockets."""

@@ -8,12 +8,12 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from baton.core.trust import Trust, trust_of
+from baton.core.credentials import ClusterCredentials, as_credentials
 from baton.errors import BatonError, Overloaded, Unavailable, error_from_grpc_status
-from baton.proof import CallSigner
+from baton.network.call_signing import CallSigner
+from baton.network.tls import TLS_NAME, channel_credentials
+from baton.rpc.convert.error import parse_retry_after
 from baton.rpc.frames import MAX_MESSAGE_BYTES
-from baton.rpc.refusal import retry_after
-from baton.tls import TLS_NAME, channel_credentials
 
 RETRY_AFTER_KEY = "retry-after-seconds"
 
@@ -38,10 +38,10 @@ CHANNEL_OPTIONS: Sequence[tuple[str, Any]] = (
 TLS_OPTIONS = (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", TLS_NAME))
 
 
-def open_channel(address: str, trust: Trust | str | None = None) -> grpc.aio.Channel:
+def open_channel(address: str, trust: ClusterCredentials | str | None = None) -> grpc.aio.Channel:
     """A channel to ``address`` (host:port); it connects on the first call. Raises Invalid for
     certificates that can't be read."""
-    trust = trust_of(trust)
+    trust = as_credentials(trust)
     if trust.has_tls:
         credentials = channel_credentials(trust)
         channel = grpc.aio.secure_channel(address, credentials, options=TLS_OPTIONS)
@@ -49,32 +49,32 @@ def open_channel(address: str, trust: Trust | str | None = None) -> grpc.aio.Cha
         channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
     if not trust.secret:
         return channel
-    return cast(grpc.aio.Channel, _ProvingChannel(channel, CallSigner(trust.secret, address)))
+    return cast(grpc.aio.Channel, _SigningChannel(channel, CallSigner(trust.secret, address)))
 
 
-def translate(error: grpc.aio.AioRpcError) -> BatonError:
+def translate_rpc_error(error: grpc.aio.AioRpcError) -> BatonError:
     """The error of ours that a peer's status stands for."""
     message = error.details() or error.code().name
     translated = error_from_grpc_status(error.code().name, message)
     if isinstance(translated, Overloaded):
         for key, value in error.trailing_metadata() or ():
             if key == RETRY_AFTER_KEY and isinstance(value, str):
-                translated.retry_after_seconds = retry_after(value)
+                translated.retry_after_seconds = parse_retry_after(value)
     return translated
 
 
 @contextmanager
-def translated() -> Iterator[None]:
+def translated_rpc_errors() -> Iterator[None]:
     """Turns a peer's status into an error of ours."""
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise translate(error) from error
+        raise translate_rpc_error(error) from error
     except asyncio.InvalidStateError as error:  # what is written to a call that has ended
         raise Unavailable("the call is over") from error
 
 
-class _ProvingChannel:
+class _SigningChannel:
     """Each call of it proves that the caller knows the cluster secret. gRPC's interceptors could do
     it, too, but theirs leave tasks behind when a stream breaks."""
 
@@ -82,7 +82,7 @@ class _ProvingChannel:
         self._channel = channel
         self._signer = signer
 
-    async def __aenter__(self) -> "_ProvingChannel":
+    async def __aenter__(self) -> "_SigningChannel":
         return self
 
     async def __aexit__(self, *error: object) -> None:

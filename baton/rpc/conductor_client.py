@@ -4,19 +4,19 @@ from collections.abc import Iterable, Sequence
 
 import grpc.aio
 
+from baton.core.credentials import ClusterCredentials
 from baton.core.ids import BlockKey
 from baton.core.placement import Placement
 from baton.core.pool_plan import PoolPlan
-from baton.core.trust import Trust
-from baton.rpc.channel import open_channel, translated
-from baton.rpc.placement_convert import placement_from_proto
+from baton.rpc.channel import open_channel, translated_rpc_errors
+from baton.rpc.convert.placement import placement_from_proto
+from baton.rpc.convert.pool_plan import pool_plan_from_proto
 from baton.rpc.placement_stream import PlacementStream
-from baton.rpc.pool_plan_convert import pool_plan_from_proto
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
 
-async def ask_placement(
+async def request_placement(
     channel: grpc.aio.Channel | None,
     *,
     request_id: str,
@@ -49,17 +49,17 @@ async def ask_placement(
     if stream is not None:
         return await stream.ask(request, timeout_seconds)
     assert channel is not None, "there is a stream or a channel"
-    with translated():
+    with translated_rpc_errors():
         answer = await pb_grpc.ConductorStub(channel).Place(request, timeout=timeout_seconds)
     return placement_from_proto(answer)
 
 
-async def ask_pool_plan(
-    address: str, trust: Trust | str | None = None, timeout_seconds: float = 5.0
+async def fetch_pool_plan(
+    address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
 ) -> PoolPlan | None:
     """None: it has seen no request yet. Raises Unavailable."""
     async with open_channel(address, trust) as channel:
-        with translated():
+        with translated_rpc_errors():
             stub = pb_grpc.ConductorStub(channel)
             answer = await stub.Describe(pb.DescribeRequest(), timeout=timeout_seconds)
     return pool_plan_from_proto(answer)

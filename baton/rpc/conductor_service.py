@@ -6,15 +6,15 @@ from typing import Any, Protocol
 import grpc.aio
 import structlog
 
-from baton.core.block_key import KEY_BYTES
+from baton.core.block_key import BLOCK_KEY_BYTES
 from baton.core.ids import BlockKey
 from baton.core.placement import Placement
 from baton.core.pool_plan import PoolPlan
 from baton.errors import BatonError, Invalid
-from baton.rpc.placement_convert import placement_to_proto
-from baton.rpc.pool_plan_convert import pool_plan_to_proto
-from baton.rpc.refusal import refusal_to_proto
-from baton.rpc.server import answer
+from baton.rpc.convert.error import error_to_proto
+from baton.rpc.convert.placement import placement_to_proto
+from baton.rpc.convert.pool_plan import pool_plan_to_proto
+from baton.rpc.server import answer_call
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
@@ -57,13 +57,13 @@ class ConductorService(pb_grpc.ConductorServicer):
         async def call() -> pb.Placement:
             return _place(self._core, request)
 
-        return await answer(context, call)  # type: ignore[no-any-return]
+        return await answer_call(context, call)  # type: ignore[no-any-return]
 
     async def PlaceMany(
         self, batches: AsyncIterator[pb.PlaceRequests], context: Context
     ) -> AsyncIterator[pb.PlaceAnswers]:
         async for batch in batches:
-            yield answer_all(self._core, batch)
+            yield place_all(self._core, batch)
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         members, ring = self._core.describe()
@@ -71,7 +71,7 @@ class ConductorService(pb_grpc.ConductorServicer):
         return pb.DescribeResponse(members_json=members, ring=ring, plan=plan)
 
 
-def answer_all(core: ConductorCore, batch: pb.PlaceRequests) -> pb.PlaceAnswers:
+def place_all(core: ConductorCore, batch: pb.PlaceRequests) -> pb.PlaceAnswers:
     """To each its own, in their order."""
     return pb.PlaceAnswers(answers=[_answer(core, request) for request in batch.requests])
 
@@ -80,10 +80,10 @@ def _answer(core: ConductorCore, request: pb.PlaceRequest) -> pb.PlaceAnswer:
     try:
         return pb.PlaceAnswer(placement=_place(core, request))
     except BatonError as error:
-        return pb.PlaceAnswer(refusal=refusal_to_proto(error))
+        return pb.PlaceAnswer(refusal=error_to_proto(error))
     except Exception:  # a bug, which must not take others' placements with it
         log.exception("placement_crashed", request_id=request.request_id)
-        return pb.PlaceAnswer(refusal=refusal_to_proto(BatonError("internal error")))
+        return pb.PlaceAnswer(refusal=error_to_proto(BatonError("internal error")))
 
 
 def _place(core: ConductorCore, request: pb.PlaceRequest) -> pb.Placement:
@@ -105,6 +105,6 @@ def add_conductor_service(server: grpc.aio.Server, core: ConductorCore) -> None:
 
 
 def _keys(raw: Sequence[bytes]) -> tuple[BlockKey, ...]:
-    if len(raw) > MAX_KEYS or any(len(key) != KEY_BYTES for key in raw):
-        raise Invalid(f"block_keys are at most {MAX_KEYS} of {KEY_BYTES} bytes each")
+    if len(raw) > MAX_KEYS or any(len(key) != BLOCK_KEY_BYTES for key in raw):
+        raise Invalid(f"block_keys are at most {MAX_KEYS} of {BLOCK_KEY_BYTES} bytes each")
     return tuple(BlockKey(key) for key in raw)

@@ -14,10 +14,10 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 MAX_UNSENT_BYTES = 2 * MAX_MESSAGE_BYTES
 """A peer that leaves so much unread is closed."""
 
-HEAD = struct.Struct("<IIB")
+FRAME_HEADER = struct.Struct("<IIB")
 
 
-class Frames(asyncio.Protocol):
+class FrameProtocol(asyncio.Protocol):
     """One end of a connection. It holds a frame that is not whole, and no more."""
 
     max_payload_bytes = MAX_MESSAGE_BYTES
@@ -40,20 +40,20 @@ class Frames(asyncio.Protocol):
 
     def _cut(self, data: bytes) -> None:
         begin, end = 0, len(data)
-        self._wanted = HEAD.size
-        while end - begin >= HEAD.size:
-            size, number, kind = HEAD.unpack_from(data, begin)
+        self._wanted = FRAME_HEADER.size
+        while end - begin >= FRAME_HEADER.size:
+            size, number, kind = FRAME_HEADER.unpack_from(data, begin)
             if size > self.max_payload_bytes:
                 self.on_too_large(size)
                 return
-            self._wanted = HEAD.size + size
+            self._wanted = FRAME_HEADER.size + size
             if end - begin < self._wanted:
                 break
-            body, begin = begin + HEAD.size, begin + self._wanted
+            body, begin = begin + FRAME_HEADER.size, begin + self._wanted
             self.on_frame(number, kind, data[body:begin])
             if self.is_closing:
                 return
-            self._wanted = HEAD.size
+            self._wanted = FRAME_HEADER.size
         if begin < end:
             self._rest += data[begin:]
 
@@ -66,7 +66,7 @@ class Frames(asyncio.Protocol):
         transport = self.transport
         if transport is None or transport.is_closing():
             return
-        transport.write(HEAD.pack(len(payload), number, kind) + payload)
+        transport.write(FRAME_HEADER.pack(len(payload), number, kind) + payload)
         if transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
             self.on_unread()
 

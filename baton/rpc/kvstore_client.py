@@ -5,36 +5,36 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from baton.core.handoff import Endpoint
-from baton.core.ids import BlockKey, Generation
+from baton.core.credentials import ClusterCredentials
+from baton.core.ids import BlockKey, Incarnation
+from baton.core.kv_transfer import Endpoint
 from baton.core.store import (
     BlockFilter,
     LeasedBlocks,
-    LeaseQuery,
+    LeaseRequest,
     PutRequest,
     PutResult,
     StoredBlock,
     StoreStats,
-    WatchPage,
+    WatchEvent,
 )
-from baton.core.trust import Trust
 from baton.errors import Unavailable
-from baton.rpc.channel import open_channel, translated
-from baton.rpc.convert import endpoint_from_proto
-from baton.rpc.door import Door
-from baton.rpc.kvstore_calls import STATS_FIELDS
-from baton.rpc.kvstore_convert import (
+from baton.rpc.channel import open_channel, translated_rpc_errors
+from baton.rpc.convert.common import endpoint_from_proto
+from baton.rpc.convert.kvstore import (
     filter_to_proto,
     keys_to_bytes,
     leased_from_proto,
-    page_from_proto,
     put_to_proto,
     stored_from_proto,
+    watch_event_from_proto,
 )
+from baton.rpc.kvstore_methods import STATS_FIELDS
+from baton.rpc.local_rpc import LocalRpcClient
 from baton.rpc.v1 import kvstore_pb2 as pb
 from baton.rpc.v1 import kvstore_pb2_grpc as pb_grpc
 
-OPERATOR_SECONDS = 10.0
+OPERATOR_TIMEOUT_SECONDS = 10.0
 """For what no request waits for."""
 
 
@@ -43,12 +43,16 @@ class KvStoreClient:
     bounds what a request waits for."""
 
     def __init__(
-        self, address: str, trust: Trust | str | None, door: str = "", call_seconds: float = 2.0
+        self,
+        address: str,
+        trust: ClusterCredentials | str | None,
+        door: str = "",
+        call_seconds: float = 2.0,
     ) -> None:
         self._channel = open_channel(address, trust)
         self._stub = pb_grpc.KvStoreStub(self._channel)
         self._door_path = door
-        self._door: Door | None = None
+        self._door: LocalRpcClient | None = None
         self._call_seconds = call_seconds
 
     async def open(self, transports: Sequence[str], host: str) -> Endpoint:
@@ -63,7 +67,7 @@ class KvStoreClient:
         )
         return PutResult(answer.stored, answer.already_present)
 
-    async def lease(self, query: LeaseQuery) -> LeasedBlocks:
+    async def lease(self, query: LeaseRequest) -> LeasedBlocks:
         request = pb.LeaseRequest(
             keys=keys_to_bytes(query.keys), lease_seconds=query.seconds, max_bytes=query.max_bytes
         )
@@ -89,31 +93,31 @@ class KvStoreClient:
         answer: pb.PinResponse = await self._call(request, self._stub.Pin)
         return answer.pinned
 
-    async def watch(self, generation: Generation, number: int) -> AsyncIterator[WatchPage]:
+    async def watch(self, generation: Incarnation, number: int) -> AsyncIterator[WatchEvent]:
         """Until the node goes: then it raises Unavailable."""
         request = pb.WatchRequest(generation=generation, number=number)
-        with translated():
+        with translated_rpc_errors():
             async for event in self._stub.Watch(request):
-                yield page_from_proto(event)
+                yield watch_event_from_proto(event)
         raise Unavailable("the store node ended the watch")
 
     async def list_blocks(
         self, filter_: BlockFilter, skip: int, limit: int
     ) -> tuple[list[StoredBlock], int]:
         request = pb.ListRequest(filter=filter_to_proto(filter_), skip=skip, limit=limit)
-        with translated():
-            answer = await self._stub.List(request, timeout=OPERATOR_SECONDS)
+        with translated_rpc_errors():
+            answer = await self._stub.List(request, timeout=OPERATOR_TIMEOUT_SECONDS)
         return [stored_from_proto(block) for block in answer.blocks], answer.total
 
     async def purge(self, filter_: BlockFilter) -> int:
         request = pb.PurgeRequest(filter=filter_to_proto(filter_))
-        with translated():
-            answer = await self._stub.Purge(request, timeout=OPERATOR_SECONDS)
+        with translated_rpc_errors():
+            answer = await self._stub.Purge(request, timeout=OPERATOR_TIMEOUT_SECONDS)
         return int(answer.purged)
 
     async def stat(self) -> StoreStats:
-        with translated():
-            answer = await self._stub.Stat(pb.StatRequest(), timeout=OPERATOR_SECONDS)
+        with translated_rpc_errors():
+            answer = await self._stub.Stat(pb.StatRequest(), timeout=OPERATOR_TIMEOUT_SECONDS)
         return StoreStats(**{name: getattr(answer, name) for name in STATS_FIELDS})
 
     async def close(self) -> None:
@@ -128,20 +132,22 @@ class KvStoreClient:
         door = await self._open_door()
         if door is not None:
             return await door.call(request, seconds)
-        with translated():
+        with translated_rpc_errors():
             return await over_grpc(request, timeout=seconds)
 
-    async def _open_door(self) -> Door | None:
+    async def _open_door(self) -> LocalRpcClient | None:
         """A door that doesn't open (another container, say) is not tried again."""
         if self._door is None and self._door_path:
             try:
-                self._door = await Door.connect(self._door_path)
+                self._door = await LocalRpcClient.connect(self._door_path)
             except Unavailable:
                 self._door_path = ""
         return self._door
 
 
-async def stat_store(address: str, trust: Trust | str | None = None) -> StoreStats:
+async def fetch_store_stats(
+    address: str, trust: ClusterCredentials | str | None = None
+) -> StoreStats:
     client = KvStoreClient(address, trust)
     try:
         return await client.stat()

@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator
 import grpc.aio
 import structlog
 
+from baton.core.credentials import ClusterCredentials
 from baton.core.placement import Placement
-from baton.core.trust import Trust
 from baton.errors import BatonError, DeadlineExceeded, Unavailable
-from baton.rpc.channel import translated
-from baton.rpc.conductor_line import CONDUCTOR_SERVICE
-from baton.rpc.line import parsed
-from baton.rpc.line_client import ClientLine, open_line
-from baton.rpc.placement_convert import answer_from_proto
+from baton.rpc.channel import translated_rpc_errors
+from baton.rpc.convert.placement import place_answer_from_proto
+from baton.rpc.framed.client import FramedClientConnection, open_framed_connection
+from baton.rpc.framed.conductor_service import CONDUCTOR_SERVICE
+from baton.rpc.framed.connection import parse_message
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 
@@ -31,7 +31,7 @@ message at most 16."""
 
 CONNECT_SECONDS = 2.0
 
-Answer = asyncio.Future[Placement]
+PlacementFuture = asyncio.Future[Placement]
 
 log = structlog.get_logger(__name__)
 
@@ -40,8 +40,8 @@ class PlacementStream(ABC):
     """:meth:`ask` while :meth:`run` runs; once that has ended, it is dead."""
 
     def __init__(self) -> None:
-        self._unsent: deque[tuple[pb.PlaceRequest, Answer]] = deque()
-        self._sent: deque[list[Answer]] = deque()
+        self._unsent: deque[tuple[pb.PlaceRequest, PlacementFuture]] = deque()
+        self._sent: deque[list[PlacementFuture]] = deque()
         self._num_open = 0  # neither answered nor given up with the stream
         self.alive = True
 
@@ -72,7 +72,7 @@ class PlacementStream(ABC):
         if self._num_open >= MAX_WAITING:
             raise Unavailable("the conductor leaves too much unanswered")
         loop = asyncio.get_running_loop()
-        answer: Answer = loop.create_future()
+        answer: PlacementFuture = loop.create_future()
         timer = loop.call_later(seconds, _expire, answer)
         self._num_open += 1
         self._unsent.append((request, answer))
@@ -89,7 +89,7 @@ class PlacementStream(ABC):
     def next_batch(self) -> pb.PlaceRequests:
         """What is to be sent, in one message; only while there is something."""
         batch, size = pb.PlaceRequests(), 0
-        answers: list[Answer] = []
+        answers: list[PlacementFuture] = []
         while self._unsent and size < BATCH_BYTES:
             request, answer = self._unsent.popleft()
             batch.requests.append(request)
@@ -109,7 +109,7 @@ class PlacementStream(ABC):
             if answer.done():
                 continue  # nobody waits any more
             try:
-                answer.set_result(answer_from_proto(told))
+                answer.set_result(place_answer_from_proto(told))
             except BatonError as error:
                 answer.set_exception(error)
             except Exception as error:  # this answer's own end, and not that of the others
@@ -137,7 +137,7 @@ class GrpcPlacementStream(PlacementStream):
     async def converse(self) -> None:
         call = pb_grpc.ConductorStub(self._channel).PlaceMany(self._batches())
         try:
-            with translated():
+            with translated_rpc_errors():
                 async for message in call:
                     self.settle(message)
         finally:
@@ -155,19 +155,19 @@ class GrpcPlacementStream(PlacementStream):
             yield batch
 
 
-class LinePlacementStream(PlacementStream):
+class FramedPlacementStream(PlacementStream):
     """What is asked in one turn of the event loop goes out together."""
 
-    def __init__(self, address: str, trust: Trust) -> None:
+    def __init__(self, address: str, trust: ClusterCredentials) -> None:
         super().__init__()
         self._address = address
         self._trust = trust
-        self._line: ClientLine | None = None
+        self._line: FramedClientConnection | None = None
         self.reached = False
         self._is_due = False
 
     async def converse(self) -> None:
-        line = await open_line(
+        line = await open_framed_connection(
             self._address, CONDUCTOR_SERVICE, self._trust, self._receive, CONNECT_SECONDS
         )
         self._line, self.reached = line, True
@@ -188,9 +188,9 @@ class LinePlacementStream(PlacementStream):
             self._line.send_message(self.next_batch().SerializeToString())
 
     def _receive(self, payload: bytes) -> None:
-        self.settle(parsed(pb.PlaceAnswers, payload))
+        self.settle(parse_message(pb.PlaceAnswers, payload))
 
 
-def _expire(answer: Answer) -> None:
+def _expire(answer: PlacementFuture) -> None:
     if not answer.done():
         answer.set_exception(DeadlineExceeded("the conductor does not answer"))

@@ -6,15 +6,15 @@ from typing import Any, cast
 import grpc
 import grpc.aio
 
-from baton.core.address import host_port
-from baton.core.trust import Trust, trust_of
-from baton.errors import BatonError, Overloaded, Unavailable, mapping_of
-from baton.grpc_bounds import BOUNDS, allow_open_files
-from baton.listening import announce, member_lock
-from baton.proof import CallChecker
+from baton.core.credentials import ClusterCredentials, as_credentials
+from baton.errors import BatonError, Overloaded, Unavailable, error_mapping
+from baton.network.address import host_port
+from baton.network.call_signing import CallVerifier
+from baton.network.grpc_limits import SERVER_LIMITS, raise_open_file_limit
+from baton.network.listeners import announce_listener, member_authentication
+from baton.network.tls import server_credentials
 from baton.rpc.channel import RETRY_AFTER_KEY
 from baton.rpc.frames import MAX_MESSAGE_BYTES
-from baton.tls import server_credentials
 
 SERVER_OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
@@ -25,33 +25,35 @@ SERVER_OPTIONS = (
     # Ours ping much more often than gRPC's defaults take for polite.
     ("grpc.http2.min_ping_interval_without_data_ms", 100),
     ("grpc.http2.max_ping_strikes", 0),
-    *BOUNDS,
+    *SERVER_LIMITS,
 )
 
 
-def build_server(trust: Trust | str | None = None) -> grpc.aio.Server:
+def build_server(trust: ClusterCredentials | str | None = None) -> grpc.aio.Server:
     """A server without services yet. With a secret, calls that don't prove that the caller knows it
     get UNAUTHENTICATED, and nothing of what they send is read."""
-    secret = trust_of(trust).secret
+    secret = as_credentials(trust).secret
     if not secret:
         return grpc.aio.server(options=SERVER_OPTIONS)
-    checker = CallChecker(secret)
-    server = grpc.aio.server(options=SERVER_OPTIONS, interceptors=[_Gate(checker)])
-    return cast(grpc.aio.Server, _GatedServer(server, checker))
+    checker = CallVerifier(secret)
+    server = grpc.aio.server(
+        options=SERVER_OPTIONS, interceptors=[_AuthenticationInterceptor(checker)]
+    )
+    return cast(grpc.aio.Server, _AuthenticatedServer(server, checker))
 
 
 async def listen(
     server: grpc.aio.Server,
     host: str,
     port: int,
-    trust: Trust | str | None = None,
+    trust: ClusterCredentials | str | None = None,
     advertised: str | None = None,
 ) -> int:
     """Binds and starts; returns the port. Others reach it at ``advertised``, or else ``host``:
     calls for another address are not let in. Raises Unavailable when it can't be bound, Invalid
     for certificates that can't be read."""
-    trust, address = trust_of(trust), host_port(host, port)
-    allow_open_files()
+    trust, address = as_credentials(trust), host_port(host, port)
+    raise_open_file_limit()
     try:
         if trust.has_tls:
             bound = server.add_secure_port(address, server_credentials(trust))
@@ -59,23 +61,23 @@ async def listen(
             bound = server.add_insecure_port(address)
     except RuntimeError as error:
         raise Unavailable(f"can't listen on {address}: is the port in use?") from error
-    if isinstance(server, _GatedServer):
+    if isinstance(server, _AuthenticatedServer):
         server.checker.names.add(host_port(advertised or host, int(bound)))
     await server.start()
-    announce("grpc", host_port(host, int(bound)), member_lock(trust))
+    announce_listener("grpc", host_port(host, int(bound)), member_authentication(trust))
     return int(bound)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: BaseException) -> None:
     """Ends the call with the status that stands for ``error``. Always raises."""
-    status = getattr(grpc.StatusCode, mapping_of(error).grpc_status)
+    status = getattr(grpc.StatusCode, error_mapping(error).grpc_status)
     trailing: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
         trailing = ((RETRY_AFTER_KEY, f"{error.retry_after_seconds:.3f}"),)
     await context.abort(status, str(error) or type(error).__name__, trailing)
 
 
-async def answer(
+async def answer_call(
     context: grpc.aio.ServicerContext[Any, Any], call: Callable[[], Awaitable[Any]]
 ) -> Any:
     """Runs ``call`` and answers its value; an error of ours becomes its status."""
@@ -85,10 +87,10 @@ async def answer(
         return await abort(context, error)
 
 
-class _GatedServer:
+class _AuthenticatedServer:
     """A server whose gate can be told by which addresses it goes."""
 
-    def __init__(self, server: grpc.aio.Server, checker: CallChecker) -> None:
+    def __init__(self, server: grpc.aio.Server, checker: CallVerifier) -> None:
         self._server = server
         self.checker = checker
 
@@ -97,10 +99,10 @@ class _GatedServer:
         return getattr(self._server, name)
 
 
-class _Gate(grpc.aio.ServerInterceptor):
+class _AuthenticationInterceptor(grpc.aio.ServerInterceptor):
     """Lets in whoever proves in a call that it knows the cluster secret."""
 
-    def __init__(self, checker: CallChecker) -> None:
+    def __init__(self, checker: CallVerifier) -> None:
         self._checker = checker
 
     async def intercept_service(self, continuation: Any, details: Any) -> Any:

@@ -7,12 +7,16 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from baton.core.handoff import Inspection, PullEvent, PullOpen
+from baton.core.credentials import ClusterCredentials
+from baton.core.kv_transfer import KvTransferEvent, KvTransferOpen, WorkerInspection
 from baton.core.states import Role
-from baton.core.trust import Trust
 from baton.errors import Unavailable
-from baton.rpc.channel import open_channel, translated
-from baton.rpc.handoff_convert import event_from_proto, inspection_from_proto, open_to_proto
+from baton.rpc.channel import open_channel, translated_rpc_errors
+from baton.rpc.convert.kv_transfer import (
+    inspection_from_proto,
+    transfer_event_from_proto,
+    transfer_open_to_proto,
+)
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 
@@ -22,10 +26,10 @@ MAX_CHANNELS = 1024
 """Peers of one worker; beyond, the channel that was used longest ago is closed."""
 
 
-class PullReader(Protocol):
+class KvImportStream(Protocol):
     """The reader's side of one hand-off."""
 
-    async def next_event(self) -> PullEvent:
+    async def next_event(self) -> KvTransferEvent:
         """Raises Unavailable when the source ended the stream without PullDone."""
         ...
 
@@ -36,47 +40,49 @@ class PullReader(Protocol):
         ...
 
 
-class PullPeers(Protocol):
+class KvImportConnector(Protocol):
     """Where readers come from: gRPC, or a twin in memory."""
 
-    def pull(self, address: str, opening: PullOpen) -> AbstractAsyncContextManager[PullReader]:
+    def pull(
+        self, address: str, opening: KvTransferOpen
+    ) -> AbstractAsyncContextManager[KvImportStream]:
         """Leaving the context ends the stream, and with it the source's lease."""
         ...
 
 
-class GrpcPullReader:
+class GrpcKvImportStream:
     def __init__(self, call: grpc.aio.StreamStreamCall[pb.PullRequest, pb.PullEvent]) -> None:
         self._call = call
 
-    async def next_event(self) -> PullEvent:
-        with translated():
+    async def next_event(self) -> KvTransferEvent:
+        with translated_rpc_errors():
             event = await self._call.read()
         if not isinstance(event, pb.PullEvent):
             raise Unavailable("the prefill worker ended the hand-off early")
-        return event_from_proto(event)
+        return transfer_event_from_proto(event)
 
     async def acknowledge(self, num_blocks: int) -> None:
-        with translated():
+        with translated_rpc_errors():
             await self._call.write(pb.PullRequest(ack=pb.PullAck(num_blocks=num_blocks)))
 
     async def ended(self) -> None:
         await self._call.code()
 
 
-class GrpcPullPeers:
+class GrpcKvImportConnector:
     """Keeps one channel per peer address."""
 
-    def __init__(self, trust: Trust | str | None = None) -> None:
+    def __init__(self, trust: ClusterCredentials | str | None = None) -> None:
         self._trust = trust
         self._channels: dict[str, grpc.aio.Channel] = {}
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[PullReader]:
+    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator[KvImportStream]:
         call = pb_grpc.WorkerStub(await self._channel(address)).Pull()
         try:
-            with translated():
-                await call.write(pb.PullRequest(open=open_to_proto(opening)))
-            yield GrpcPullReader(call)
+            with translated_rpc_errors():
+                await call.write(pb.PullRequest(open=transfer_open_to_proto(opening)))
+            yield GrpcKvImportStream(call)
         finally:
             call.cancel()
 
@@ -95,10 +101,10 @@ class GrpcPullPeers:
 
 
 async def inspect_worker(
-    address: str, trust: Trust | str | None = None, timeout_seconds: float = 5.0
-) -> Inspection:
+    address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
+) -> WorkerInspection:
     async with open_channel(address, trust) as channel:
-        with translated():
+        with translated_rpc_errors():
             stub = pb_grpc.WorkerStub(channel)
             return inspection_from_proto(
                 await stub.Inspect(pb.InspectRequest(), timeout=timeout_seconds)
@@ -106,17 +112,20 @@ async def inspect_worker(
 
 
 async def drain_worker(
-    address: str, trust: Trust | str | None = None, timeout_seconds: float = 5.0
+    address: str, trust: ClusterCredentials | str | None = None, timeout_seconds: float = 5.0
 ) -> None:
     async with open_channel(address, trust) as channel:
-        with translated():
+        with translated_rpc_errors():
             await pb_grpc.WorkerStub(channel).Drain(pb.DrainRequest(), timeout=timeout_seconds)
 
 
 async def convert_worker(
-    address: str, role: Role, trust: Trust | str | None = None, timeout_seconds: float = 5.0
+    address: str,
+    role: Role,
+    trust: ClusterCredentials | str | None = None,
+    timeout_seconds: float = 5.0,
 ) -> None:
     request = pb.ConvertRequest(role=_ROLES.get(role, pb.WORKER_ROLE_UNSPECIFIED))
     async with open_channel(address, trust) as channel:
-        with translated():
+        with translated_rpc_errors():
             await pb_grpc.WorkerStub(channel).Convert(request, timeout=timeout_seconds)

@@ -8,16 +8,20 @@ import grpc
 import grpc.aio
 import structlog
 
-from baton.core.handoff import Inspection, PullEvent, PullOpen, WorkerRef
 from baton.core.ids import Epoch, RequestId
+from baton.core.kv_transfer import KvTransferEvent, KvTransferOpen, WorkerInspection, WorkerRef
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.states import Role
 from baton.core.task import Task
 from baton.errors import BatonError, Invalid
-from baton.rpc.convert import MAX_ID_BYTES, ref_from_proto, spec_from_proto
-from baton.rpc.handoff_convert import event_to_proto, inspection_to_proto, open_from_proto
-from baton.rpc.outputs import failed_output, write_outputs
-from baton.rpc.server import abort, answer
+from baton.rpc.convert.common import MAX_ID_BYTES, ref_from_proto, spec_from_proto
+from baton.rpc.convert.kv_transfer import (
+    inspection_to_proto,
+    transfer_event_to_proto,
+    transfer_open_from_proto,
+)
+from baton.rpc.convert.outputs import failed_output, outputs_to_proto
+from baton.rpc.server import abort, answer_call
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 
@@ -52,10 +56,10 @@ class RouterStream(Protocol):
         ...
 
 
-class PullLease(Protocol):
+class KvExportStream(Protocol):
     """One reader's lease on one request's blocks."""
 
-    def events(self) -> AsyncGenerator[PullEvent]: ...
+    def events(self) -> AsyncGenerator[KvTransferEvent]: ...
 
     def acknowledge(self, num_blocks: int) -> None: ...
 
@@ -67,11 +71,11 @@ class PullLease(Protocol):
 class WorkerCore(Protocol):
     def open_stream(self) -> RouterStream: ...
 
-    async def open_pull(self, opening: PullOpen) -> PullLease:
+    async def open_pull(self, opening: KvTransferOpen) -> KvExportStream:
         """Raises NotFound or Invalid."""
         ...
 
-    async def inspect(self) -> Inspection: ...
+    async def inspect(self) -> WorkerInspection: ...
 
     def start_drain(self, for_good: bool = True) -> None: ...
 
@@ -82,7 +86,7 @@ class WorkerCore(Protocol):
 
 async def _write_outputs(stream: Any, context: Context) -> None:
     while True:
-        await context.write(write_outputs(await stream.outputs()))
+        await context.write(outputs_to_proto(await stream.outputs()))
 
 
 class WorkerService(pb_grpc.WorkerServicer):
@@ -116,7 +120,7 @@ class WorkerService(pb_grpc.WorkerServicer):
             lease.close()
 
     async def Inspect(self, request: pb.InspectRequest, context: Context) -> pb.InspectResponse:
-        return inspection_to_proto(await answer(context, self._core.inspect))
+        return inspection_to_proto(await answer_call(context, self._core.inspect))
 
     async def Drain(self, request: pb.DrainRequest, context: Context) -> pb.DrainResponse:
         self._core.start_drain(for_good=False)
@@ -136,7 +140,7 @@ def add_worker_service(server: grpc.aio.Server, core: WorkerCore) -> None:
     pb_grpc.add_WorkerServicer_to_server(WorkerService(core), server)
 
 
-def take(stream: RouterStream, message: pb.RouterMessage) -> None:
+def dispatch_message(stream: RouterStream, message: pb.RouterMessage) -> None:
     """Hands one message of the router to the core. A request that can't be read is refused by its
     name; raises Invalid for one that has none, which ends the stream."""
     match message.WhichOneof("message"):
@@ -167,25 +171,25 @@ def _submit(stream: RouterStream, submit: pb.Submit) -> None:
 
 async def _take_all(stream: RouterStream, requests: AsyncIterator[pb.RouterMessage]) -> None:
     async for message in requests:
-        take(stream, message)
+        dispatch_message(stream, message)
 
 
-async def _opening(requests: AsyncIterator[pb.PullRequest]) -> PullOpen:
+async def _opening(requests: AsyncIterator[pb.PullRequest]) -> KvTransferOpen:
     async for message in requests:
         if message.WhichOneof("message") == "open":
-            return open_from_proto(message.open)
+            return transfer_open_from_proto(message.open)
         break
     raise Invalid("a pull begins with `open`")
 
 
-async def _take_acks(lease: PullLease, requests: AsyncIterator[pb.PullRequest]) -> None:
+async def _take_acks(lease: KvExportStream, requests: AsyncIterator[pb.PullRequest]) -> None:
     async for message in requests:
         lease.acknowledge(message.ack.num_blocks)
 
 
-async def _write_events(lease: PullLease, context: Context) -> None:
+async def _write_events(lease: KvExportStream, context: Context) -> None:
     async for event in lease.events():
-        await context.write(event_to_proto(event))
+        await context.write(transfer_event_to_proto(event))
 
 
 async def _until_either(

@@ -1,0 +1,1 @@
+"""Moves KV blocks between processes: shared memory, NIXL, gRPC. No torch."""

@@ -29,9 +29,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
-from baton.core.handoff import Endpoint as Endpoint
+from baton.core.kv_transfer import Endpoint as Endpoint
 
-MAX_SPANS = 65_536
+MAX_RANGES = 65_536
 """Spans of one transfer; a batch that is larger is a bug of the caller (64 Ki blocks)."""
 
 
@@ -50,7 +50,7 @@ class Region:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class TransferRange:
     """``size_bytes`` from ``remote_offset`` of the peer's region to ``local_offset`` of ours."""
 
     remote_offset: int
@@ -135,7 +135,9 @@ class Transport(Protocol):
         """The connected peers from which no read is under way."""
         ...
 
-    def prepare(self, peer: Peer, spans: Sequence[Span], timeout_seconds: float) -> Transfer:
+    def prepare(
+        self, peer: Peer, spans: Sequence[TransferRange], timeout_seconds: float
+    ) -> Transfer:
         """A batch of reads. Neighbouring spans are coalesced.
 
         Raises Invalid for no span, more than MAX_SPANS, or one outside either region.
@@ -159,9 +161,9 @@ class Transport(Protocol):
     def close(self) -> None: ...
 
 
-def coalesce(spans: Sequence[Span]) -> list[Span]:
+def coalesce(spans: Sequence[TransferRange]) -> list[TransferRange]:
     """Joins spans that are neighbours on both sides; keeps the order of the rest."""
-    joined: list[Span] = []
+    joined: list[TransferRange] = []
     for span in spans:
         last = joined[-1] if joined else None
         if (
@@ -170,7 +172,7 @@ def coalesce(spans: Sequence[Span]) -> list[Span]:
             and last.local_offset + last.size_bytes == span.local_offset
         ):
             size = last.size_bytes + span.size_bytes
-            joined[-1] = Span(last.remote_offset, last.local_offset, size)
+            joined[-1] = TransferRange(last.remote_offset, last.local_offset, size)
         else:
             joined.append(span)
     return joined

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from baton.clock import Clock
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.errors import BatonError, Invalid, Unavailable
-from baton.transport.base import Region, Span, TransferState
-from baton.transport.links import LinkMeter, earlier_lives
-from baton.transport.spans import checked_spans, expect_transport
+from baton.transport.base import Region, TransferRange, TransferState
+from baton.transport.link_meter import LinkMeter, earlier_generations
+from baton.transport.ranges import expect_transport, validated_ranges
 
 
 @dataclass(eq=False, slots=True)
@@ -26,7 +26,7 @@ class CopyPeer:
 @dataclass(eq=False, slots=True)
 class CopyTransfer:
     peer: CopyPeer
-    spans: list[Span]
+    spans: list[TransferRange]
     size_bytes: int
     state: TransferState = TransferState.PREPARED
     error: str = ""
@@ -64,7 +64,7 @@ class CopyTransport:
         with self._lock:
             if key not in self._peers:
                 self.attach(endpoint)
-                for dead in earlier_lives(self._peers, endpoint):
+                for dead in earlier_generations(self._peers, endpoint):
                     self.disconnect(dead)
                 self._peers[key] = CopyPeer(endpoint)
             return self._peers[key]
@@ -82,9 +82,9 @@ class CopyTransport:
             return [peer for peer in self._peers.values() if peer.num_copies == 0]
 
     def prepare(
-        self, peer: CopyPeer, spans: Sequence[Span], timeout_seconds: float
+        self, peer: CopyPeer, spans: Sequence[TransferRange], timeout_seconds: float
     ) -> CopyTransfer:
-        joined = checked_spans(spans, self.region, peer.endpoint)
+        joined = validated_ranges(spans, self.region, peer.endpoint)
         return CopyTransfer(peer, joined, sum(span.size_bytes for span in joined))
 
     def post(self, transfer: CopyTransfer) -> None:
@@ -139,7 +139,7 @@ class CopyTransport:
     def detach(self, endpoint: Endpoint) -> None:
         raise AssertionError("a backend's own")
 
-    def copy(self, endpoint: Endpoint, span: Span) -> None:
+    def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
         """Raises Unavailable when the peer's memory is gone."""
         raise AssertionError("a backend's own")
 

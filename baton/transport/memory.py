@@ -5,13 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from baton.clock import Clock
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid, Unavailable
-from baton.transport.base import Capabilities, Region, Span
+from baton.transport.base import Capabilities, Region, TransferRange
 from baton.transport.copying import CopyTransport, copy_memory
 
 NAME = "memory"
-Fault = Callable[[Endpoint, Span], str]
+Fault = Callable[[Endpoint, TransferRange], str]
 """Asked before each copy: "" to go on, "lost" to fail it, "corrupt" to damage one byte."""
 
 
@@ -55,7 +55,7 @@ class MemoryTransport(CopyTransport):
     def detach(self, endpoint: Endpoint) -> None:
         """Nothing is held."""
 
-    def copy(self, endpoint: Endpoint, span: Span) -> None:
+    def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
         source = self._find(endpoint)
         fault = self._fabric.fault(endpoint, span) if self._fabric.fault else ""
         if fault == "lost":

@@ -30,13 +30,13 @@ import psutil
 import structlog
 
 from baton.clock import Clock
-from baton.core.address import host_port
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid, Unavailable
-from baton.listening import OPEN, announce
-from baton.transport.base import Capabilities, Region, Span, TransferState
-from baton.transport.links import LinkMeter, earlier_lives
-from baton.transport.spans import checked_spans, expect_transport
+from baton.network.address import host_port
+from baton.network.listeners import NO_AUTHENTICATION, announce_listener
+from baton.transport.base import Capabilities, Region, TransferRange, TransferState
+from baton.transport.link_meter import LinkMeter, earlier_generations
+from baton.transport.ranges import expect_transport, validated_ranges
 
 NAME = "nixl"
 LOCAL_NAME = "nixl_local"
@@ -152,7 +152,7 @@ class NixlTransport:
                 )
                 self._lanes.append(_Lane(agent, registered))
         for address in (_listening_at() if self.interfaces else set()) - before:
-            announce("ucx", address, OPEN)
+            announce_listener("ucx", address, NO_AUTHENTICATION)
 
     def export(self) -> Endpoint:
         assert self._region is not None, "register() comes first"
@@ -170,7 +170,7 @@ class NixlTransport:
         with self._peers_lock:
             if key not in self._peers:
                 added = self._add(endpoint)
-                for dead in earlier_lives(self._peers, endpoint):
+                for dead in earlier_generations(self._peers, endpoint):
                     self.disconnect(dead)
                 self._peers[key] = added
             return self._peers[key]
@@ -204,10 +204,10 @@ class NixlTransport:
             return [peer for peer in self._peers.values() if not any(peer.handles)]
 
     def prepare(
-        self, peer: NixlPeer, spans: Sequence[Span], timeout_seconds: float
+        self, peer: NixlPeer, spans: Sequence[TransferRange], timeout_seconds: float
     ) -> NixlTransfer:
         assert self._region is not None, "register() comes first"
-        joined = checked_spans(spans, self._region, peer.endpoint)
+        joined = validated_ranges(spans, self._region, peer.endpoint)
         _, device = _memory(self._region.device)
         base = self._region.address
         local = [(base + span.local_offset, span.size_bytes, device) for span in joined]

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.clock import Clock
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid, Unavailable
-from baton.memory_file import flaw_of_memory_file
-from baton.transport.base import Capabilities, Region, Span
+from baton.system.memory_file import memory_file_problem
+from baton.transport.base import Capabilities, Region, TransferRange
 from baton.transport.copying import CopyTransport, copy_memory
 
 NAME = "shm"
@@ -27,7 +27,7 @@ _METADATA = struct.Struct("<IIQ")
 
 
 @dataclass(slots=True)
-class Mapping:
+class MappedRegion:
     memory: mmap.mmap
     address: int
     view: ctypes.Array[ctypes.c_char]
@@ -36,7 +36,7 @@ class Mapping:
 class ShmTransport(CopyTransport):
     def __init__(self, owner: str, generation: int, clock: Clock, host: str) -> None:
         super().__init__(owner, generation, host, clock, NAME)
-        self._mappings: dict[tuple[str, int], Mapping] = {}
+        self._mappings: dict[tuple[str, int], MappedRegion] = {}
         self._exported: Endpoint | None = None
 
     def capabilities(self) -> Capabilities:
@@ -79,7 +79,7 @@ class ShmTransport(CopyTransport):
         if start_ticks(pid) != started:
             raise Unavailable(f"{endpoint.owner} is gone; its process id is another's")
         size = endpoint.region_size_bytes
-        flaw = flaw_of_memory_file(file, size)
+        flaw = memory_file_problem(file, size)
         if flaw:
             raise Invalid(f"the memory that {endpoint.owner} offers can't be mapped: {flaw}")
         try:
@@ -87,7 +87,7 @@ class ShmTransport(CopyTransport):
         except (OSError, OverflowError) as error:
             raise Unavailable(f"can't map the memory of {endpoint.owner}: {error}") from error
         view = (ctypes.c_char * size).from_buffer(memory)
-        mapping = Mapping(memory, ctypes.addressof(view), view)
+        mapping = MappedRegion(memory, ctypes.addressof(view), view)
         self._mappings[endpoint.owner, endpoint.generation] = mapping
 
     def detach(self, endpoint: Endpoint) -> None:
@@ -95,7 +95,7 @@ class ShmTransport(CopyTransport):
         del mapping.view
         mapping.memory.close()
 
-    def copy(self, endpoint: Endpoint, span: Span) -> None:
+    def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
         source = self._mappings[endpoint.owner, endpoint.generation].address
         target = self.region.address + span.local_offset
         copy_memory(target, source + span.remote_offset, span.size_bytes)

@@ -15,7 +15,7 @@ MAX_COMMANDS = 8192
 request costs about three."""
 
 
-class EngineDoor(Protocol):
+class EngineHandle(Protocol):
     """What the rest of a worker may do with its engine. The twin runs it in line."""
 
     async def call(self, command: Callable[[Engine], T]) -> T:

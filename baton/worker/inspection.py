@@ -1,17 +1,17 @@
 """A worker's own account of its blocks and requests, taken between two steps."""
 
-from baton.core.handoff import Inspection
 from baton.core.ids import WorkerId
+from baton.core.kv_transfer import WorkerInspection
 from baton.core.states import WorkerState
 from baton.engine.engine import Engine
 
 
-def inspection(
+def inspect_engine(
     engine: Engine, worker: WorkerId, state: WorkerState, num_jobs: int, *, drained: bool
-) -> Inspection:
+) -> WorkerInspection:
     """In the engine's thread: it walks over all blocks."""
     stats = engine.stats()
-    return Inspection(
+    return WorkerInspection(
         worker_id=worker,
         state=state.value,
         num_blocks=stats.pool.num_blocks,

@@ -8,14 +8,14 @@ from enum import StrEnum
 from baton.core.ids import BlockKey, RequestId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
-from baton.errors import BatonError, Overloaded, mapping_of
-from baton.worker.extension import Extension
-from baton.worker.hold import Hold
-from baton.worker.job_times import JobTimes
-from baton.worker.stream import OutputStream
+from baton.errors import BatonError, Overloaded, error_mapping
+from baton.worker.job_trace import JobTrace
+from baton.worker.kv_export import KvExport
+from baton.worker.output_stream import OutputStream
+from baton.worker.prefix_fetch import PrefixFetch
 
 
-class Outcome(StrEnum):
+class JobOutcome(StrEnum):
     """DONE: answered, or handed over. DROPPED: its router cancelled it, or left."""
 
     DONE = "done"
@@ -40,20 +40,20 @@ class Job:
     task: Task
     stream: OutputStream
     runner: asyncio.Task[None] | None = None
-    hold: Hold | None = None
+    hold: KvExport | None = None
     prefilled_at: float | None = None
     keys: Sequence[BlockKey] = ()
-    extension: Extension | None = None
+    extension: PrefixFetch | None = None
     details: dict[str, str] = field(default_factory=dict)
     error: str = ""
-    times: JobTimes | None = None
+    times: JobTrace | None = None
 
 
 def placement_id(spec: RequestSpec) -> RequestId:
     return RequestId(f"{spec.request_id}/{spec.epoch}")
 
 
-def turned_away(spec: RequestSpec) -> RequestOutput:
+def rerouted_output(spec: RequestSpec) -> RequestOutput:
     return RequestOutput(
         request_id=spec.request_id,
         epoch=spec.epoch,
@@ -63,17 +63,17 @@ def turned_away(spec: RequestSpec) -> RequestOutput:
     )
 
 
-def moved(spec: RequestSpec, num_tokens: int) -> RequestOutput:
+def migrated_output(spec: RequestSpec, num_tokens: int) -> RequestOutput:
     """``num_tokens`` are known, those of the prompt included."""
     return replace(
-        turned_away(spec),
+        rerouted_output(spec),
         first_index=num_tokens - spec.num_prompt_tokens,
         finish_reason=FinishReason.MOVED,
     )
 
 
-def failure_of(spec: RequestSpec, error: BatonError) -> RequestOutput:
-    details = {"error_status": mapping_of(error).grpc_status}
+def failed_output(spec: RequestSpec, error: BatonError) -> RequestOutput:
+    details = {"error_status": error_mapping(error).grpc_status}
     if isinstance(error, Overloaded):
         details["retry_after_seconds"] = f"{error.retry_after_seconds:.3f}"
     return RequestOutput(

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef
+from baton.concurrency.threads import run_in_thread
 from baton.core.ids import BlockId, BlockKey
-from baton.threads import in_thread
-from baton.transport.base import Span
-from baton.transport.flow import INLINE_BYTES
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef
+from baton.transport.base import TransferRange
+from baton.transport.reads import INLINE_BYTES
 
-SPLIT_BYTES = 4 * 1024 * 1024
+PARALLEL_CHECKSUM_BYTES = 4 * 1024 * 1024
 """From twice as much on, two threads sum faster than one."""
 
 
@@ -41,19 +41,21 @@ class KvLayout:
 
     async def _summed(self, block_ids: Sequence[BlockId]) -> list[int]:
         half = len(block_ids) // 2
-        if half * self.block_bytes >= SPLIT_BYTES:
+        if half * self.block_bytes >= PARALLEL_CHECKSUM_BYTES:
             halves = (block_ids[:half], block_ids[half:])
-            summing = [in_thread(partial(self.checksums, part)) for part in halves]
+            summing = [run_in_thread(partial(self.checksums, part)) for part in halves]
             return [checksum for part in await asyncio.gather(*summing) for checksum in part]
         few = len(block_ids) * self.block_bytes <= INLINE_BYTES
         if few and self.checksum_algorithm == CHECKSUM_XXH3:
             return self.checksums(block_ids)  # takes less than the way to a thread
-        return await in_thread(partial(self.checksums, block_ids))
+        return await run_in_thread(partial(self.checksums, block_ids))
 
-    def spans(self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId]) -> list[Span]:
+    def spans(
+        self, blocks: Sequence[BlockRef], block_ids: Sequence[BlockId]
+    ) -> list[TransferRange]:
         """Reads of ``blocks`` into ``block_ids``."""
         return [
-            Span(block.offset_bytes, block_id * self.block_bytes, self.block_bytes)
+            TransferRange(block.offset_bytes, block_id * self.block_bytes, self.block_bytes)
             for block, block_id in zip(blocks, block_ids, strict=True)
         ]
 

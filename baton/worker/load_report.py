@@ -5,12 +5,12 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
 from baton.clock import Clock
-from baton.core.answer_length import corrected
+from baton.core.answer_length_predictor import revised_prediction
 from baton.core.cost import PrefillCost
 from baton.core.ids import BlockKey
-from baton.core.load import MAX_QUEUED, Load, QueuedWork
 from baton.core.request import RequestSpec
 from baton.core.task import Task
+from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.engine.engine import Engine
 from baton.engine.sequence import Phase, Sequence
 
@@ -19,7 +19,7 @@ UNKNOWN_ANSWER_TOKENS = 256.0
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class IncomingRequest:
     """A request that this worker has, and its engine may not have yet: its prefix is being
     fetched, or its KV read. ``keys`` are those of its prompt's blocks, once they are known."""
 
@@ -29,7 +29,7 @@ class Coming:
 
 
 @dataclass(frozen=True, slots=True)
-class _Prompt:
+class _UnfinishedPrompt:
     """What is left of one; ``deadline_seconds`` from now on, infinite without one."""
 
     deadline_seconds: float
@@ -37,12 +37,14 @@ class _Prompt:
     num_cached: int
 
 
-def measure(engine: Engine, coming: Seq[Coming], clock: Clock, answer_tokens: float | None) -> Load:
+def measure_load(
+    engine: Engine, coming: Seq[IncomingRequest], clock: Clock, answer_tokens: float | None
+) -> WorkerLoad:
     """All but what the engine does not know: answers, links."""
     here = {sequence.request_id for sequence in engine.sequences}
     coming = [each for each in coming if each.spec.request_id not in here]
     stats, cost = engine.stats(), engine.prefill_cost()
-    load = Load(
+    load = WorkerLoad(
         running=stats.running,
         waiting=stats.waiting + stats.reserved,
         queued_tokens=stats.queued_tokens,
@@ -56,13 +58,13 @@ def measure(engine: Engine, coming: Seq[Coming], clock: Clock, answer_tokens: fl
     prompts = _prompts(engine, coming, clock.monotonic(), cost)
     load = replace(load, queued_tokens=sum(prompt.num_tokens for prompt in prompts))
     if cost is not None:
-        load = replace(load, queue=_bounded(prompts, cost))
+        load = replace(load, queue=_reported_queue(prompts, cost))
     return _with_answers(load, engine, coming, answer_tokens or UNKNOWN_ANSWER_TOKENS)
 
 
 def _prompts(
-    engine: Engine, coming: Seq[Coming], now: float, cost: PrefillCost | None
-) -> list[_Prompt]:
+    engine: Engine, coming: Seq[IncomingRequest], now: float, cost: PrefillCost | None
+) -> list[_UnfinishedPrompt]:
     prompts = []
     for sequence in engine.sequences:
         if sequence.phase is Phase.WAITING:
@@ -72,14 +74,16 @@ def _prompts(
         else:
             continue
         deadline = sequence.waiting.deadline_seconds - now
-        prompts.append(_Prompt(deadline, sequence.num_known - cached, cached))
+        prompts.append(_UnfinishedPrompt(deadline, sequence.num_known - cached, cached))
     for each in coming:
         if each.task is not Task.DECODE:
             prompts.append(_coming_prompt(engine, each, cost))
     return prompts
 
 
-def _coming_prompt(engine: Engine, coming: Coming, cost: PrefillCost | None) -> _Prompt:
+def _coming_prompt(
+    engine: Engine, coming: IncomingRequest, cost: PrefillCost | None
+) -> _UnfinishedPrompt:
     """As if it had arrived now; it will have what is cached now, at least."""
     spec, deadline = coming.spec, math.inf
     length = len(spec.token_ids)
@@ -87,10 +91,10 @@ def _coming_prompt(engine: Engine, coming: Coming, cost: PrefillCost | None) -> 
     cached = min(cached, length - 1)
     if spec.first_token_seconds and cost is not None:
         deadline = spec.first_token_seconds + cost.seconds(length)
-    return _Prompt(deadline, length - cached, cached)
+    return _UnfinishedPrompt(deadline, length - cached, cached)
 
 
-def _bounded(prompts: list[_Prompt], cost: PrefillCost) -> tuple[QueuedWork, ...]:
+def _reported_queue(prompts: list[_UnfinishedPrompt], cost: PrefillCost) -> tuple[QueuedWork, ...]:
     prompts = sorted(prompts, key=lambda prompt: prompt.deadline_seconds)
     queue = [
         QueuedWork(
@@ -105,13 +109,15 @@ def _bounded(prompts: list[_Prompt], cost: PrefillCost) -> tuple[QueuedWork, ...
     return tuple(queue)
 
 
-def _with_answers(load: Load, engine: Engine, coming: Seq[Coming], answer_tokens: float) -> Load:
+def _with_answers(
+    load: WorkerLoad, engine: Engine, coming: Seq[IncomingRequest], answer_tokens: float
+) -> WorkerLoad:
     requests = context = promised = 0
     for sequence in engine.sequences:
         if sequence.task is not Task.PREFILL:
             requests += 1
             context += sequence.num_known
-            promised += _grown(sequence, answer_tokens)
+            promised += _expected_length(sequence, answer_tokens)
     for each in coming:
         if each.task is not Task.PREFILL:
             requests += 1
@@ -120,9 +126,11 @@ def _with_answers(load: Load, engine: Engine, coming: Seq[Coming], answer_tokens
     return replace(load, decode_requests=requests, context_tokens=context, promised_tokens=promised)
 
 
-def _grown(sequence: Sequence, answer_tokens: float) -> int:
+def _expected_length(sequence: Sequence, answer_tokens: float) -> int:
     """Its length in the end, if it gets as long as others do."""
     num_prompt = sequence.spec.num_prompt_tokens
     most = sequence.max_tokens - num_prompt
-    expected = corrected(min(int(answer_tokens), most), sequence.num_known - num_prompt, most)
+    expected = revised_prediction(
+        min(int(answer_tokens), most), sequence.num_known - num_prompt, most
+    )
     return max(sequence.num_known, num_prompt + expected)

@@ -10,15 +10,15 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from baton.core.task import Task
-from baton.engine.result import Admitted, EngineStats, StepWork
-from baton.worker.extension import Extension
-from baton.worker.intake import Shipment
-from baton.worker.job import Outcome
+from baton.engine.result import EngineStats, ScheduledPrompt, StepWork
+from baton.worker.job import JobOutcome
+from baton.worker.kv_import import KvTransferStats
+from baton.worker.prefix_fetch import PrefixFetch
 
-STEP_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
-WAIT_SECONDS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-SHIP_SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+STEP_SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 5)
+WAIT_SECONDS_BUCKETS = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+KV_TRANSFER_SECONDS_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 5)
+BATCH_SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class WorkerMetrics:
@@ -35,7 +35,7 @@ class WorkerMetrics:
             "baton_worker_step_seconds",
             "What a step takes on the device, by what it computes: prompts, answers, or both.",
             ["kind"],
-            buckets=STEP_SECONDS,
+            buckets=STEP_SECONDS_BUCKETS,
             registry=registry,
         )
         self._prefill, self._decode = seconds.labels("prefill"), seconds.labels("decode")
@@ -43,7 +43,7 @@ class WorkerMetrics:
         self._rows = Histogram(
             "baton_worker_batch_requests",
             "Requests of which a step computes something.",
-            buckets=ROWS,
+            buckets=BATCH_SIZE_BUCKETS,
             registry=registry,
         )
         tokens = Counter(
@@ -56,7 +56,7 @@ class WorkerMetrics:
         self._queue_seconds = Histogram(
             "baton_worker_queue_seconds",
             "That prompts wait for the first step that computes something of them.",
-            buckets=WAIT_SECONDS,
+            buckets=WAIT_SECONDS_BUCKETS,
             registry=registry,
         )
 
@@ -67,7 +67,7 @@ class WorkerMetrics:
             ["task", "outcome"],
             registry=registry,
         )
-        self._jobs = {(t, o): jobs.labels(t.value, o.value) for t in Task for o in Outcome}
+        self._jobs = {(t, o): jobs.labels(t.value, o.value) for t in Task for o in JobOutcome}
         self._failures = Counter(
             "baton_worker_failures_total",
             "Requests that failed or were refused here, by the gRPC status of their error.",
@@ -100,13 +100,13 @@ class WorkerMetrics:
         self._handoff_exposed = Histogram(
             "baton_worker_handoff_exposed_seconds",
             "What shipping adds to the wait for the second token.",
-            buckets=SHIP_SECONDS,
+            buckets=KV_TRANSFER_SECONDS_BUCKETS,
             registry=registry,
         )
         self._handoff_held = Histogram(
             "baton_worker_handoff_held_seconds",
             "That a computed prompt was held until its reader had it.",
-            buckets=WAIT_SECONDS,
+            buckets=WAIT_SECONDS_BUCKETS,
             registry=registry,
         )
 
@@ -121,13 +121,13 @@ class WorkerMetrics:
         self._store_seconds = Histogram(
             "baton_worker_store_wait_seconds",
             "That prompts waited for the store before they were queued.",
-            buckets=SHIP_SECONDS,
+            buckets=KV_TRANSFER_SECONDS_BUCKETS,
             registry=registry,
         )
 
     # -- what happens ----------------------------------------------------------------------
 
-    def note_step(self, work: StepWork, admitted: tuple[Admitted, ...]) -> None:
+    def note_step(self, work: StepWork, admitted: tuple[ScheduledPrompt, ...]) -> None:
         if work.is_decode:
             self._decode.observe(work.seconds)
         else:
@@ -139,7 +139,7 @@ class WorkerMetrics:
         for each in admitted:
             self._queue_seconds.observe(each.waited_seconds)
 
-    def note_prompt(self, num_tokens: int, cached_tokens: int, extension: Extension) -> None:
+    def note_prompt(self, num_tokens: int, cached_tokens: int, extension: PrefixFetch) -> None:
         """Once its first token is there."""
         tiers = extension.tiers(cached_tokens)
         self._prefix["computed"].inc(max(num_tokens - cached_tokens, 0))
@@ -150,7 +150,7 @@ class WorkerMetrics:
             way = "error" if extension.error else extension.way or "none"
             self._store_ways.labels(way).inc()
 
-    def note_pull(self, shipment: Shipment) -> None:
+    def note_pull(self, shipment: KvTransferStats) -> None:
         self._handoff_bytes.labels(shipment.transport).inc(shipment.size_bytes)
         self._handoff_reads.labels(shipment.transport).inc(shipment.reading_seconds)
         self._handoff_exposed.observe(shipment.exposed_seconds)
@@ -158,7 +158,7 @@ class WorkerMetrics:
     def note_held(self, seconds: float) -> None:
         self._handoff_held.observe(seconds)
 
-    def note_end(self, task: Task, outcome: Outcome) -> None:
+    def note_end(self, task: Task, outcome: JobOutcome) -> None:
         self._jobs[task, outcome].inc()
 
     def note_failure(self, status: str) -> None:

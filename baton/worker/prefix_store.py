@@ -6,23 +6,23 @@ from typing import Protocol
 from baton.core.ids import BlockKey
 from baton.core.request import RequestSpec
 from baton.engine.result import StepResult
-from baton.worker.extension import Extension
+from baton.worker.prefix_fetch import PrefixFetch
 
 
 class PrefixStore(Protocol):
-    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> Extension:
+    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
         """Asks how much of the prefix of ``spec`` the store holds. ``keys`` are those of its full
         blocks. Does not wait for the engine, and never raises for what the store does: a miss is a
         miss."""
         ...
 
-    async def extend(self, extension: Extension, num_cached: int) -> None:
+    async def extend(self, extension: PrefixFetch, num_cached: int) -> None:
         """Brings what :meth:`find` found, and this worker doesn't hold, into the device's prefix
         cache, as far as that is faster than to compute it. The device has ``num_cached`` blocks.
         Never raises for what the store does."""
         ...
 
-    def follow(self, extension: Extension) -> None:
+    def follow(self, extension: PrefixFetch) -> None:
         """The request is in the engine: what is better fetched beside its computation is."""
         ...
 

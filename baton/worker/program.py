@@ -12,74 +12,74 @@ from prometheus_client import CollectorRegistry
 from baton.checkpoint import load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
-from baton.core.address import host_port
-from baton.core.ids import Generation, TokenId, WorkerId
+from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.engine.checksum import block_checksums, checksum_algorithm
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.pipeline import RunnerThread
+from baton.engine.executor import ThreadedExecutor
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
+from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.redis_index import RedisKvIndex
-from baton.kv.store_client import StoreClient
-from baton.obs.traces import OpenSpans, close_spans, open_spans
-from baton.registry.arrival import await_registry
+from baton.network.address import host_port
+from baton.obs.tracing import ClosableSpanSink, close_span_sink, open_span_sink
+from baton.pools.base import WORKER_ROLES
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
 from baton.registry.redis import RedisRegistry
+from baton.registry.startup import wait_for_registry
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.framed.worker_service import framed_worker_services
 from baton.rpc.kvstore_client import KvStoreClient
-from baton.rpc.line_server import LineServer
 from baton.rpc.server import build_server, listen
-from baton.rpc.worker_client import GrpcPullPeers
-from baton.rpc.worker_line import worker_lines
+from baton.rpc.worker_client import GrpcKvImportConnector
 from baton.rpc.worker_service import add_worker_service
-from baton.runtime.pools.base import POOLS
-from baton.runtime.status import STATUS, report_progress, report_role
-from baton.text.grammar import Grammars
-from baton.text.grammar_checker import GrammarChecker
+from baton.serve.status_pipe import STATUS, report_progress, report_role
+from baton.text.grammar.checker import GrammarChecker
+from baton.text.grammar.matcher import GrammarCompiler
 from baton.transport.base import Region, Transport
-from baton.transport.departures import Departures
-from baton.transport.select import host_id, open_transports
-from baton.worker.alike import check_alike
+from baton.transport.selection import host_id, open_transports
+from baton.transport.stale_peers import StalePeerSweeper
+from baton.worker.cluster_prefix_store import ClusterPrefixStore
 from baton.worker.engine_thread import EngineThread
-from baton.worker.intake import Intake, IntakeConfig
+from baton.worker.kv_import import KvImporter, KvImportTimeouts
 from baton.worker.kv_layout import KvLayout
-from baton.worker.reload import Way
-from baton.worker.store_prefixes import StorePrefixes
+from baton.worker.numerics_check import check_same_numerics
+from baton.worker.reload_policy import ReloadMode
 from baton.worker.store_publisher import StorePublisher
-from baton.worker.witness import Witness
+from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker, WorkerConfig
 
 log = structlog.get_logger(__name__)
 
-ASK_SECONDS = 5.0
+ENGINE_PROBE_SECONDS = 5.0
 """Between two questions to the engine's thread whether it still answers."""
 
-LATE_STEPS = 2
+RESERVE_AHEAD_STEPS = 2
 """Of a prompt are left when the decode worker is asked to make room: one would do if the other
 worker and the link never kept it waiting."""
 
 
 class WorkerProgram:
-    """One worker process, as ``baton.runtime.serve`` runs it."""
+    """One worker process, as ``baton.serve.process`` runs it."""
 
     def __init__(self, settings: Settings, role: Role, clock: Clock | None = None) -> None:
         self._settings = settings
         self._role = role
         self._clock = clock or SystemClock()
         self.metrics = CollectorRegistry()
-        self._generation = Generation(self._clock.wall_nanoseconds())
+        self._generation = Incarnation(self._clock.wall_nanoseconds())
         self._id = WorkerId(settings.id or f"{role.value}-{os.getpid()}")
         url = settings.needs_redis_url
         self._registry = RedisRegistry(url, settings.cluster, settings.cluster_secret, self._clock)
         self._membership = Membership(self._registry, self._clock)
         self._index = RedisKvIndex(url, settings.cluster)
-        self._peers = GrpcPullPeers(settings.trust)
+        self._peers = GrpcKvImportConnector(settings.trust)
         self._server: grpc.aio.Server | None = None
-        self._spans: OpenSpans | None = None
-        self._lines: LineServer | None = None
+        self._spans: ClosableSpanSink | None = None
+        self._lines: FramedServer | None = None
         self._checker: GrammarChecker | None = None
         self._crashed: asyncio.Future[None] | None = None
         self._address, self._line = "", ""
@@ -89,9 +89,9 @@ class WorkerProgram:
     async def start(self) -> None:
         """Returns when the worker can serve. Raises Invalid, Unavailable."""
         self._crashed = asyncio.get_running_loop().create_future()
-        await await_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
+        await wait_for_registry(self._registry, self._clock, self._settings.redis_wait_seconds)
         self._runner = await asyncio.to_thread(self._load)
-        check_alike(await self._registry.members(), self._id, self._runner.arithmetic)
+        check_same_numerics(await self._registry.members(), self._id, self._runner.arithmetic)
         self._engine = Engine(
             self._runner,
             self._engine_config(),
@@ -99,10 +99,12 @@ class WorkerProgram:
             kv_dtype=self._runner.kv_dtype,
             eos_token_ids=frozenset(TokenId(t) for t in self._runner.model_config.eos_token_ids),
             clock=self._clock,
-            pipeline=RunnerThread(self._runner) if self._overlaps() else None,
+            pipeline=ThreadedExecutor(self._runner) if self._overlaps() else None,
         )
         self._transports = self._open_transports()
-        self._departures = Departures(self._transports.values(), self._membership, self._clock)
+        self._departures = StalePeerSweeper(
+            self._transports.values(), self._membership, self._clock
+        )
         self._worker = self._build_worker()
         self._heartbeat = Heartbeat(
             self._registry, self._member, self._clock, self._settings.heartbeat_seconds
@@ -140,7 +142,7 @@ class WorkerProgram:
             for transport in self._transports.values():
                 await asyncio.to_thread(transport.close)
             await self._client.close()
-        await close_spans(self._spans)
+        await close_span_sink(self._spans)
         await self._peers.close()
         await self._index.close()
         await self._registry.close()
@@ -154,7 +156,7 @@ class WorkerProgram:
         while True:
             with STATUS.vitals.waiting("the engine"):
                 await self._thread.call(lambda engine: None)
-            await self._clock.sleep(ASK_SECONDS)
+            await self._clock.sleep(ENGINE_PROBE_SECONDS)
 
     # -- parts ----------------------------------------------------------------------------
 
@@ -203,13 +205,13 @@ class WorkerProgram:
             return self._runner.leaves_free(os.cpu_count() or 1)
         return self._settings.overlap == "on"
 
-    def _load_grammars(self) -> Grammars | None:
+    def _load_grammars(self) -> GrammarCompiler | None:
         """None where they can't be followed: requests that have one are refused then."""
         path = resolve_model(self._settings.model)
         model = load_model_config(path)
         tokens = [TokenId(token) for token in model.eos_token_ids]
         try:
-            return Grammars.load(path, model.vocab_size, tokens)
+            return GrammarCompiler.load(path, model.vocab_size, tokens)
         except Invalid as error:
             log.warning("grammars_unavailable", error=str(error))
             return None
@@ -257,7 +259,7 @@ class WorkerProgram:
         )
         digest = runner.model_digest.hex()
         self._thread = EngineThread(self._engine, self._on_step, self._on_crash)
-        intake = Intake(
+        intake = KvImporter(
             self._thread,
             self._peers,
             self._transports,
@@ -265,13 +267,13 @@ class WorkerProgram:
             digest,
             host,
             self._clock,
-            IntakeConfig(),
+            KvImportTimeouts(),
         )
         self._store = self._build_store(layout, host)
         return Worker(
             self._id,
             self._generation,
-            WorkerConfig(late_tokens=LATE_STEPS * self._settings.max_step_tokens),
+            WorkerConfig(late_tokens=RESERVE_AHEAD_STEPS * self._settings.max_step_tokens),
             self._thread,
             intake,
             self._store,
@@ -289,9 +291,9 @@ class WorkerProgram:
             self._checker.check if self._checker is not None else None,
         )
 
-    def _build_witness(self) -> Witness:
+    def _build_witness(self) -> WorkerTelemetry:
         settings = self._settings
-        self._spans = open_spans(
+        self._spans = open_span_sink(
             settings.trace_endpoint,
             self._clock,
             self.metrics,
@@ -299,7 +301,7 @@ class WorkerProgram:
             process=self._id,
             cluster=settings.cluster,
         )
-        witness = Witness(self._id, self.metrics, self._clock, self._spans)
+        witness = WorkerTelemetry(self._id, self.metrics, self._clock, self._spans)
         witness.gauges.block_bytes = self._runner.pool.block_bytes
         witness.gauges.labels = self._labels(self._role)
         return witness
@@ -317,12 +319,12 @@ class WorkerProgram:
 
     def _has_heirs(self) -> bool:
         """Whether another worker could go on with what this one has."""
-        ready = [m for role in POOLS for m in self._membership.ready(role)]
+        ready = [m for role in WORKER_ROLES for m in self._membership.ready(role)]
         return any(member.id != self._id for member in ready)
 
-    def _build_store(self, layout: KvLayout, host: str) -> StorePrefixes:
+    def _build_store(self, layout: KvLayout, host: str) -> ClusterPrefixStore:
         settings, runner = self._settings, self._runner
-        client = self._client = StoreClient(
+        client = self._client = ClusterStoreClient(
             self._membership,
             self._index,
             self._transports,
@@ -331,7 +333,7 @@ class WorkerProgram:
             self._clock,
             settings.store_seconds,
         )
-        return StorePrefixes(
+        return ClusterPrefixStore(
             self._thread,
             client,
             StorePublisher(self._thread, client, layout, runner.model_digest[:16]),
@@ -340,7 +342,7 @@ class WorkerProgram:
             self._engine_config().chunk_limit,
             self._clock,
             settings.store_seconds,
-            None if settings.store_reload == "auto" else Way(settings.store_reload),
+            None if settings.store_reload == "auto" else ReloadMode(settings.store_reload),
         )
 
     def _store_link(self, node: Member) -> KvStoreClient:
@@ -377,7 +379,7 @@ class WorkerProgram:
         )
         host = settings.advertise_address or settings.grpc_host
         self._address = host_port(host, port)
-        self._lines = LineServer(settings.trust, worker_lines(self._worker))
+        self._lines = FramedServer(settings.trust, framed_worker_services(self._worker))
         line_port = await self._lines.listen(settings.grpc_host, settings.line_port)
         self._line = host_port(host, line_port)
         return server

@@ -9,9 +9,9 @@ from baton.core.ids import BlockId
 from baton.engine.engine import Engine
 from baton.engine.result import SealedRun
 from baton.errors import BatonError
-from baton.kv.store_client import StoreClient
-from baton.worker.chains import Chains
-from baton.worker.engine_thread import EngineDoor
+from baton.kv.cluster_store_client import ClusterStoreClient
+from baton.worker.computed_chains import ComputedChains
+from baton.worker.engine_thread import EngineHandle
 from baton.worker.kv_layout import KvLayout
 
 MAX_UNPUBLISHED = 256
@@ -28,14 +28,14 @@ class StorePublisher:
     its turn is left out. Whoever leaves calls :meth:`hand_over`."""
 
     def __init__(
-        self, engine: EngineDoor, client: StoreClient, layout: KvLayout, model_tag: bytes
+        self, engine: EngineHandle, client: ClusterStoreClient, layout: KvLayout, model_tag: bytes
     ) -> None:
         self._engine = engine
         self._client = client
         self._layout = layout
         self._model_tag = model_tag
         self._runs: asyncio.Queue[SealedRun] = asyncio.Queue(MAX_UNPUBLISHED)
-        self._chains = Chains()
+        self._chains = ComputedChains()
         self._told = ""
 
     def offer(self, run: SealedRun) -> None:

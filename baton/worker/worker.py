@@ -13,53 +13,60 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from baton.clock import Clock
+from baton.concurrency.fair_slots import FairSlots
+from baton.concurrency.threads import run_in_thread
 from baton.core.grammar import Grammar
-from baton.core.handoff import Inspection, PullOpen, WorkerRef
-from baton.core.ids import Epoch, Generation, RequestId, WorkerId
-from baton.core.load import Load
+from baton.core.ids import Epoch, Incarnation, RequestId, WorkerId
+from baton.core.kv_transfer import KvTransferOpen, WorkerInspection, WorkerRef
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
-from baton.engine.constraint import Constraint, Constraints
+from baton.core.worker_load import WorkerLoad
+from baton.engine.constraint import Constraint, ConstraintFactory
 from baton.engine.engine import Engine, StepResult
-from baton.engine.prefix import KeyChain, KeyMaker
+from baton.engine.key_chain import BlockKeyChain, BlockKeyHasher
 from baton.errors import BatonError, Corrupt, Invalid, NotFound, Overloaded, Unavailable
-from baton.fair_slots import FairSlots
-from baton.threads import in_thread
 from baton.transport.base import Transport
-from baton.transport.links import LinkMeter
-from baton.transport.select import LOCAL_ONLY, choose
-from baton.transport.strays import Strays
-from baton.worker.answers import AnswerMeter
-from baton.worker.duty import Duty
-from baton.worker.engine_thread import EngineDoor
-from baton.worker.extension import Extension
-from baton.worker.hold import Hold, PullLeaseOfHold
-from baton.worker.inspection import inspection
-from baton.worker.intake import Intake, Landing, Shipment
-from baton.worker.job import Job, Outcome, failure_of, moved, placement_id, turned_away
+from baton.transport.link_meter import LinkMeter
+from baton.transport.selection import LOCAL_ONLY, choose_transport
+from baton.transport.unfinished_transfers import UnfinishedTransfers
+from baton.worker.answer_lengths import AnswerLengthStats
+from baton.worker.engine_thread import EngineHandle
+from baton.worker.inspection import inspect_engine
+from baton.worker.job import (
+    Job,
+    JobOutcome,
+    failed_output,
+    migrated_output,
+    placement_id,
+    rerouted_output,
+)
+from baton.worker.kv_export import KvExport, LocalKvExportStream
+from baton.worker.kv_import import KvImport, KvImporter, KvTransferStats
 from baton.worker.kv_layout import KvLayout
-from baton.worker.load_report import Coming, measure
+from baton.worker.load_report import IncomingRequest, measure_load
+from baton.worker.output_stream import OutputStream
+from baton.worker.prefix_fetch import PrefixFetch
 from baton.worker.prefix_store import PrefixStore
-from baton.worker.stream import OutputStream
-from baton.worker.witness import Witness
+from baton.worker.role_state import RoleState
+from baton.worker.telemetry import WorkerTelemetry
 
 SWEEP_SECONDS = 0.25
 """Also how old the load is at most, but for a step, that a heartbeat tells."""
 
-MAX_COMPILING = 2
+MAX_CONCURRENT_GRAMMARS = 2
 """Threads that compile grammars, of one tenant one: others' requests need some, too."""
 
 MAX_WAITING_GRAMMARS = 1024
 
 GrammarCheck = Callable[[Grammar, str], Awaitable[None]]
-"""Tries a grammar of a tenant where it can do no harm: :mod:`baton.text.grammar_checker`."""
+"""Tries a grammar of a tenant where it can do no harm: :mod:`baton.text.grammar.checker`."""
 
-MAX_HASHED_AT_ONCE = 4096
+MAX_INLINE_HASH_TOKENS = 4096
 """Tokens of a prompt whose keys are made in the event loop, in half a millisecond; those of a
 longer one are made in a thread."""
 
-PULLS = "pulls"
+REMOTE_KV_IMPORTS = "pulls"
 """The name of all links to other hosts' workers together."""
 
 
@@ -71,7 +78,8 @@ class WorkerConfig:
     """``max_jobs`` bounds requests in whatever phase. Seconds: ``hold_seconds`` is how long
     a computed prompt waits for its reader, ``arrival_seconds`` how long a reader waits for the
     request that it came for (the two messages race), ``finish_seconds`` how long answers may go on
-    while the worker drains, before others go on with them. ``late_tokens``: see :class:`Hold`."""
+    while the worker drains, before others go on with them. ``late_tokens``: see
+    :class:`KvExport`."""
 
     max_jobs: int = 4096
     hold_seconds: float = 30.0
@@ -86,22 +94,22 @@ class Worker:
     def __init__(
         self,
         worker_id: WorkerId,
-        generation: Generation,
+        generation: Incarnation,
         config: WorkerConfig,
-        engine: EngineDoor,
-        intake: Intake,
+        engine: EngineHandle,
+        intake: KvImporter,
         store: PrefixStore,
         layout: KvLayout,
         transports: dict[str, Transport],
-        key_maker: KeyMaker,
+        key_maker: BlockKeyHasher,
         model_digest: str,
         host: str,
         clock: Clock,
         has_heirs: Callable[[], bool] = lambda: True,
         role: Role = Role.PREFILL,
         on_change: Callable[[], None] = lambda: None,
-        constraints: Constraints | None = None,
-        witness: Witness | None = None,
+        constraints: ConstraintFactory | None = None,
+        witness: WorkerTelemetry | None = None,
         grammar_check: GrammarCheck | None = None,
     ) -> None:
         self._id = worker_id
@@ -118,19 +126,19 @@ class Worker:
         self._clock = clock
         self._has_heirs = has_heirs
         self._constraints = constraints
-        self._witness = witness or Witness(worker_id, CollectorRegistry(), clock)
+        self._witness = witness or WorkerTelemetry(worker_id, CollectorRegistry(), clock)
         self._grammar_check = grammar_check
-        self._compiling = FairSlots(MAX_COMPILING, MAX_WAITING_GRAMMARS, "grammars")
-        self._duty = Duty(role, on_change)
+        self._compiling = FairSlots(MAX_CONCURRENT_GRAMMARS, MAX_WAITING_GRAMMARS, "grammars")
+        self._duty = RoleState(role, on_change)
         self._jobs: dict[RequestId, Job] = {}  # by placement
         self._current: dict[RequestId, Job] = {}  # by request: its latest placement
-        self._strays = Strays()
+        self._strays = UnfinishedTransfers()
         self._arrived = asyncio.Event()
         self._tasks: asyncio.TaskGroup | None = None
         self._handover: asyncio.Task[None] | None = None
         self._step_bug = ""
-        self._load = Load()
-        self._answers = AnswerMeter()
+        self._load = WorkerLoad()
+        self._answers = AnswerLengthStats()
         self._links = LinkMeter()
 
     # -- life ---------------------------------------------------------------------------
@@ -159,7 +167,8 @@ class Worker:
         self._duty.leave(self._clock.monotonic(), for_good)
 
     def convert(self, role: Role) -> None:
-        """Drains, and is ready again in that role once nothing is left: :meth:`Duty.convert`."""
+        """Drains, and is ready again in that role once nothing is left:
+        :meth:`RoleState.convert`."""
         self._duty.convert(role, self._clock.monotonic())
 
     @property
@@ -181,12 +190,12 @@ class Worker:
         return self._duty.leaves and self.idle and handed_over
 
     @property
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         """As of the last step or sweep."""
         return self._load
 
-    async def inspect(self) -> Inspection:
-        look = partial(inspection, worker=self._id, state=self.state, drained=self.drained)
+    async def inspect(self) -> WorkerInspection:
+        look = partial(inspect_engine, worker=self._id, state=self.state, drained=self.drained)
         return await self._engine.call(lambda engine: look(engine, num_jobs=len(self._jobs)))
 
     # -- requests -------------------------------------------------------------------------
@@ -203,7 +212,7 @@ class Worker:
                 raise Invalid("a decode task names its source", param="source")
         except BatonError as error:
             draining = self.state is WorkerState.DRAINING
-            stream.put(turned_away(spec) if draining else failure_of(spec, error))
+            stream.put(rerouted_output(spec) if draining else failed_output(spec, error))
             self._witness.refused(spec.request_id, error)
             return
         job = Job(spec.request_id, replace(spec, request_id=placement_id(spec)), task, stream)
@@ -220,8 +229,8 @@ class Worker:
         else:
             self._spawn(job, partial(self._compute, job))
 
-    def _new_hold(self, job: Job, num_tokens: int) -> Hold:
-        return Hold(
+    def _new_hold(self, job: Job, num_tokens: int) -> KvExport:
+        return KvExport(
             self._layout,
             num_tokens,
             self._key_maker.block_tokens,
@@ -264,7 +273,7 @@ class Worker:
         spec = job.spec
         constraint = await self._open_constraint(spec)
         if spec.scores_prompt:
-            job.extension = Extension(spec.request_id)
+            job.extension = PrefixFetch(spec.request_id)
             await self._engine.call(lambda engine: engine.add(spec, job.task, constraint))
             return
         chain = await self._hash(job)
@@ -285,11 +294,11 @@ class Worker:
             await self._engine.call(add)
             self._store.follow(extension)
 
-    async def _hash(self, job: Job) -> KeyChain:
+    async def _hash(self, job: Job) -> BlockKeyChain:
         """The keys of its blocks, made once: nothing of it is hashed between two steps."""
         spec = job.spec
-        if len(spec.token_ids) > MAX_HASHED_AT_ONCE:
-            chain = await in_thread(lambda: self._key_maker.chain(spec))
+        if len(spec.token_ids) > MAX_INLINE_HASH_TOKENS:
+            chain = await run_in_thread(lambda: self._key_maker.chain(spec))
         else:
             chain = self._key_maker.chain(spec)
         job.keys = tuple(chain.keys)
@@ -306,12 +315,12 @@ class Worker:
         if self._grammar_check is not None:
             await self._grammar_check(grammar, owner.hex())
         async with self._compiling.turn(owner.hex()):
-            return await in_thread(lambda: constraints.open(grammar, answered, owner))
+            return await run_in_thread(lambda: constraints.open(grammar, answered, owner))
 
     async def _receive(self, job: Job, source: WorkerRef) -> None:
         constraint = await self._open_constraint(job.spec)
         chain = await self._hash(job)
-        landing = Landing()
+        landing = KvImport()
         self._witness.pulls(job, landing.shipment)
         try:
             token_id = await self._intake.bring_in(job.spec, chain, source, landing)
@@ -322,7 +331,7 @@ class Worker:
         self._witness.pulled(landing.shipment)
         job.details.update(landing.shipment.details())
         if token_id is None:
-            self._end(job, Outcome.DONE)
+            self._end(job, JobOutcome.DONE)
             return
         request_id = job.spec.request_id
         try:
@@ -330,12 +339,12 @@ class Worker:
         except Invalid as error:  # of a request that was taken, only the source's token is new
             raise Corrupt(f"source {source.id} ended with token {token_id}: {error}") from error
 
-    def _note_pull(self, shipment: Shipment) -> None:
+    def _note_pull(self, shipment: KvTransferStats) -> None:
         """Of what came from another host."""
         if shipment.transport not in LOCAL_ONLY:
-            self._links.record(PULLS, shipment.size_bytes, shipment.reading_seconds)
+            self._links.record(REMOTE_KV_IMPORTS, shipment.size_bytes, shipment.reading_seconds)
 
-    def _quarantine(self, job: Job, landing: Landing) -> None:
+    def _quarantine(self, job: Job, landing: KvImport) -> None:
         """Nobody gets the blocks until the stray transfer has ended; the sweeper sees to it."""
         assert landing.transport is not None and landing.reservation is not None
         request_id, reservation = job.spec.request_id, landing.reservation
@@ -359,9 +368,9 @@ class Worker:
 
     def _fail(self, job: Job, error: BatonError) -> None:
         if job.spec.request_id in self._jobs:
-            job.stream.put(failure_of(replace(job.spec, request_id=job.request_id), error))
+            job.stream.put(failed_output(replace(job.spec, request_id=job.request_id), error))
             self._witness.failed(job, error)
-            self._end(job, Outcome.FAILED)
+            self._end(job, JobOutcome.FAILED)
 
     def _own_error(self, job: Job, error: Exception) -> BatonError:
         """What its router is told of ``error``; a bug is logged with its traceback."""
@@ -370,7 +379,7 @@ class Worker:
         log.error("request_crashed", request_id=job.request_id, exc_info=error)
         return BatonError("internal error")
 
-    def _end(self, job: Job, outcome: Outcome = Outcome.DROPPED) -> None:
+    def _end(self, job: Job, outcome: JobOutcome = JobOutcome.DROPPED) -> None:
         """Forgets the job and frees what it holds. While its way in is still running, that
         frees it, after the transfers that write to its blocks have ended."""
         if job.spec.request_id not in self._jobs:
@@ -383,7 +392,7 @@ class Worker:
         else:
             self._abort_in_engine(job)
 
-    def _forget(self, job: Job, outcome: Outcome) -> None:
+    def _forget(self, job: Job, outcome: JobOutcome) -> None:
         del self._jobs[job.spec.request_id]
         if self._current.get(job.request_id) is job:
             del self._current[job.request_id]
@@ -417,8 +426,8 @@ class Worker:
 
     def _turn_away(self, job: Job) -> None:
         if job.spec.request_id in self._jobs:
-            job.stream.put(turned_away(replace(job.spec, request_id=job.request_id)))
-            self._end(job, Outcome.TURNED_AWAY)
+            job.stream.put(rerouted_output(replace(job.spec, request_id=job.request_id)))
+            self._end(job, JobOutcome.TURNED_AWAY)
 
     async def _move(self, job: Job) -> None:
         """An answer becomes a hold for its next epoch, as if it had been a prompt."""
@@ -432,7 +441,7 @@ class Worker:
         if ours not in self._jobs:  # cancelled meanwhile
             self._engine.send(lambda engine: engine.abort(theirs))
             return
-        self._forget(job, Outcome.MOVED)
+        self._forget(job, JobOutcome.MOVED)
         held = Job(job.request_id, heir, Task.PREFILL, job.stream)
         num_tokens = passed.progress.num_computed_tokens
         held.hold = self._new_hold(held, num_tokens)
@@ -443,7 +452,9 @@ class Worker:
         held.hold.finish(passed.token_id, finished=False)
         self._store.note_step(StepResult(sealed=passed.sealed))
         self._arrived.set()
-        job.stream.put(moved(replace(job.spec, request_id=job.request_id), num_tokens + 1))
+        job.stream.put(
+            migrated_output(replace(job.spec, request_id=job.request_id), num_tokens + 1)
+        )
 
     # -- steps ------------------------------------------------------------------------------
 
@@ -490,19 +501,19 @@ class Worker:
         job.stream.put(output)
         if output.finish_reason is FinishReason.ERROR:
             self._witness.failed(job, Invalid(output.error))
-            self._end(job, Outcome.FAILED)
+            self._end(job, JobOutcome.FAILED)
         elif job.hold is not None:
             job.prefilled_at = self._clock.monotonic()
             job.hold.finish(output.token_ids[-1], output.finish_reason is not None)
             if output.finish_reason is not None:
-                self._end(job, Outcome.DONE)
+                self._end(job, JobOutcome.DONE)
         elif output.finish_reason is not None:
             self._witness.finished(job, output)
-            self._forget(job, Outcome.DONE)
+            self._forget(job, JobOutcome.DONE)
 
     # -- hand-off, source side -----------------------------------------------------------
 
-    async def open_pull(self, opening: PullOpen) -> PullLeaseOfHold:
+    async def open_pull(self, opening: KvTransferOpen) -> LocalKvExportStream:
         if opening.source_generation != self._generation:
             raise NotFound(f"worker {self._id} was reborn since the request was placed")
         if opening.model_digest != self._model_digest:
@@ -517,12 +528,14 @@ class Worker:
                 "of a cluster must have the same model, dtype, kv_dtype and block_tokens",
                 param="kv_layout",
             )
-        name = choose(tuple(self._transports), opening.transports, self._host == opening.host)
+        name = choose_transport(
+            tuple(self._transports), opening.transports, self._host == opening.host
+        )
         hold = await self._hold_of(opening.request_id)
         hold.attach(self._transports[name].export())
-        return PullLeaseOfHold(hold)
+        return LocalKvExportStream(hold)
 
-    async def _hold_of(self, placement: RequestId) -> Hold:
+    async def _hold_of(self, placement: RequestId) -> KvExport:
         """The reader may come before the request does."""
         try:
             async with asyncio.timeout(self._config.arrival_seconds):
@@ -540,7 +553,7 @@ class Worker:
         if job.spec.request_id not in self._jobs:
             return
         if complete:
-            self._end(job, Outcome.DONE)
+            self._end(job, JobOutcome.DONE)
         else:
             self._fail(job, Unavailable("the decode worker left the hand-off"))
 
@@ -554,13 +567,13 @@ class Worker:
 
     async def _refresh_load(self) -> None:
         jobs = [job for job in self._jobs.values() if job.runner]
-        coming = [Coming(job.spec, job.task, job.keys) for job in jobs]
+        coming = [IncomingRequest(job.spec, job.task, job.keys) for job in jobs]
         answers, clock = self._answers, self._clock
         mean = answers.mean
         load, self._witness.gauges.stats = await self._engine.call(
-            lambda engine: (measure(engine, coming, clock, mean), engine.stats())
+            lambda engine: (measure_load(engine, coming, clock, mean), engine.stats())
         )
-        rate = self._store.bytes_per_second or self._links.bytes_per_second(PULLS)
+        rate = self._store.bytes_per_second or self._links.bytes_per_second(REMOTE_KV_IMPORTS)
         self._load = replace(
             load,
             answer_tokens=mean,

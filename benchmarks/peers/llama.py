@@ -41,7 +41,7 @@ VOCABULARY = 1000
 
 
 @dataclass(frozen=True)
-class Way:
+class AttentionConfig:
     """How llama.cpp can be told to compute."""
 
     flash: bool
@@ -52,7 +52,7 @@ class Way:
         return f"{'flash' if self.flash else 'plain'} attention, ubatch {self.ubatch}, KV {self.kv}"
 
 
-FILL = Way(flash=True, ubatch=512, kv="f16")
+FILL = AttentionConfig(flash=True, ubatch=512, kv="f16")
 """By which a decode's KV is computed: whatever is done with it afterwards has the same format."""
 
 BF16 = 30
@@ -65,7 +65,7 @@ class Session:
     """One context of llama.cpp's, with room for a work."""
 
     def __init__(
-        self, model: Any, threads: int, way: Way, batch: int, context: int, tokens: int
+        self, model: Any, threads: int, way: AttentionConfig, batch: int, context: int, tokens: int
     ) -> None:
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = batch * (-(-context // PADDING) * PADDING)
@@ -117,7 +117,7 @@ class Session:
         llama_cpp.llama_memory_seq_cp(self._memory, 0, to, -1, -1)
 
 
-class Peer:
+class LlamaCppEngine:
     def __init__(self, path: Path, threads: int) -> None:
         parameters = llama_cpp.llama_model_default_params()
         parameters.n_gpu_layers = 0
@@ -163,7 +163,7 @@ class Peer:
             self._session.close()
         self._session = None
 
-    def _try(self, work: dict[str, Any], way: Way) -> float:
+    def _try(self, work: dict[str, Any], way: AttentionConfig) -> float:
         """Seconds. Each is tried once in a run, and what was tried is remembered."""
         key = (work["kind"], work["batch"], work["context"], way)
         if key not in self._tried:
@@ -171,7 +171,7 @@ class Peer:
             self._tried[key] = self.step()["cpu"]
         return self._tried[key]
 
-    def _ready(self, work: dict[str, Any], way: Way) -> None:
+    def _ready(self, work: dict[str, Any], way: AttentionConfig) -> None:
         batch, context = work["batch"], work["context"]
         if work["kind"] == "prefill":
             session = self._open(way, 1, context, context)
@@ -182,15 +182,15 @@ class Peer:
             self._step = _decode(session, batch, context - 1)
             self._kept = context - 1
 
-    def _open(self, way: Way, batch: int, context: int, tokens: int) -> Session:
+    def _open(self, way: AttentionConfig, batch: int, context: int, tokens: int) -> Session:
         self.drop()
         self._session = Session(self._model, self._threads, way, batch, context, tokens)
         return self._session
 
 
-def _ways(ubatch: int) -> list[Way]:
+def _ways(ubatch: int) -> list[AttentionConfig]:
     """With both kinds of attention."""
-    return [Way(flash, ubatch, "f16") for flash in (True, False)]
+    return [AttentionConfig(flash, ubatch, "f16") for flash in (True, False)]
 
 
 def _prefill(session: Session, context: int) -> Callable[[], None]:
@@ -230,7 +230,7 @@ def _set_flash(parameters: Any, wanted: bool) -> None:
         parameters.flash_attn = wanted
 
 
-def _answer(peer: Peer, asked: dict[str, Any]) -> Any:
+def _answer(peer: LlamaCppEngine, asked: dict[str, Any]) -> Any:
     if "logits" in asked:
         return peer.logits(asked["logits"])
     if "prepare" in asked:
@@ -257,7 +257,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir=options.model) as folder:
         path = Path(folder) / "model.gguf"
         gguf_file.write(options.model, path)
-        peer = Peer(path, options.threads)
+        peer = LlamaCppEngine(path, options.threads)
         features = llama_cpp.llama_print_system_info().decode()
         print(
             json.dumps({"version": version("llama-cpp-python"), "features": features}), flush=True

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from baton.config import DEMO_MODEL
-from baton.runtime.preflight import free_port
 from benchmarks.machine import SYSTEM_CLOCK, pause
+from orchestrator.preflight import free_port
 from tools.local_cluster import local_cluster
 
 NUM_WORKERS = 4

@@ -55,7 +55,7 @@ def _event(text: str) -> bytes:
 EVENT, LAST = _event(" token"), _event("") + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n"
 
 
-class Connection(asyncio.Protocol):
+class SseConnection(asyncio.Protocol):
     """One at a time, as HTTP/1.1 has it."""
 
     def __init__(self, gap_seconds: float) -> None:
@@ -95,7 +95,7 @@ class Connection(asyncio.Protocol):
 async def serve(port: int, gap_seconds: float) -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(
-        lambda: Connection(gap_seconds), "127.0.0.1", port, backlog=4096
+        lambda: SseConnection(gap_seconds), "127.0.0.1", port, backlog=4096
     )
     await server.serve_forever()
 

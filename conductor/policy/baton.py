@@ -18,26 +18,33 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from baton.errors import Invalid, Overloaded, Unavailable
-from baton.ring import successors
-from conductor.policy.alone import alone
+from baton.hash_ring import ring_successors
 from conductor.policy.candidates import candidates
-from conductor.policy.decision import Decision, Scored
-from conductor.policy.fleet import DecodeView, Pool, PrefillView, Query, Snapshot, Stored
-from conductor.policy.outlook import outlook
-from conductor.policy.reuse import service
+from conductor.policy.decision import Decision, ScoredWorker
+from conductor.policy.local_prefill import local_prefill_decision
+from conductor.policy.prefill_work import prefill_work
+from conductor.policy.queue_forecast import forecast_queue
+from conductor.policy.snapshot import (
+    DecodeView,
+    PolicyQuery,
+    PrefillView,
+    Snapshot,
+    StoredPrefix,
+    WorkerPool,
+)
 
-LATE_SCORE = 1e3
+SLO_MISS_PENALTY = 1e3
 """Seconds; more than any queue that is let grow."""
 
-IDLE_SECONDS = 1e-3
+IDLE_QUEUE_SECONDS = 1e-3
 """Who starts within them is idle, and an idle worker is the best there is: nobody is refused."""
 
-MOST_MARGIN = 0.25
+MAX_MARGIN_SHARE = 0.25
 """Of what the first token may take."""
 
 
 @dataclass(frozen=True, slots=True)
-class BatonConfig:
+class BatonPolicyConfig:
     """``service_weight`` is what a second of computing costs in seconds of waiting.
     ``fair_advantage`` is how much more often short prompts may be let in than long ones.
     ``margin_seconds`` is by how much a first token is planned to come before its deadline."""
@@ -53,7 +60,7 @@ class BatonConfig:
     full_scan: bool = False
 
 
-def place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
+def place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> Decision:
     """Raises Unavailable when there is no worker, Overloaded when none can meet the SLO, Invalid
     when none could ever hold the request."""
     decodes = _decode_scores(snapshot, query, config)
@@ -63,13 +70,13 @@ def place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
         raise Unavailable("no worker is ready")
     if not decodes:
         # A prefill worker has the same engine: slow is better than nothing.
-        return _reader_alone(scores, stored)
+        return _on_prefill_pool(scores, stored)
     if not scores:
-        return _writer_alone(decodes, stored)
+        return _on_decode_pool(decodes, stored)
     if config.admission and not query.promised:
-        _admit(snapshot, query, config, scores[0], decodes[0])
+        _check_admission(snapshot, query, config, scores[0], decodes[0])
     best = scores[0]
-    single = alone(snapshot, query, best, decodes[0], stored)
+    single = local_prefill_decision(snapshot, query, best, decodes[0], stored)
     if single is not None:
         return replace(single, prefill_scores=scores, decode_scores=decodes)
     return Decision(
@@ -85,7 +92,7 @@ def place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
     )
 
 
-def _reader_alone(scores: tuple[Scored, ...], stored: Stored | None) -> Decision:
+def _on_prefill_pool(scores: tuple[ScoredWorker, ...], stored: StoredPrefix | None) -> Decision:
     best = scores[0]
     return Decision(
         None,
@@ -98,7 +105,7 @@ def _reader_alone(scores: tuple[Scored, ...], stored: Stored | None) -> Decision
     )
 
 
-def _writer_alone(scores: tuple[Scored, ...], stored: Stored | None) -> Decision:
+def _on_decode_pool(scores: tuple[ScoredWorker, ...], stored: StoredPrefix | None) -> Decision:
     best = scores[0]
     return Decision(
         None,
@@ -110,7 +117,7 @@ def _writer_alone(scores: tuple[Scored, ...], stored: Stored | None) -> Decision
     )
 
 
-def _reason(best: Scored, query: Query, num_scored: int) -> str:
+def _reason(best: ScoredWorker, query: PolicyQuery, num_scored: int) -> str:
     return (
         f"{best.local_blocks} of {len(query.keys)} blocks at hand, {best.fetched_blocks} to fetch, "
         f"starts in {best.queue_seconds:.3f} s, computes {best.service_seconds:.3f} s, "
@@ -122,8 +129,8 @@ def _reason(best: Scored, query: Query, num_scored: int) -> str:
 
 
 def _prefill_scores(
-    snapshot: Snapshot, query: Query, config: BatonConfig, stored: Stored | None
-) -> tuple[Scored, ...]:
+    snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig, stored: StoredPrefix | None
+) -> tuple[ScoredWorker, ...]:
     """Best first; sorting is stable, so of equals the ring's next comes first."""
     if not len(snapshot.prefills):
         return ()
@@ -144,24 +151,24 @@ def _prefill_scores(
 
 def _prefill_score(
     snapshot: Snapshot,
-    query: Query,
-    config: BatonConfig,
+    query: PolicyQuery,
+    config: BatonPolicyConfig,
     view: PrefillView,
-    stored: Stored | None,
-) -> Scored:
+    stored: StoredPrefix | None,
+) -> ScoredWorker:
     now = snapshot.now_seconds
-    work = service(snapshot, query, view, stored)
+    work = prefill_work(snapshot, query, view, stored)
     own = view.cost.seconds(query.num_tokens)
-    margin = min(config.margin_seconds, query.first_token_seconds * MOST_MARGIN)
+    margin = min(config.margin_seconds, query.first_token_seconds * MAX_MARGIN_SHARE)
     deadline = now + query.first_token_seconds + own - margin
-    then = outlook(view, now, now + work.fetch_seconds, deadline, work.compute_seconds)
+    then = forecast_queue(view, now, now + work.fetch_seconds, deadline, work.compute_seconds)
     late = max(then.done_seconds - deadline, 0.0) if view.measured else 0.0
     wait = view.queue_seconds(now) + work.fetch_seconds
     score = wait + config.service_weight * work.compute_seconds
     if view.measured:
-        score += LATE_SCORE * ((late > 0) + then.num_harmed)
+        score += SLO_MISS_PENALTY * ((late > 0) + then.num_harmed)
     queue = max(then.done_seconds - now - work.compute_seconds, 0.0)
-    return Scored(
+    return ScoredWorker(
         view.id, score, queue, work.compute_seconds, work.local_blocks, work.fetched_blocks, late
     )
 
@@ -169,7 +176,9 @@ def _prefill_score(
 # -- decode --------------------------------------------------------------------------------
 
 
-def _decode_scores(snapshot: Snapshot, query: Query, config: BatonConfig) -> tuple[Scored, ...]:
+def _decode_scores(
+    snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig
+) -> tuple[ScoredWorker, ...]:
     """By what share of the memory will be promised; who would be too slow comes last. Of equals,
     the ring's next after the request: two conductors think of different workers."""
     pool = snapshot.decodes
@@ -178,7 +187,7 @@ def _decode_scores(snapshot: Snapshot, query: Query, config: BatonConfig) -> tup
         fits = (name for name in names if pool[name].capacity_tokens >= query.num_tokens)
         return (name for name in fits if name not in query.excluded)
 
-    ring = successors(pool.ids, query.request_id.encode())
+    ring = ring_successors(pool.ids, query.request_id.encode())
     least = (view.id for view in pool.least())
     names = dict.fromkeys((*islice(able(ring), 1), *islice(able(least), config.decode_candidates)))
     if not names and len(pool):
@@ -187,7 +196,7 @@ def _decode_scores(snapshot: Snapshot, query: Query, config: BatonConfig) -> tup
     return tuple(sorted(scored, key=lambda each: each.score))
 
 
-def _check_size(pool: Pool[DecodeView], query: Query) -> None:
+def _check_size(pool: WorkerPool[DecodeView], query: PolicyQuery) -> None:
     """Raises Invalid for what nobody could hold, excluded or not."""
     most = max(view.capacity_tokens for view in pool)
     if most < query.num_tokens:
@@ -199,23 +208,27 @@ def _check_size(pool: Pool[DecodeView], query: Query) -> None:
         )
 
 
-def _decode_score(snapshot: Snapshot, query: Query, view: DecodeView) -> Scored:
+def _decode_score(snapshot: Snapshot, query: PolicyQuery, view: DecodeView) -> ScoredWorker:
     gap = view.step_seconds(1, query.num_tokens)
     late = max(gap - query.token_gap_seconds, 0.0) if view.measured else 0.0
     promised = view.promised_tokens + _needed_tokens(snapshot, query)
-    score = promised / view.capacity_tokens + LATE_SCORE * (late > 0)
-    return Scored(view.id, score, 0.0, gap, late_seconds=late)
+    score = promised / view.capacity_tokens + SLO_MISS_PENALTY * (late > 0)
+    return ScoredWorker(view.id, score, 0.0, gap, late_seconds=late)
 
 
-def _needed_tokens(snapshot: Snapshot, query: Query) -> int:
+def _needed_tokens(snapshot: Snapshot, query: PolicyQuery) -> int:
     return query.num_tokens + int(min(snapshot.answer_tokens, query.max_new_tokens))
 
 
 # -- admission -----------------------------------------------------------------------------
 
 
-def _admit(
-    snapshot: Snapshot, query: Query, config: BatonConfig, best: Scored, writer: Scored
+def _check_admission(
+    snapshot: Snapshot,
+    query: PolicyQuery,
+    config: BatonPolicyConfig,
+    best: ScoredWorker,
+    writer: ScoredWorker,
 ) -> None:
     """Raises Overloaded, with the time after which it may be otherwise."""
     decode = snapshot.decodes[writer.worker]
@@ -225,12 +238,12 @@ def _admit(
             f"{query.token_gap_seconds:.3f} s",
             retry_after_seconds=1.0,
         )
-    if best.late_seconds and best.queue_seconds > IDLE_SECONDS:
+    if best.late_seconds and best.queue_seconds > IDLE_QUEUE_SECONDS:
         raise Overloaded(
             f"the first token would come {best.late_seconds:.2f} s late",
             retry_after_seconds=max(best.late_seconds, 0.1),
         )
-    if best.score >= LATE_SCORE and not best.late_seconds:
+    if best.score >= SLO_MISS_PENALTY and not best.late_seconds:
         raise Overloaded("requests that were let in before would be late", retry_after_seconds=1.0)
     needed = _needed_tokens(snapshot, query)
     wait = _wait_seconds(snapshot, query, decode, needed)
@@ -251,7 +264,7 @@ def _admit(
         )
 
 
-def _wait_seconds(snapshot: Snapshot, query: Query, decode: DecodeView, needed: int) -> float:
+def _wait_seconds(snapshot: Snapshot, query: PolicyQuery, decode: DecodeView, needed: int) -> float:
     """By how much the KV would have to wait for room longer than even a short answer can make up
     for. Promised tokens get free evenly, all of them within one answer's time."""
     deficit = needed - decode.free_tokens

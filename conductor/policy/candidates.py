@@ -3,15 +3,15 @@
 import hashlib
 from itertools import islice
 
-from baton.ring import successors
-from conductor.policy.fleet import Key, PrefillView, Query, Snapshot
+from baton.hash_ring import ring_successors
+from conductor.policy.snapshot import AnyBlockKey, PolicyQuery, PrefillView, Snapshot
 
 
-def key_bytes(key: Key) -> bytes:
+def key_bytes(key: AnyBlockKey) -> bytes:
     return key if isinstance(key, bytes) else str(key).encode()
 
 
-def ring_key(snapshot: Snapshot, query: Query) -> bytes:
+def ring_key(snapshot: Snapshot, query: PolicyQuery) -> bytes:
     """The chain key at the first depth that few enough requests share (at most a quarter of a
     worker's fair part), since real traffic shares its first blocks; else the session, else the
     request's id."""
@@ -23,26 +23,26 @@ def ring_key(snapshot: Snapshot, query: Query) -> bytes:
 
 
 def candidates(
-    snapshot: Snapshot, query: Query, num_ring: int, num_holders: int, num_least: int
+    snapshot: Snapshot, query: PolicyQuery, num_ring: int, num_holders: int, num_least: int
 ) -> list[PrefillView]:
     """The ring's next, those that hold most of the prompt, and one of the least loaded; of equals
     in score, who comes first here is taken. Which of the least loaded, the request's hash says, so
     that several conductors with the same old reports do not all flock to one. Who was excluded
     is no candidate."""
     pool = snapshot.prefills
-    ring = successors(pool.ids, ring_key(snapshot, query))
+    ring = ring_successors(pool.ids, ring_key(snapshot, query))
     able = (view.id for view in pool.least() if view.id not in query.excluded)
     least = list(islice(able, num_least))
     names = (
         *islice((name for name in ring if name not in query.excluded), num_ring),
         *snapshot.cache.holders(query.keys, num_holders),
-        *([least[drawn(query.request_id, len(least))]] if least else ()),
+        *([least[hash_to_index(query.request_id, len(least))]] if least else ()),
     )
     known = (name for name in dict.fromkeys(names) if name in pool)
     return [pool[name] for name in known if name not in query.excluded]
 
 
-def drawn(request_id: str, count: int) -> int:
+def hash_to_index(request_id: str, count: int) -> int:
     """A number in [0, count), always the same for a request."""
     digest = hashlib.blake2b(request_id.encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % count

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 
 from baton.core.ids import WorkerId
-from conductor.policy.fleet import Stored
+from conductor.policy.snapshot import StoredPrefix
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ScoredWorker:
     """A candidate: the lower the score, the better. ``local_blocks`` of the prompt are at hand
     there; of ``fetched_blocks`` more, a peer's store has a copy that is worth its way.
     ``late_seconds`` is by how much the first token is to miss its deadline."""
@@ -29,9 +29,9 @@ class Decision:
     prefill: WorkerId | None
     decode: WorkerId
     reason: str
-    reuse: Stored | None = None
+    reuse: StoredPrefix | None = None
     service_seconds: float = 0.0
     ttft_seconds: float = 0.0
     tbt_seconds: float = 0.0
-    prefill_scores: tuple[Scored, ...] = ()
-    decode_scores: tuple[Scored, ...] = ()
+    prefill_scores: tuple[ScoredWorker, ...] = ()
+    decode_scores: tuple[ScoredWorker, ...] = ()

@@ -5,30 +5,30 @@ from functools import partial
 
 from baton.core.ids import WorkerId
 from baton.errors import Invalid, Unavailable
-from conductor.policy.baton import BatonConfig, place
+from conductor.policy.baselines import BASELINES, PlacementPolicy
+from conductor.policy.baton import BatonPolicyConfig, place
 from conductor.policy.decision import Decision
-from conductor.policy.fleet import Pool, Query, Snapshot, V
-from conductor.policy.rivals import RIVALS, Rule
+from conductor.policy.snapshot import PolicyQuery, Snapshot, WorkerPool, WorkerViewT
 
-DEFAULT = "baton"
+DEFAULT_POLICY = "baton"
 
 
-def policy_named(name: str, config: BatonConfig = BatonConfig()) -> Rule:
+def get_policy(name: str, config: BatonPolicyConfig = BatonPolicyConfig()) -> PlacementPolicy:
     """Raises Invalid. ``full_scan`` is Baton's score over all workers instead of a few."""
-    if name == DEFAULT:
+    if name == DEFAULT_POLICY:
         return partial(_place, config=config)
     if name == "full_scan":
         return partial(_place, config=replace(config, full_scan=True))
-    if name not in RIVALS:
-        raise Invalid(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")
-    return partial(_place_by_rule, rule=RIVALS[name])
+    if name not in BASELINES:
+        raise Invalid(f"there is no policy {name!r}; there are {', '.join(PLACEMENT_POLICIES)}")
+    return partial(_place_by_rule, rule=BASELINES[name])
 
 
-def _place(snapshot: Snapshot, query: Query, config: BatonConfig) -> Decision:
+def _place(snapshot: Snapshot, query: PolicyQuery, config: BatonPolicyConfig) -> Decision:
     return place(snapshot, query, config)
 
 
-def _place_by_rule(snapshot: Snapshot, query: Query, rule: Rule) -> Decision:
+def _place_by_rule(snapshot: Snapshot, query: PolicyQuery, rule: PlacementPolicy) -> Decision:
     """A rule knows neither of workers that failed the request nor of pools without any."""
     if query.excluded:
         prefills = _without(snapshot.prefills, query.excluded)
@@ -48,8 +48,10 @@ def _place_by_rule(snapshot: Snapshot, query: Query, rule: Rule) -> Decision:
     raise Unavailable("no worker is ready")
 
 
-def _without(pool: Pool[V], excluded: frozenset[WorkerId]) -> Pool[V]:
-    return Pool([view for view in pool if view.id not in excluded])
+def _without(
+    pool: WorkerPool[WorkerViewT], excluded: frozenset[WorkerId]
+) -> WorkerPool[WorkerViewT]:
+    return WorkerPool([view for view in pool if view.id not in excluded])
 
 
-POLICIES = (DEFAULT, "full_scan", *RIVALS)
+PLACEMENT_POLICIES = (DEFAULT_POLICY, "full_scan", *BASELINES)

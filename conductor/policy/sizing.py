@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from conductor.forecast import LoadForecast
+from conductor.load_forecast import LoadForecast
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +35,17 @@ BACKLOG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class DemandPeaks:
     """How many workers of a pool would have done, since ``since_seconds``: ``peaks`` are (when, how
     many) of the last ``shrink_seconds``, without those that were followed by as many or more."""
 
     since_seconds: float
     peaks: tuple[tuple[float, int], ...] = ()
 
-    def then(self, now_seconds: float, num_needed: int, shrink_seconds: float) -> "Needs":
+    def then(self, now_seconds: float, num_needed: int, shrink_seconds: float) -> "DemandPeaks":
         recent = (peak for peak in self.peaks if peak[0] > now_seconds - shrink_seconds)
         higher = (peak for peak in recent if peak[1] > num_needed)
-        return Needs(self.since_seconds, (*higher, (now_seconds, num_needed)))
+        return DemandPeaks(self.since_seconds, (*higher, (now_seconds, num_needed)))
 
     @property
     def most(self) -> int:
@@ -57,7 +57,7 @@ class PoolCapacity:
     """What there is, and what one worker of each pool was measured to do: prompt tokens computed
     per second, answer tokens per second while it keeps the SLO, tokens of KV (0 is not measured
     yet). ``queued_prompt_tokens`` and ``promised_tokens`` of KV are owed already.
-    ``prefill_needs`` and ``decode_needs`` are those of the last :class:`Sizing`."""
+    ``prefill_needs`` and ``decode_needs`` are those of the last :class:`PoolSizes`."""
 
     now_seconds: float
     num_prefill: int
@@ -67,12 +67,12 @@ class PoolCapacity:
     decode_capacity_tokens: int
     queued_prompt_tokens: int = 0
     promised_tokens: int = 0
-    prefill_needs: Needs | None = None
-    decode_needs: Needs | None = None
+    prefill_needs: DemandPeaks | None = None
+    decode_needs: DemandPeaks | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Alternative:
+class PoolAlternative:
     """So many workers of a pool would be used so far."""
 
     pool: str
@@ -81,17 +81,17 @@ class Alternative:
 
 
 @dataclass(frozen=True, slots=True)
-class Sizing:
+class PoolSizes:
     prefill: int
     decode: int
     reason: str
-    alternatives: tuple[Alternative, ...] = ()
-    prefill_needs: Needs | None = None
-    decode_needs: Needs | None = None
+    alternatives: tuple[PoolAlternative, ...] = ()
+    prefill_needs: DemandPeaks | None = None
+    decode_needs: DemandPeaks | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class _PoolDemand:
     """``load`` is in workers that would be busy all the time, ``owed`` in workers that the current
     promises need: of those that there are, so many stay."""
 
@@ -101,7 +101,7 @@ class _Pool:
     owed: int
     least: int
     most: int
-    needs: Needs | None
+    needs: DemandPeaks | None
 
     def needed(self, utilisation: float) -> int:
         """By the load, within the bounds."""
@@ -116,12 +116,12 @@ class _Pool:
         return self.load / num_workers if num_workers else math.inf
 
 
-def size(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> Sizing:
+def size_pools(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> PoolSizes:
     """Both pools, each by itself."""
     prefill, decode = _prefill_pool(load, pools, config), _decode_pool(load, pools, config)
     num_prefill, prefill_needs, prefill_reason = _sized(prefill, pools.now_seconds, config)
     num_decode, decode_needs, decode_reason = _sized(decode, pools.now_seconds, config)
-    return Sizing(
+    return PoolSizes(
         num_prefill,
         num_decode,
         f"{prefill_reason}; {decode_reason}",
@@ -131,11 +131,11 @@ def size(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> Sizin
     )
 
 
-def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _Pool:
+def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _PoolDemand:
     speed = pools.prefill_tokens_per_second
     computed = load.requests_per_second * load.prompt_tokens * (1 - load.cached_share)
     computed += pools.queued_prompt_tokens / BACKLOG_SECONDS
-    return _Pool(
+    return _PoolDemand(
         "prefill",
         pools.num_prefill,
         _over(computed, speed, pools.num_prefill, config),
@@ -148,7 +148,7 @@ def _prefill_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig)
     )
 
 
-def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _Pool:
+def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) -> _PoolDemand:
     """By its speed or its memory, whichever is scarcer: an answer stays as long as it may take, and
     has half of its tokens in the mean."""
     made = load.requests_per_second * load.answer_tokens
@@ -156,7 +156,7 @@ def _decode_pool(load: LoadForecast, pools: PoolCapacity, config: SizingConfig) 
     speed, memory = pools.decode_tokens_per_second, pools.decode_capacity_tokens
     by_speed = _over(made, speed, pools.num_decode, config)
     by_memory = _over(resident, memory, pools.num_decode, config)
-    return _Pool(
+    return _PoolDemand(
         "decode",
         pools.num_decode,
         max(by_speed, by_memory),
@@ -172,9 +172,13 @@ def _over(work: float, capacity: float, num_workers: int, config: SizingConfig) 
     return work / capacity if capacity else num_workers * config.utilisation
 
 
-def _sized(pool: _Pool, now_seconds: float, config: SizingConfig) -> tuple[int, Needs, str]:
+def _sized(
+    pool: _PoolDemand, now_seconds: float, config: SizingConfig
+) -> tuple[int, DemandPeaks, str]:
     grown, shrunk = pool.needed(config.utilisation), pool.needed(config.shrink_utilisation)
-    needs = (pool.needs or Needs(now_seconds)).then(now_seconds, shrunk, config.shrink_seconds)
+    needs = (pool.needs or DemandPeaks(now_seconds)).then(
+        now_seconds, shrunk, config.shrink_seconds
+    )
     there = f"{pool.name} {pool.num_workers}"
     if grown > pool.num_workers:
         return grown, needs, f"{there} to {grown}: {_why(pool, grown, config.utilisation)}"
@@ -194,7 +198,7 @@ def _sized(pool: _Pool, now_seconds: float, config: SizingConfig) -> tuple[int, 
     return fewer, needs, f"{there} to {fewer}: {why}"
 
 
-def _why(pool: _Pool, num_workers: int, utilisation: float) -> str:
+def _why(pool: _PoolDemand, num_workers: int, utilisation: float) -> str:
     """What decided about this number."""
     if num_workers == pool.most:
         return f"{pool.load:.2f} would be busy, and {pool.most} is the most"
@@ -203,7 +207,7 @@ def _why(pool: _Pool, num_workers: int, utilisation: float) -> str:
     return f"{pool.load:.2f} would be busy, at {utilisation:.0%} at most"
 
 
-def _alternatives(pool: _Pool, chosen: int) -> Iterator[Alternative]:
+def _alternatives(pool: _PoolDemand, chosen: int) -> Iterator[PoolAlternative]:
     """One less, the chosen number, and one more."""
     for count in range(max(chosen - 1, 1), chosen + 2):
-        yield Alternative(pool.name, count, pool.utilisation(count))
+        yield PoolAlternative(pool.name, count, pool.utilisation(count))

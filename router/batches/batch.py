@@ -5,13 +5,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-WINDOW = "24h"
-WINDOW_SECONDS = 24 * 3600
+COMPLETION_WINDOW = "24h"
+COMPLETION_WINDOW_SECONDS = 24 * 3600
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions")
 
 
-class Status(StrEnum):
+class BatchStatus(StrEnum):
     """OpenAI's, but for ``validating``: lines are looked at when they are answered, so a batch is
     in progress from its first line on."""
 
@@ -25,15 +25,21 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-TRANSITIONS: Mapping[Status, frozenset[Status]] = {
-    Status.VALIDATING: frozenset({Status.IN_PROGRESS, Status.FAILED, Status.CANCELLING}),
-    Status.IN_PROGRESS: frozenset({Status.FINALIZING, Status.CANCELLING, Status.FAILED}),
-    Status.CANCELLING: frozenset({Status.CANCELLED, Status.FAILED}),
-    Status.FINALIZING: frozenset({Status.COMPLETED, Status.EXPIRED, Status.FAILED}),
+TRANSITIONS: Mapping[BatchStatus, frozenset[BatchStatus]] = {
+    BatchStatus.VALIDATING: frozenset(
+        {BatchStatus.IN_PROGRESS, BatchStatus.FAILED, BatchStatus.CANCELLING}
+    ),
+    BatchStatus.IN_PROGRESS: frozenset(
+        {BatchStatus.FINALIZING, BatchStatus.CANCELLING, BatchStatus.FAILED}
+    ),
+    BatchStatus.CANCELLING: frozenset({BatchStatus.CANCELLED, BatchStatus.FAILED}),
+    BatchStatus.FINALIZING: frozenset(
+        {BatchStatus.COMPLETED, BatchStatus.EXPIRED, BatchStatus.FAILED}
+    ),
 }
 """A batch that has begun fails where its files can't be read or written."""
 
-TERMINAL = frozenset(Status) - TRANSITIONS.keys()
+TERMINAL_STATUSES = frozenset(BatchStatus) - TRANSITIONS.keys()
 
 
 @dataclass(slots=True)
@@ -48,7 +54,7 @@ class Batch:
     metadata: dict[str, str] | None = None
     output_seconds: int | None = None
     """How long its output is kept; None: until it is deleted."""
-    status: Status = Status.VALIDATING
+    status: BatchStatus = BatchStatus.VALIDATING
     times: dict[str, int] = field(default_factory=dict)
     errors: list[dict[str, Any]] = field(default_factory=list)
     output_file_id: str | None = None
@@ -59,20 +65,20 @@ class Batch:
 
     @property
     def is_over(self) -> bool:
-        return self.status in TERMINAL
+        return self.status in TERMINAL_STATUSES
 
     @property
     def expires_at(self) -> int:
-        return self.created_at + WINDOW_SECONDS
+        return self.created_at + COMPLETION_WINDOW_SECONDS
 
     @property
-    def ending(self) -> Status:
+    def ending(self) -> BatchStatus:
         """What it becomes once everything is written."""
-        if self.status is Status.CANCELLING:
-            return Status.CANCELLED
-        return Status.EXPIRED if Status.EXPIRED in self.times else Status.COMPLETED
+        if self.status is BatchStatus.CANCELLING:
+            return BatchStatus.CANCELLED
+        return BatchStatus.EXPIRED if BatchStatus.EXPIRED in self.times else BatchStatus.COMPLETED
 
-    def become(self, status: Status, now: float) -> None:
+    def become(self, status: BatchStatus, now: float) -> None:
         assert status in TRANSITIONS.get(self.status, ()), f"{self.status} to {status}"
         self.status = status
         self.times[status] = int(now)
@@ -80,7 +86,7 @@ class Batch:
     @property
     def json(self) -> dict[str, Any]:
         """As OpenAI's clients know it."""
-        states = [status for status in Status if status is not Status.VALIDATING]
+        states = [status for status in BatchStatus if status is not BatchStatus.VALIDATING]
         errors = {"object": "list", "data": self.errors} if self.errors else None
         return {
             "id": self.id,
@@ -88,7 +94,7 @@ class Batch:
             "endpoint": self.endpoint,
             "errors": errors,
             "input_file_id": self.input_file_id,
-            "completion_window": WINDOW,
+            "completion_window": COMPLETION_WINDOW,
             "status": self.status,
             "output_file_id": self.output_file_id,
             "error_file_id": self.error_file_id,

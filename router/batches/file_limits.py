@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from baton.clock import Clock
 from baton.core.ids import TenantId
-from router.tenants.limited import RateLimited, duration
-from router.tenants.meter import Meter
+from router.tenants.admission import UsageSink
+from router.tenants.leaky_bucket import LeakyBucket
+from router.tenants.rate_limit_errors import RateLimited, format_duration
 from router.tenants.tenant import Tenant
-from router.tenants.visit import Ledger
 
-MAX_METERS = 65_536
+MAX_TRACKED_TENANTS = 65_536
 """Of tenants, a hundred bytes each; those that are full again leave when there are too many."""
 
 
@@ -40,12 +40,12 @@ class FileLimits:
 class UploadAdmission:
     """Single event loop. Of several routers each gives its equal part, and at least one."""
 
-    def __init__(self, clock: Clock, num_routers: Callable[[], int], ledger: Ledger) -> None:
+    def __init__(self, clock: Clock, num_routers: Callable[[], int], ledger: UsageSink) -> None:
         self._clock = clock
         self._num_routers = num_routers
         self._ledger = ledger
         self._under_way: Counter[TenantId] = Counter()
-        self._begun: dict[TenantId, Meter] = {}
+        self._begun: dict[TenantId, LeakyBucket] = {}
 
     @contextmanager
     def enter(self, tenant: TenantId, limits: FileLimits) -> Iterator[None]:
@@ -74,7 +74,7 @@ class UploadAdmission:
         meter = self._begun.get(tenant)
         if meter is None:
             self._forget_idle(part, now)
-            meter = self._begun[tenant] = Meter()
+            meter = self._begun[tenant] = LeakyBucket()
         wait = meter.wait_seconds(1, part, now)
         if wait > 0:
             raise _too_many(tenant, "uploads per minute", math.floor(part), wait)
@@ -84,7 +84,7 @@ class UploadAdmission:
         return max(limit / max(self._num_routers(), 1), 1.0)
 
     def _forget_idle(self, part: float, now: float) -> None:
-        if len(self._begun) >= MAX_METERS:
+        if len(self._begun) >= MAX_TRACKED_TENANTS:
             self._begun = {
                 tenant: meter
                 for tenant, meter in self._begun.items()
@@ -95,6 +95,6 @@ class UploadAdmission:
 def _too_many(tenant: TenantId, what: str, limit: int, wait: float) -> RateLimited:
     message = (
         f"Rate limit reached for tenant {tenant} on {what}: limit {limit}. "
-        f"Please try again in {duration(wait)}."
+        f"Please try again in {format_duration(wait)}."
     )
     return RateLimited("uploads", message, "requests", wait)

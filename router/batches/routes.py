@@ -12,14 +12,14 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 
 from baton.core.ids import TenantId
-from router.batches.bodies import BatchBody, ExpiresAfter, page_of
-from router.batches.desk import Desk
-from router.batches.shelf import Upload
-from router.multipart import FormReader, boundary_of
-from router.parse import parse
-from router.problem import Problem
-from router.service import Service
-from router.wire import declared_size
+from router.batches.file_store import FileUpload
+from router.batches.schema import CreateBatchBody, ExpiresAfter, paginate
+from router.batches.service import BatchService
+from router.errors import ApiError
+from router.http.body_parser import parse_body
+from router.http.multipart import MultipartParser, parse_boundary
+from router.http.response_writer import content_length
+from router.openai.context import RouterContext
 
 MAX_BATCH_BODY_BYTES = 64 * 1024
 """Of the request for a batch; its lines are in a file."""
@@ -31,7 +31,7 @@ FORM_FIELDS = frozenset(
 CHUNK_BYTES = 256 * 1024
 
 
-class Listed(Protocol):
+class ListItem(Protocol):
     @property
     def id(self) -> str: ...
 
@@ -39,54 +39,54 @@ class Listed(Protocol):
     def json(self) -> dict[str, Any]: ...
 
 
-def add_batches(app: FastAPI, service: Service, desk: Desk) -> None:
-    _add_files(app, service, desk)
-    _add_batches(app, service, desk)
+def add_batch_routes(app: FastAPI, service: RouterContext, desk: BatchService) -> None:
+    _add_file_routes(app, service, desk)
+    _add_batch_routes(app, service, desk)
 
 
-def _add_files(app: FastAPI, service: Service, desk: Desk) -> None:
+def _add_file_routes(app: FastAPI, service: RouterContext, desk: BatchService) -> None:
     @app.post("/v1/files")
     async def upload(request: Request) -> Response:
         service.check_open()
-        with _turn(service, request) as tenant, desk.upload_turn(tenant):
+        with _admitted_tenant(service, request) as tenant, desk.upload_turn(tenant):
             return await _upload(request, service, desk, tenant)
 
     @app.get("/v1/files")
     async def list_files(request: Request) -> Response:
         query = dict(request.query_params)
-        with _turn(service, request) as tenant:
+        with _admitted_tenant(service, request) as tenant:
             files = await desk.on_disk(tenant, desk.shelf(tenant).list)
         purpose = query.pop("purpose", None)
         wanted = [file for file in files if purpose in (None, file.purpose)]
         if query.pop("order", "desc") == "desc":
             wanted.reverse()
-        return _page(wanted, query, 10_000)
+        return _list_response(wanted, query, 10_000)
 
     @app.get("/v1/files/{file_id}")
     async def get_file(request: Request, file_id: str) -> Response:
-        with _turn(service, request) as tenant:
+        with _admitted_tenant(service, request) as tenant:
             return _json((await desk.on_disk(tenant, desk.shelf(tenant).get, file_id)).json)
 
     @app.get("/v1/files/{file_id}/content")
     async def content(request: Request, file_id: str) -> Response:
-        with _turn(service, request) as tenant:
+        with _admitted_tenant(service, request) as tenant:
             record, file = await desk.on_disk(tenant, desk.shelf(tenant).open, file_id)
         headers = {"content-length": str(record.bytes)}
         return StreamingResponse(_chunks(file), 200, headers, "application/octet-stream")
 
     @app.delete("/v1/files/{file_id}")
     async def delete_file(request: Request, file_id: str) -> Response:
-        with _turn(service, request) as tenant:
+        with _admitted_tenant(service, request) as tenant:
             await desk.on_disk(tenant, desk.delete_file, tenant, file_id)
         return _json({"id": file_id, "object": "file", "deleted": True})
 
 
-def _add_batches(app: FastAPI, service: Service, desk: Desk) -> None:
+def _add_batch_routes(app: FastAPI, service: RouterContext, desk: BatchService) -> None:
     @app.post("/v1/batches")
     async def create(request: Request) -> Response:
         service.check_open()
-        with _turn(service, request) as tenant:
-            body = parse(BatchBody, await _read(request, service))
+        with _admitted_tenant(service, request) as tenant:
+            body = parse_body(CreateBatchBody, await _read_small_body(request, service))
             expires = body.output_expires_after
             batch = await desk.on_disk(
                 tenant,
@@ -102,33 +102,35 @@ def _add_batches(app: FastAPI, service: Service, desk: Desk) -> None:
 
     @app.get("/v1/batches")
     async def list_batches(request: Request) -> Response:
-        with _turn(service, request) as tenant:
+        with _admitted_tenant(service, request) as tenant:
             batches = await desk.on_disk(tenant, desk.batches, tenant)
-        return _page(batches, dict(request.query_params), 100)
+        return _list_response(batches, dict(request.query_params), 100)
 
     @app.get("/v1/batches/{batch_id}")
     async def get_batch(request: Request, batch_id: str) -> Response:
-        with _turn(service, request) as tenant:
+        with _admitted_tenant(service, request) as tenant:
             return _json((await desk.on_disk(tenant, desk.batch, tenant, batch_id)).json)
 
     @app.post("/v1/batches/{batch_id}/cancel")
     async def cancel(request: Request, batch_id: str) -> Response:
-        with _turn(service, request) as tenant:
+        with _admitted_tenant(service, request) as tenant:
             batch = await desk.on_disk(tenant, desk.cancel, tenant, batch_id)
         desk.hurry()
         return _json(batch.json)
 
 
-async def _upload(request: Request, service: Service, desk: Desk, tenant: TenantId) -> Response:
+async def _upload(
+    request: Request, service: RouterContext, desk: BatchService, tenant: TenantId
+) -> Response:
     """Raises Problem. What was begun and not finished leaves nothing."""
-    boundary = boundary_of(request.headers.get("content-type"))
-    told = declared_size(request.scope)
+    boundary = parse_boundary(request.headers.get("content-type"))
+    told = content_length(request.scope)
     if told > desk.max_file_bytes + MAX_BATCH_BODY_BYTES:
-        raise Problem(413, f"a file has at most {desk.max_file_bytes} bytes", param="file")
+        raise ApiError(413, f"a file has at most {desk.max_file_bytes} bytes", param="file")
     expected = max(told - MAX_BATCH_BODY_BYTES, 0)
     upload = await desk.on_disk(tenant, desk.open_upload, tenant, expected)
     try:
-        form = FormReader(boundary, lambda _: upload)
+        form = MultipartParser(boundary, lambda _: upload)
         await _read_form(request, form, service, desk, tenant)
         expires = await desk.on_disk(tenant, _check_form, form, upload)
         seconds = None if expires is None else expires.seconds
@@ -140,39 +142,43 @@ async def _upload(request: Request, service: Service, desk: Desk, tenant: Tenant
 
 
 async def _read_form(
-    request: Request, form: FormReader, service: Service, desk: Desk, tenant: TenantId
+    request: Request,
+    form: MultipartParser,
+    service: RouterContext,
+    desk: BatchService,
+    tenant: TenantId,
 ) -> None:
     """In threads: a disk may be slow. A body has ``body_seconds`` for as many bytes as one may have
     elsewhere, and so many times as long for as many times as much."""
     config = service.config
-    seconds = config.body_seconds * (1 + declared_size(request.scope) // config.max_body_bytes)
+    seconds = config.body_seconds * (1 + content_length(request.scope) // config.max_body_bytes)
     try:
         async with asyncio.timeout(seconds):
             async for data in request.stream():
                 if data:
                     await desk.on_disk(tenant, form.push, data)
     except TimeoutError as error:
-        raise Problem(408, f"the body did not arrive within {seconds:g} s") from error
+        raise ApiError(408, f"the body did not arrive within {seconds:g} s") from error
     except ClientDisconnect as error:
-        raise Problem(400, "the body ended too early") from error
+        raise ApiError(400, "the body ended too early") from error
     form.close()
 
 
-def _check_form(form: FormReader, upload: Upload) -> ExpiresAfter | None:
+def _check_form(form: MultipartParser, upload: FileUpload) -> ExpiresAfter | None:
     """Raises Problem (400)."""
     upload.close()
     unknown = form.fields.keys() - FORM_FIELDS
     if unknown:
         name = min(unknown)
         message = f"Unrecognized request argument supplied: {name}"
-        raise Problem(400, message, param=name, code="unknown_parameter")
+        raise ApiError(400, message, param=name, code="unknown_parameter")
     if form.fields.get("purpose") != "batch":
         given = form.fields.get("purpose")
-        raise Problem(400, f"purpose is {given!r}, and must be 'batch'", param="purpose")
+        raise ApiError(400, f"purpose is {given!r}, and must be 'batch'", param="purpose")
     if form.filename is None:
-        raise Problem(400, "Missing required parameter: file", param="file")
+        raise ApiError(400, "Missing required parameter: file", param="file")
     if upload.size_bytes == 0:
-        raise Problem(400, "the file is empty", param="file", code="invalid_value")
+        raise ApiError(400, "the file is empty", param="file", code="invalid_value")
     return ExpiresAfter.of_form(form.fields)
 
 
@@ -183,7 +189,7 @@ async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
             yield data
 
 
-async def _read(request: Request, service: Service) -> bytes:
+async def _read_small_body(request: Request, service: RouterContext) -> bytes:
     """A small body of JSON. Raises Problem."""
     body = b""
     try:
@@ -191,24 +197,24 @@ async def _read(request: Request, service: Service) -> bytes:
             async for data in request.stream():
                 body += data
                 if len(body) > MAX_BATCH_BODY_BYTES:
-                    raise Problem(413, f"the body has more than {MAX_BATCH_BODY_BYTES} bytes")
+                    raise ApiError(413, f"the body has more than {MAX_BATCH_BODY_BYTES} bytes")
     except TimeoutError as error:
-        raise Problem(408, "the body did not arrive in time") from error
+        raise ApiError(408, "the body did not arrive in time") from error
     except ClientDisconnect as error:
-        raise Problem(400, "the body ended too early") from error
+        raise ApiError(400, "the body ended too early") from error
     return body
 
 
 @contextmanager
-def _turn(service: Service, request: Request) -> Iterator[TenantId]:
+def _admitted_tenant(service: RouterContext, request: Request) -> Iterator[TenantId]:
     """Who asks, with a place among the requests under way. Raises Problem (401) or Overloaded."""
     tenant = service.doorkeeper.tenant_of(request.headers.get("authorization"))
     with service.entrance.room(service.doorkeeper.roll.tenant(tenant), 1):
         yield tenant
 
 
-def _page(items: Sequence[Listed], query: dict[str, str], max_limit: int) -> Response:
-    page, more = page_of(items, query, max_limit)
+def _list_response(items: Sequence[ListItem], query: dict[str, str], max_limit: int) -> Response:
+    page, more = paginate(items, query, max_limit)
     return _json(
         {
             "object": "list",

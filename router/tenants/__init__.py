@@ -1,0 +1,1 @@
+"""Tenants: authentication, quotas, admission, usage."""

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from baton.core.ids import TenantId
-from router.tenants.spent import Spent
-from router.tenants.usage import OTHER
+from router.tenants.request_usage import RequestUsage
+from router.tenants.usage_store import OTHER_TENANTS
 
-MAX_NAMES = 100
+MAX_TENANT_LABELS = 100
 """Tenants with a label of their own: each is ten series. Those who come after are ``other``."""
 
 
 class TenantMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
-        self._meters: dict[TenantId, _Meters] = {}
+        self._meters: dict[TenantId, _TenantCounters] = {}
         self._requests = Counter(
             "baton_tenant_requests_total",
             "Requests that were answered or begun, by tenant.",
@@ -66,7 +66,7 @@ class TenantMetrics:
             registry=registry,
         )
 
-    def note_spent(self, tenant: TenantId, spent: Spent) -> None:
+    def note_spent(self, tenant: TenantId, spent: RequestUsage) -> None:
         meters = self._meters_of(tenant)
         meters.requests.inc(spent.requests)
         meters.computed.inc(spent.computed_tokens)
@@ -80,13 +80,13 @@ class TenantMetrics:
     def note_refused(self, tenant: TenantId, reason: str) -> None:
         self._refusals.labels(self._meters_of(tenant).name, reason).inc()
 
-    def _meters_of(self, tenant: TenantId) -> "_Meters":
+    def _meters_of(self, tenant: TenantId) -> "_TenantCounters":
         meters = self._meters.get(tenant)
         if meters is not None:
             return meters
-        name = tenant if len(self._meters) < MAX_NAMES else OTHER
+        name = tenant if len(self._meters) < MAX_TENANT_LABELS else OTHER_TENANTS
         if name not in self._meters:
-            self._meters[name] = _Meters(
+            self._meters[name] = _TenantCounters(
                 name,
                 self._requests.labels(name),
                 self._prompt_tokens.labels(name, "computed"),
@@ -99,7 +99,7 @@ class TenantMetrics:
 
 
 @dataclass(frozen=True, slots=True)
-class _Meters:
+class _TenantCounters:
     """Of one name, prepared: to look them up takes longer than to count."""
 
     name: TenantId

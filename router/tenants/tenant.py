@@ -4,14 +4,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from baton.core.ids import TenantId
-from baton.core.priority import Priority, lowered
-from baton.core.tenant import salted_again, shared_salt, tenant_salt, tenant_tag
+from baton.core.priority import Priority, lower_priority
+from baton.core.tenant import client_salt, shared_salt, tenant_salt, tenant_tag
 
 DEFAULT_TENANT = TenantId("default")
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class TenantLimits:
     """None: no limit, and of files the limit of the settings. Of all routers together."""
 
     requests_per_minute: int | None = None
@@ -24,7 +24,7 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Prices:
+class TokenPrices:
     """Per million tokens, in whatever currency the operator thinks. ``cached`` None: as input."""
 
     input: float = 0.0
@@ -37,11 +37,11 @@ class Prices:
         return (total + self.output * completion_tokens) / 1e6
 
 
-UNLIMITED, FREE = Limits(), Prices()
+UNLIMITED, FREE = TenantLimits(), TokenPrices()
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TenantAttributes:
     """How a request of a tenant stands beside others: what its blocks' keys are made of, whom it is
     counted to, and who goes before it."""
 
@@ -66,8 +66,8 @@ class Tenant:
     salt: str | None = None
     priority: Priority = Priority.NORMAL
     weight: float = 1.0
-    limits: Limits = UNLIMITED
-    prices: Prices = FREE
+    limits: TenantLimits = UNLIMITED
+    prices: TokenPrices = FREE
 
     @property
     def is_limited(self) -> bool:
@@ -78,15 +78,15 @@ class Tenant:
         salt = _salt_and_tag(secret, self.id)[0]
         if self.salt is not None:
             salt = shared_salt(secret, self.salt)
-        return salted_again(salt, cache_salt) if cache_salt else salt
+        return client_salt(salt, cache_salt) if cache_salt else salt
 
-    def standing(self, secret: str | None, cache_salt: str | None, behind: int) -> Standing:
+    def standing(self, secret: str | None, cache_salt: str | None, behind: int) -> TenantAttributes:
         """``behind``: by how many steps the request itself gives way, from 0. Whatever salts a
         tenant uses, it has one tag."""
-        return Standing(
+        return TenantAttributes(
             self.block_salt(secret, cache_salt),
             _salt_and_tag(secret, self.id)[1],
-            lowered(self.priority, behind),
+            lower_priority(self.priority, behind),
             self.weight,
         )
 

@@ -16,12 +16,12 @@ from baton.config import load_settings
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Unauthorized
-from baton.runtime.election import Election
-from baton.runtime.pools.kubernetes import KubernetesPools
-from baton.runtime.pools.kubernetes_api import KubernetesApi
-from baton.runtime.pools.kubernetes_client import KubernetesClient
-from baton.runtime.pools.kubernetes_lease import KubernetesLease
-from baton.runtime.pools.kubernetes_watch import PodWatch
+from baton.pools.kubernetes.api import KubernetesApi
+from baton.pools.kubernetes.client import KubernetesClient
+from baton.pools.kubernetes.lease import KubernetesLease
+from baton.pools.kubernetes.pod_watch import PodWatch
+from baton.pools.kubernetes.pools import KubernetesPools
+from baton.pools.leader_election import LeaderElection
 from tests.contract.test_kubernetes_pools import FakeReach, QuickClock
 from tests.helm.chart import NAMESPACE as HOME
 from tests.helm.chart import Release, render, setting
@@ -133,7 +133,9 @@ async def test_all_that_a_conductor_does_and_no_more(server: KubeServer, tmp_pat
     await house.pools.mend()
     name = house.settings.kubernetes_lease
     assert name is not None
-    election = Election(KubernetesLease(house.client, name, SystemClock()), "me", SystemClock())
+    election = LeaderElection(
+        KubernetesLease(house.client, name, SystemClock()), "me", SystemClock()
+    )
     await election.look()
     await election.look()
     await election.resign()

@@ -13,10 +13,10 @@ from baton.clock import ManualClock
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Overloaded, Unauthorized, Unavailable
-from baton.runtime.pools.base import PoolWorker
-from baton.runtime.pools.kubernetes import KubernetesPools
-from baton.runtime.pools.kubernetes_api import KubernetesApi
-from baton.runtime.pools.kubernetes_client import KubernetesClient
+from baton.pools.base import PoolWorker
+from baton.pools.kubernetes.api import KubernetesApi
+from baton.pools.kubernetes.client import KubernetesClient
+from baton.pools.kubernetes.pools import KubernetesPools
 from tests.contract.fake_kubernetes import COST, FakeKubernetes, FakePod, FakePool, fake_kubernetes
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE

@@ -14,11 +14,11 @@ from kubernetes import client
 
 from baton.clock import SystemClock
 from baton.errors import Overloaded
-from baton.runtime.election import NOBODY, Election, LeaseRecord
-from baton.runtime.pools import kubernetes_watch as watch_module
-from baton.runtime.pools.kubernetes_client import KubernetesClient
-from baton.runtime.pools.kubernetes_lease import KubernetesLease
-from baton.runtime.pools.kubernetes_watch import PodWatch
+from baton.pools.kubernetes import pod_watch as watch_module
+from baton.pools.kubernetes.client import KubernetesClient
+from baton.pools.kubernetes.lease import KubernetesLease
+from baton.pools.kubernetes.pod_watch import PodWatch
+from baton.pools.leader_election import NO_HOLDER, LeaderElection, LeaseRecord
 from tests.contract.fake_kubernetes import labels_of
 from tests.kube.api import Api
 from tests.kube.failures import Refused
@@ -157,8 +157,8 @@ async def test_a_lease_is_made_renewed_and_given_back(house: House) -> None:
     assert await lease.read() == made
     renewed = await lease.write(made)
     assert renewed.renewals > made.renewals and renewed.version != made.version
-    given = await lease.write(LeaseRecord(NOBODY, version=renewed.version))
-    assert given.holder == NOBODY
+    given = await lease.write(LeaseRecord(NO_HOLDER, version=renewed.version))
+    assert given.holder == NO_HOLDER
     for stale in (made, LeaseRecord("two")):
         with pytest.raises(Overloaded, match="leases"):
             await lease.write(stale)
@@ -166,7 +166,7 @@ async def test_a_lease_is_made_renewed_and_given_back(house: House) -> None:
 
 async def test_two_that_want_it_at_once(house: House) -> None:
     clock = SystemClock()
-    elections = [Election(lease_of(house), name, clock) for name in ("one", "two", "three")]
+    elections = [LeaderElection(lease_of(house), name, clock) for name in ("one", "two", "three")]
     await asyncio.gather(*(each.look() for each in elections))
     assert sum(each.leads for each in elections) == 1
     leader = next(each for each in elections if each.leads)

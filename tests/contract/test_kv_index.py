@@ -7,17 +7,17 @@ import pytest
 import redis
 from redis.asyncio import Redis
 
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import BlockKey, Incarnation, WorkerId
 from baton.core.store import Tier
 from baton.errors import Unavailable
-from baton.kv.index import Holder, KvIndex, PrefixHit, bisect_prefix
+from baton.kv.index import KvHolder, KvIndex, PrefixHit, bisect_prefix
 from baton.kv.memory_index import MemoryKvIndex
 from baton.kv.redis_index import BATCH_KEYS, ENTRY_SECONDS, RedisKvIndex
 from tests.contract.conftest import RunningValkey
 
 
-def holder(node: str, generation: int = 1) -> Holder:
-    return Holder(WorkerId(node), Generation(generation))
+def holder(node: str, generation: int = 1) -> KvHolder:
+    return KvHolder(WorkerId(node), Incarnation(generation))
 
 
 def chain(count: int, first: int = 0) -> list[BlockKey]:
@@ -78,7 +78,7 @@ async def test_more_keys_than_one_batch(index: KvIndex) -> None:
 async def test_prefixes_are_searched_not_scanned() -> None:
     asked = []
 
-    async def holders_of(key: BlockKey) -> dict[Holder, Tier]:
+    async def holders_of(key: BlockKey) -> dict[KvHolder, Tier]:
         asked.append(key)
         return {holder("a"): Tier.DRAM} if key < chain(1, 700)[0] else {}
 

@@ -16,15 +16,15 @@ import psutil
 import pytest
 
 from baton.clock import SystemClock
-from baton.config import load_settings, prepare_ray
+from baton.config import load_settings, set_ray_environment
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Unavailable
 from baton.rpc.worker_client import convert_worker
-from baton.runtime.pools.kept import Keeper, KeptPools
-from baton.runtime.pools.local import LocalPools, TellRole
-from baton.runtime.recipe import Recipe
-from baton.runtime.state import ClusterFolder, ProcessState
+from orchestrator.cluster_state import ClusterFolder, ProcessState
+from orchestrator.launch_specs import LaunchSpecs
+from orchestrator.local_pools import ConvertWorker, LocalPools
+from orchestrator.supervised_pools import SupervisedPools, SupervisedProcess
 
 CLOCK = SystemClock()
 
@@ -33,13 +33,13 @@ class House:
     """Pools of programs that only report."""
 
     def __init__(
-        self, folder: Path, ray_cluster: Any, tell_role: TellRole = convert_worker
+        self, folder: Path, ray_cluster: Any, tell_role: ConvertWorker = convert_worker
     ) -> None:
         self._folder = folder
         cluster = ClusterFolder(folder, "test")
         cluster.make()
         settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, drain_seconds=5)
-        recipe = Recipe(settings, cluster, self._command)
+        recipe = LaunchSpecs(settings, cluster, self._command)
         self.pools = _pools(recipe, ray_cluster, tell_role)
         self._changed = asyncio.Event()
 
@@ -53,7 +53,7 @@ class House:
     def stopped(self) -> list[str]:
         return (self._folder / "stopped").read_text().split()
 
-    def keeper(self, name: str) -> Keeper:
+    def keeper(self, name: str) -> SupervisedProcess:
         return next(keeper for keeper in self.pools.keepers if keeper.state.id == name)
 
     def state(self, name: str) -> ProcessState:
@@ -77,7 +77,7 @@ class House:
         """1 + 1 workers; nothing is left of any afterwards."""
         pids: set[int] = set()
 
-        def notice(keeper: Keeper) -> None:
+        def notice(keeper: SupervisedProcess) -> None:
             pids.add(keeper.state.pid)
             self._changed.set()
 
@@ -103,10 +103,10 @@ def assert_gone(pids: set[int]) -> None:
     assert alive == []
 
 
-def _pools(recipe: Recipe, ray_cluster: Any, tell_role: TellRole) -> KeptPools:
+def _pools(recipe: LaunchSpecs, ray_cluster: Any, tell_role: ConvertWorker) -> SupervisedPools:
     if ray_cluster is None:
         return LocalPools(recipe, CLOCK, 5, 20, tell_role)
-    from baton.runtime.pools.ray import RayPools
+    from orchestrator.ray.pools import RayPools
 
     return RayPools(recipe, ray_cluster, CLOCK)
 
@@ -117,8 +117,8 @@ def ray_cluster() -> Iterator[Any]:
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
     before, others = dict(os.environ), set(psutil.Process().children(recursive=True))
-    prepare_ray(own=True)
-    from baton.runtime.pools.ray_cluster import RayCluster
+    set_ray_environment(own=True)
+    from orchestrator.ray.cluster import RayCluster
 
     settings = load_settings(on="ray", ray_worker_cpus=psutil.cpu_count() / 4, device="cpu")
     cluster = RayCluster(settings)
@@ -136,8 +136,8 @@ def ray_cluster() -> Iterator[Any]:
 
 @pytest.fixture(params=["local", "ray"])
 def house(request: pytest.FixtureRequest, tmp_path: Path) -> House:
-    cluster = request.getfixturevalue("ray_cluster") if request.param == "ray" else None
-    return House(tmp_path, cluster)
+    ray_cluster = request.getfixturevalue("ray_cluster") if request.param == "ray" else None
+    return House(tmp_path, ray_cluster)
 
 
 @pytest.fixture
@@ -289,10 +289,10 @@ async def test_without_room_a_worker_is_pending_and_says_for_what(ray_house: Hou
 async def test_an_actor_that_dies_comes_back_with_its_worker(
     ray_house: House, monkeypatch: pytest.MonkeyPatch, by_ray: bool
 ) -> None:
-    from baton.runtime.pools import ray_cluster
+    from orchestrator.ray import cluster
 
     if not by_ray:  # Ray gives it up at once; then we make another
-        monkeypatch.setattr(ray_cluster, "MAX_RESTARTS", 0)
+        monkeypatch.setattr(cluster, "MAX_RESTARTS", 0)
     async with ray_house.running():
         before = ray_house.state("decode-0").pid
         actor = psutil.Process(before).parent()

@@ -12,19 +12,19 @@ from structlog.testing import capture_logs
 
 from baton.clock import ManualClock, SystemClock
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.ids import Generation, WorkerId
-from baton.core.load import MAX_QUEUED, Load, QueuedWork
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
+from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
 from baton.errors import Invalid, Unavailable
 from baton.registry.base import Registry
-from baton.registry.codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
+from baton.registry.member_codec import MAX_MEMBER_BYTES, member_from_json, member_to_json
 from baton.registry.memory import MemoryRegistry
 from baton.registry.redis import RedisRegistry
 from tests.contract.conftest import RunningValkey
 
 LONG = 60.0
-LOAD = Load(
+LOAD = WorkerLoad(
     running=3,
     at_seconds=1.5e9,
     queue=(QueuedWork(-0.5, 0.25), QueuedWork(None, 0.0)),
@@ -37,7 +37,7 @@ LOAD = Load(
 
 def member(name: str, generation: int = 1, state: WorkerState = WorkerState.READY) -> Member:
     return Member(
-        WorkerId(name), Role.PREFILL, "127.0.0.1:1", Generation(generation), state,
+        WorkerId(name), Role.PREFILL, "127.0.0.1:1", Incarnation(generation), state,
         model_digest="ab", block_tokens=16, transports=("shm", "grpc"), load=LOAD,
     )  # fmt: skip
 
@@ -86,10 +86,10 @@ async def test_an_older_life_neither_announces_nor_withdraws(registry: Registry)
     assert await registry.announce(member("a", 1), LONG)
     assert await registry.announce(member("a", 2), LONG)
     assert not await registry.announce(member("a", 1), LONG)
-    await registry.withdraw(WorkerId("a"), Generation(1))
+    await registry.withdraw(WorkerId("a"), Incarnation(1))
     assert await registry.members() == [member("a", 2)]
-    await registry.withdraw(WorkerId("a"), Generation(2))
-    await registry.withdraw(WorkerId("a"), Generation(2))
+    await registry.withdraw(WorkerId("a"), Incarnation(2))
+    await registry.withdraw(WorkerId("a"), Incarnation(2))
     assert await registry.members() == []
 
 
@@ -108,7 +108,7 @@ async def test_a_shorter_lease_replaces_a_longer_one(registry: Registry) -> None
         pass
     # An older life may be announced again once nobody newer has a lease.
     assert await registry.announce(member("a", 2), LONG)
-    await registry.withdraw(WorkerId("a"), Generation(2))
+    await registry.withdraw(WorkerId("a"), Incarnation(2))
     assert await registry.announce(member("a", 1), LONG)
     assert await registry.members() == [member("a", 1)]
 
@@ -152,7 +152,7 @@ async def test_what_is_no_member_keeps_nobody_out(valkey_url: str, value: bytes)
     with redis.Redis.from_url(valkey_url) as client:
         client.delete("baton:blocked:member:a")
         client.set("baton:blocked:member:a", value)
-        await registry.withdraw(WorkerId("a"), Generation(1))
+        await registry.withdraw(WorkerId("a"), Incarnation(1))
         assert client.get("baton:blocked:member:a") is None
         client.set("baton:blocked:member:a", value)
         assert await registry.announce(member("a"), LONG)
@@ -219,7 +219,7 @@ async def test_somebody_who_writes_faster_ends_nobody(
 
 async def test_replies_are_bounded(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody reads gigabytes because somebody wrote them there; small replies come as before."""
-    monkeypatch.setattr("baton.registry.bounded_replies.MAX_REPLY_BYTES", 1 << 20)
+    monkeypatch.setattr("baton.registry.bounded_parser.MAX_REPLY_BYTES", 1 << 20)
     registry = RedisRegistry(valkey_url, "huge")
     assert await registry.announce(member("a"), LONG)
     with redis.Redis.from_url(valkey_url) as client:
@@ -262,7 +262,7 @@ async def test_redis_gone_and_back(tmp_path: Path) -> None:
         registry.ping(),
         registry.members(),
         registry.announce(member("a"), LONG),
-        registry.withdraw(WorkerId("a"), Generation(1)),
+        registry.withdraw(WorkerId("a"), Incarnation(1)),
     ):
         with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:\d+ can't be asked"):
             await call

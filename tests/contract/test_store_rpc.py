@@ -14,14 +14,14 @@ import pytest
 from baton.clock import ManualClock
 from baton.config import load_settings
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef, WorkerRef
-from baton.core.ids import BlockKey, Generation, WorkerId
-from baton.core.load import Load
+from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, WorkerRef
 from baton.core.member import Member
-from baton.core.placement import MAX_ALTERNATIVES, Alternative, Placement
+from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
 from baton.core.pool_plan import MAX_POOL_ALTERNATIVES, PoolAlternative, PoolPlan
 from baton.core.states import Role, WorkerState
-from baton.core.store import BlockFilter, LeaseQuery, PutRequest, PutResult, Tier
+from baton.core.store import BlockFilter, LeaseRequest, PutRequest, PutResult, Tier
+from baton.core.worker_load import WorkerLoad
 from baton.errors import (
     BatonError,
     Cancelled,
@@ -32,23 +32,23 @@ from baton.errors import (
     Unauthorized,
     Unavailable,
 )
-from baton.registry.codec import member_from_json
+from baton.registry.member_codec import member_from_json
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.rpc.channel import open_channel
-from baton.rpc.conductor_client import ask_placement, ask_pool_plan
+from baton.rpc.conductor_client import fetch_pool_plan, request_placement
 from baton.rpc.conductor_service import ConductorService, add_conductor_service
-from baton.rpc.door import DoorServer, door_path
-from baton.rpc.kvstore_calls import StoreCalls
-from baton.rpc.kvstore_client import KvStoreClient, stat_store
+from baton.rpc.kvstore_client import KvStoreClient, fetch_store_stats
+from baton.rpc.kvstore_methods import KvStoreMethods
 from baton.rpc.kvstore_service import add_kvstore_service
+from baton.rpc.local_rpc import LocalRpcServer, local_rpc_socket_path
 from baton.rpc.placement_stream import GrpcPlacementStream
 from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import conductor_pb2 as pb
 from baton.rpc.v1 import conductor_pb2_grpc as pb_grpc
 from conductor.conductor import Conductor, ConductorConfig
-from conductor.mirror import Mirror
 from conductor.program import ConductorProgram
+from conductor.store_mirror import StoreMirror
 from tests.store_house import ALL, KEYS, SIZE, House
 
 SECRET = "a secret of the cluster"
@@ -78,8 +78,8 @@ class Served:
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Served]:
     """A node and its client, over either way."""
     house = House()
-    path = door_path(tmp_path / "doors", "node") if request.param == "door" else None
-    server = DoorServer(StoreCalls(house.node), path) if path else None
+    path = local_rpc_socket_path(tmp_path / "doors", "node") if request.param == "door" else None
+    server = LocalRpcServer(KvStoreMethods(house.node), path) if path else None
     if server is not None:
         await server.start()
     async with contextlib.AsyncExitStack() as stack:
@@ -98,8 +98,8 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
             await server.close()
 
 
-def query(*numbers: int, seconds: float = 5.0, max_bytes: int = ALL) -> LeaseQuery:
-    return LeaseQuery(tuple(KEYS[number] for number in numbers), seconds, max_bytes)
+def query(*numbers: int, seconds: float = 5.0, max_bytes: int = ALL) -> LeaseRequest:
+    return LeaseRequest(tuple(KEYS[number] for number in numbers), seconds, max_bytes)
 
 
 async def test_blocks_are_put_lent_and_given_back(store: Served) -> None:
@@ -115,10 +115,10 @@ async def test_blocks_are_put_lent_and_given_back(store: Served) -> None:
         replace(house.ref(number), offset_bytes=number * SIZE) for number in range(3)
     )
     assert (leased.checksum_algorithm, leased.num_held) == (CHECKSUM_XXH3, 3)
-    assert (await stat_store(store.address, SECRET)).leased_blocks == 3
+    assert (await fetch_store_stats(store.address, SECRET)).leased_blocks == 3
     for _ in range(2):
         await client.release(leased.lease_id)
-    assert await stat_store(store.address, SECRET) == house.node.stats()
+    assert await fetch_store_stats(store.address, SECRET) == house.node.stats()
     assert (await client.stat()).leased_blocks == 0
     nothing = await client.lease(query(5))
     assert (nothing.lease_id, nothing.blocks) == ("", ())
@@ -168,7 +168,7 @@ async def test_refusals_of_the_node_arrive_as_they_are(
     house, client = store.house, store.client
     with pytest.raises(Corrupt, match="not what was announced"):
         await client.put(house.request([0], wrong=1))
-    monkeypatch.setattr("baton.rpc.kvstore_convert.keys_from_bytes.__defaults__", (2,))
+    monkeypatch.setattr("baton.rpc.convert.kvstore.keys_from_bytes.__defaults__", (2,))
     with pytest.raises(Invalid, match="keys are up to 2 times 16 bytes, not 48"):
         await client.lease(query(0, 1, 2))
     monkeypatch.undo()
@@ -216,7 +216,7 @@ async def test_a_silent_node_costs_no_more_than_a_call(store: Served) -> None:
 async def test_a_watcher_gets_what_is_held_and_every_change(store: Served) -> None:
     house = store.house
     await house.put(0, 1)
-    watching = store.client.watch(Generation(0), 0)
+    watching = store.client.watch(Incarnation(0), 0)
     first = await anext(watching)
     assert (first.reset, first.more, first.tier, set(first.keys)) == (
         True,
@@ -231,7 +231,7 @@ async def test_a_watcher_gets_what_is_held_and_every_change(store: Served) -> No
     numbers = [(await anext(watching)).number for _ in range(3)]
     assert numbers == [change.number + 1, change.number + 2, change.number + 3]
     # Whoever knows everything so far gets what follows, and no snapshot.
-    again = store.client.watch(Generation(1), numbers[-1])
+    again = store.client.watch(Incarnation(1), numbers[-1])
     await house.put(3)
     page = await anext(again)
     assert (page.reset, page.number, page.keys) == (False, numbers[-1] + 1, (KEYS[3],))
@@ -243,18 +243,18 @@ async def test_a_watcher_gets_what_is_held_and_every_change(store: Served) -> No
 
 async def test_the_store_asks_for_the_secret(store: Served) -> None:
     with pytest.raises(Unauthorized):
-        await stat_store(store.address, "another")
+        await fetch_store_stats(store.address, "another")
     with pytest.raises(Unauthorized):
-        await stat_store(store.address)
+        await fetch_store_stats(store.address)
     stranger = KvStoreClient(store.address, "another")
     with pytest.raises(Unauthorized):
-        await anext(stranger.watch(Generation(0), 0))
+        await anext(stranger.watch(Incarnation(0), 0))
     await stranger.close()
 
 
 def member(name: str, role: Role) -> Member:
     return Member(
-        WorkerId(name), role, f"{name}:1", Generation(7), WorkerState.READY, block_tokens=16
+        WorkerId(name), role, f"{name}:1", Incarnation(7), WorkerState.READY, block_tokens=16
     )
 
 
@@ -266,7 +266,7 @@ async def conductor(*members: Member, **config: Any) -> AsyncIterator[grpc.aio.C
         await registry.announce(one, 60.0)
     membership = Membership(registry, clock)
     await membership.refresh()
-    mirror = Mirror()
+    mirror = StoreMirror()
     core = Conductor(membership, mirror, clock, ConductorConfig(**config))
     async with (
         served(lambda server: add_conductor_service(server, core)) as address,
@@ -291,11 +291,11 @@ async def ask(
     """Over a stream, as routers do, or by a call of its own."""
     asked = question(*excluded, keys=keys)
     if not streams:
-        return await ask_placement(channel, **asked)
+        return await request_placement(channel, **asked)
     stream = GrpcPlacementStream(channel)
     running = asyncio.create_task(stream.run())
     try:
-        return await ask_placement(channel, **asked, stream=stream)
+        return await request_placement(channel, **asked, stream=stream)
     finally:
         running.cancel()
         await asyncio.wait([running])
@@ -320,11 +320,11 @@ async def test_a_stream_of_placements_ends_with_its_conductor() -> None:
         stream = GrpcPlacementStream(channel)
         running = asyncio.create_task(stream.run())
         with pytest.raises(BatonError, match="internal error"):
-            await ask_placement(channel, **question(), stream=stream)
+            await request_placement(channel, **question(), stream=stream)
         assert core.asked.is_set() and stream.alive
     await asyncio.wait([running])
     with pytest.raises(Unavailable, match="the stream has ended"):
-        await ask_placement(channel, **question(), stream=stream)
+        await request_placement(channel, **question(), stream=stream)
 
 
 async def test_a_conductor_that_does_not_answer_in_time() -> None:
@@ -352,7 +352,7 @@ async def test_a_conductor_that_does_not_answer_in_time() -> None:
 
 
 def loaded(one: Member, **load: Any) -> Member:
-    return replace(one, load=Load(at_seconds=1.0, num_blocks=100, **load))
+    return replace(one, load=WorkerLoad(at_seconds=1.0, num_blocks=100, **load))
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -364,27 +364,27 @@ async def test_a_placement_and_why(streams: bool) -> None:
     ]
     async with conductor(*workers) as channel:
         placement = await ask(channel, streams=streams)
-    assert placement.prefill == WorkerRef(WorkerId("p"), "p:1", Generation(7))
-    assert placement.decode == WorkerRef(WorkerId("d"), "d:1", Generation(7))
+    assert placement.prefill == WorkerRef(WorkerId("p"), "p:1", Incarnation(7))
+    assert placement.decode == WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
     assert placement.reason == (
         "0 of 16 blocks at hand, 0 to fetch, starts in 0.000 s, computes 0.133 s, best of 1"
     )
     assert (placement.policy, placement.store_hint) == ("baton", None)
     assert (placement.ttft_seconds, placement.tbt_seconds) == (0.133, 0.01)
     assert placement.prefill_alternatives == (
-        Alternative(WorkerId("p"), 4 * 0.133, 0.0, 0.133, 0, 0, 0.0),
+        PlacementAlternative(WorkerId("p"), 4 * 0.133, 0.0, 0.133, 0, 0, 0.0),
     )
     # 133 tokens, and at most 16 of an answer, of 1,600.
     assert placement.decode_alternatives == (
-        Alternative(WorkerId("d"), 149 / 1600, 0.0, 0.01, 0, 0, 0.0),
+        PlacementAlternative(WorkerId("d"), 149 / 1600, 0.0, 0.01, 0, 0, 0.0),
     )
 
 
 async def test_a_router_reads_a_few_alternatives() -> None:
     class Talkative:
         def place(self, **asked: Any) -> Placement:
-            others = tuple(Alternative(WorkerId(f"p{n}"), float(n)) for n in range(20))
-            ref = WorkerRef(WorkerId("d"), "d:1", Generation(7))
+            others = tuple(PlacementAlternative(WorkerId(f"p{n}"), float(n)) for n in range(20))
+            ref = WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
             return Placement(None, ref, "", prefill_alternatives=others)
 
         def describe(self) -> tuple[list[str], str]:
@@ -400,7 +400,7 @@ async def test_a_router_reads_a_few_alternatives() -> None:
 
 async def test_placements_without_one_pool() -> None:
     async with conductor(member("p", Role.PREFILL), member("d", Role.DECODE)) as channel:
-        decode = WorkerRef(WorkerId("d"), "d:1", Generation(7))
+        decode = WorkerRef(WorkerId("d"), "d:1", Incarnation(7))
         alone = await ask(channel, "p")
         assert (alone.prefill, alone.decode) == (None, decode)
         assert (alone.ttft_seconds, alone.tbt_seconds) == (None, None)
@@ -457,9 +457,9 @@ async def test_a_conductor_tells_how_many_workers_there_should_be() -> None:
 
     core = Planning()
     async with served(lambda server: add_conductor_service(server, core)) as address:
-        assert await ask_pool_plan(address, SECRET, 30.0) is None
+        assert await fetch_pool_plan(address, SECRET, 30.0) is None
         core.told = plan
-        told = await ask_pool_plan(address, SECRET, 30.0)
+        told = await fetch_pool_plan(address, SECRET, 30.0)
     assert told == replace(plan, alternatives=plan.alternatives[:MAX_POOL_ALTERNATIVES])
 
 

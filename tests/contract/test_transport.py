@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from baton.clock import SystemClock
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid, Unavailable
-from baton.transport.base import Span, TransferState, Transport
-from baton.transport.flow import TransferFailed, transfer
+from baton.transport.base import TransferRange, TransferState, Transport
+from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.region import HostMemory
-from baton.transport.select import open_transports
+from baton.transport.reads import TransferFailed, read_ranges
+from baton.transport.selection import open_transports
 from tests.contract.transport_peer import endpoint_from_json, pattern
 
 SIZE = 1 << 20
@@ -119,21 +119,23 @@ def opened_pair(name: str, interfaces: tuple[str, ...] = ()) -> Iterator[tuple[S
         transport.close()
 
 
-def random_spans(seed: int, count: int) -> list[Span]:
+def random_spans(seed: int, count: int) -> list[TransferRange]:
     """Reads that do not overlap locally, of block-like and odd sizes."""
     chance = np.random.default_rng(seed)
     cuts = np.sort(chance.choice(np.arange(1, SIZE // 2), size=2 * count, replace=False))
     spans = []
     for start, end in zip(cuts[::2].tolist(), cuts[1::2].tolist(), strict=True):
         remote = int(chance.integers(0, SIZE - (end - start)))
-        spans.append(Span(remote, start, end - start))
+        spans.append(TransferRange(remote, start, end - start))
     chance.shuffle(spans)  # type: ignore[arg-type]
     return spans
 
 
-async def read(reader: Reader, endpoint: Endpoint, spans: list[Span], seconds: float = 20) -> None:
+async def read(
+    reader: Reader, endpoint: Endpoint, spans: list[TransferRange], seconds: float = 20
+) -> None:
     peer = await asyncio.to_thread(reader.transport.connect, endpoint)
-    await transfer(reader.transport, peer, spans, seconds, CLOCK)
+    await read_ranges(reader.transport, peer, spans, seconds, CLOCK)
 
 
 async def test_reads_arrive_whole(pair: tuple[Source, Reader]) -> None:
@@ -156,8 +158,8 @@ async def test_two_transfers_side_by_side(pair: tuple[Source, Reader]) -> None:
     endpoint = source.start()
     half = SIZE // 2
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(read(reader, endpoint, [Span(0, half, half)]))
-        tasks.create_task(read(reader, endpoint, [Span(half, 0, half)]))
+        tasks.create_task(read(reader, endpoint, [TransferRange(0, half, half)]))
+        tasks.create_task(read(reader, endpoint, [TransferRange(half, 0, half)]))
     wanted = pattern(SIZE, 1)
     assert np.array_equal(reader.bytes[half:], wanted[:half])
     assert np.array_equal(reader.bytes[:half], wanted[half:])
@@ -167,14 +169,16 @@ async def test_two_transfers_side_by_side(pair: tuple[Source, Reader]) -> None:
     "spans",
     [
         [],
-        [Span(0, 0, 0)],
-        [Span(SIZE - 1, 0, 2)],
-        [Span(0, SIZE - 1, 2)],
-        [Span(-1, 0, 1)],
-        [Span(0, -1, 1)],
+        [TransferRange(0, 0, 0)],
+        [TransferRange(SIZE - 1, 0, 2)],
+        [TransferRange(0, SIZE - 1, 2)],
+        [TransferRange(-1, 0, 1)],
+        [TransferRange(0, -1, 1)],
     ],
 )
-def test_spans_out_of_range_are_refused(pair: tuple[Source, Reader], spans: list[Span]) -> None:
+def test_spans_out_of_range_are_refused(
+    pair: tuple[Source, Reader], spans: list[TransferRange]
+) -> None:
     source, reader = pair
     peer = reader.transport.connect(source.start())
     with pytest.raises(Invalid):
@@ -192,13 +196,13 @@ async def test_a_dead_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> No
     """It fails, or what arrives is checked by its checksum, which is not this suite's."""
     source, reader = pair
     endpoint = source.start()
-    await read(reader, endpoint, [Span(0, 0, 4096)])
+    await read(reader, endpoint, [TransferRange(0, 0, 4096)])
     source.kill()
     if reader.transport.name == "shm":  # the mapping outlives the process: a good read
-        await read(reader, endpoint, [Span(0, 0, 4096)], seconds=2)
+        await read(reader, endpoint, [TransferRange(0, 0, 4096)], seconds=2)
         return
     try:
-        await read(reader, endpoint, [Span(0, 0, 4096)], seconds=2)
+        await read(reader, endpoint, [TransferRange(0, 0, 4096)], seconds=2)
     except Unavailable:
         pass
     else:
@@ -213,21 +217,21 @@ async def test_a_peer_that_was_never_there_is_unavailable(pair: tuple[Source, Re
     if reader.transport.name.startswith("nixl"):
         return  # UCX may still find its memory; the checksum decides
     with pytest.raises(Unavailable):
-        await read(reader, endpoint, [Span(0, 0, 4096)], seconds=2)
+        await read(reader, endpoint, [TransferRange(0, 0, 4096)], seconds=2)
 
 
 async def test_a_frozen_peer_never_hangs_a_read(pair: tuple[Source, Reader]) -> None:
     """Memory of a frozen peer can still be read; over a socket the deadline ends the read."""
     source, reader = pair
     endpoint = source.start()
-    await read(reader, endpoint, [Span(0, 0, 4096)])
+    await read(reader, endpoint, [TransferRange(0, 0, 4096)])
     source.freeze()
     if reader.transport.name == "grpc":
         with pytest.raises(TransferFailed, match="DEADLINE_EXCEEDED"):
-            await read(reader, endpoint, [Span(0, 0, 4096)], seconds=0.5)
+            await read(reader, endpoint, [TransferRange(0, 0, 4096)], seconds=0.5)
         return
     try:
-        await read(reader, endpoint, [Span(0, 0, 4096)], seconds=0.5)
+        await read(reader, endpoint, [TransferRange(0, 0, 4096)], seconds=0.5)
     except Unavailable:
         assert reader.transport.name.startswith("nixl")
 
@@ -240,10 +244,10 @@ async def test_a_read_that_outlives_its_deadline_is_a_stray(
     monkeypatch.setenv("UCX_TLS", "tcp")
     with opened_pair("nixl", ("lo",)) as (source, reader):
         endpoint = source.start()
-        await read(reader, endpoint, [Span(0, 0, 4096)])
+        await read(reader, endpoint, [TransferRange(0, 0, 4096)])
         source.freeze()
         with pytest.raises(TransferFailed, match="can't end a read") as failure:
-            await read(reader, endpoint, [Span(0, 0, SIZE)], seconds=0.2)
+            await read(reader, endpoint, [TransferRange(0, 0, SIZE)], seconds=0.2)
         (stray,) = failure.value.strays
         assert not reader.transport.release(stray)
         reader.bytes[:] = 7
@@ -257,12 +261,12 @@ async def test_a_reborn_peer_is_another_peer(pair: tuple[Source, Reader]) -> Non
     """And its earlier life is let go by itself."""
     source, reader = pair
     old = source.start(generation=1)
-    await read(reader, old, [Span(0, 0, 4096)])
+    await read(reader, old, [TransferRange(0, 0, 4096)])
     dead = reader.transport.connect(old)
     source.kill()
-    await read(reader, source.start(generation=2), [Span(0, 0, SIZE)])
+    await read(reader, source.start(generation=2), [TransferRange(0, 0, SIZE)])
     assert np.array_equal(reader.bytes, pattern(SIZE, 2))
-    late = reader.transport.prepare(dead, [Span(0, 0, 64)], 1.0)
+    late = reader.transport.prepare(dead, [TransferRange(0, 0, 64)], 1.0)
     reader.transport.post(late)
     while reader.transport.poll(late) is TransferState.PENDING:
         await CLOCK.sleep(0.001)
@@ -276,7 +280,9 @@ async def test_a_peer_that_leaves_during_a_read_takes_no_memory_away(
     source, reader = pair
     endpoint = source.start()
     peer = await asyncio.to_thread(reader.transport.connect, endpoint)
-    reading = asyncio.create_task(transfer(reader.transport, peer, [Span(0, 0, SIZE)], 20, CLOCK))
+    reading = asyncio.create_task(
+        read_ranges(reader.transport, peer, [TransferRange(0, 0, SIZE)], 20, CLOCK)
+    )
     await asyncio.sleep(0)
     reader.transport.disconnect(peer)
     try:
@@ -285,14 +291,14 @@ async def test_a_peer_that_leaves_during_a_read_takes_no_memory_away(
         pass
     else:
         assert np.array_equal(reader.bytes, pattern(SIZE, 1))
-    await read(reader, endpoint, [Span(0, 0, SIZE)])
+    await read(reader, endpoint, [TransferRange(0, 0, SIZE)])
     assert np.array_equal(reader.bytes, pattern(SIZE, 1))
 
 
 def test_release_is_idempotent_and_legal_before_post(pair: tuple[Source, Reader]) -> None:
     source, reader = pair
     peer = reader.transport.connect(source.start())
-    prepared = reader.transport.prepare(peer, [Span(0, 0, 64)], 1.0)
+    prepared = reader.transport.prepare(peer, [TransferRange(0, 0, 64)], 1.0)
     assert reader.transport.release(prepared)
     assert reader.transport.release(prepared)
     assert reader.transport.poll(prepared) is TransferState.RELEASED
@@ -302,14 +308,14 @@ async def test_a_cancelled_read_lets_go_of_the_blocks(pair: tuple[Source, Reader
     """After the cancelled call has returned, nothing writes to the local region."""
     source, reader = pair
     endpoint = source.start()
-    reading = asyncio.create_task(read(reader, endpoint, [Span(0, 0, SIZE)]))
+    reading = asyncio.create_task(read(reader, endpoint, [TransferRange(0, 0, SIZE)]))
     await asyncio.sleep(0)
     reading.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reading
     before = reader.bytes.copy()
     reader.bytes[:] = 7
-    await read(reader, endpoint, [Span(0, 0, 1)])
+    await read(reader, endpoint, [TransferRange(0, 0, 1)])
     assert (reader.bytes[1:] == 7).all()
     assert before.shape == reader.bytes.shape
 
@@ -322,7 +328,7 @@ def test_estimates_follow_what_was_measured(pair: tuple[Source, Reader]) -> None
     assert 0 < small < large
 
 
-Fault = Callable[[Endpoint, Span], str]
+Fault = Callable[[Endpoint, TransferRange], str]
 
 
 @pytest.mark.parametrize("fault", ["lost", "corrupt"])
@@ -336,9 +342,9 @@ async def test_the_memory_twin_injects_faults(fault: str) -> None:
     endpoint = source.start()
     if fault == "lost":
         with pytest.raises(TransferFailed, match="lost"):
-            await read(reader, endpoint, [Span(0, 0, SIZE)])
+            await read(reader, endpoint, [TransferRange(0, 0, SIZE)])
     else:
-        await read(reader, endpoint, [Span(0, 0, SIZE)])
+        await read(reader, endpoint, [TransferRange(0, 0, SIZE)])
         assert (reader.bytes != pattern(SIZE, 1)).sum() == 1
 
 

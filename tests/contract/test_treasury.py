@@ -13,17 +13,17 @@ from redis.asyncio import Redis
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
-from router.tenants.redis_treasury import RedisTreasury
-from router.tenants.treasury import (
+from router.tenants.quota_store import (
     LEASE_SECONDS,
-    Ask,
-    Draw,
-    Drawn,
-    Grant,
-    Hold,
-    MemoryTreasury,
-    Treasury,
+    MemoryQuotaStore,
+    QuotaGrant,
+    QuotaRequest,
+    QuotaStore,
+    RateGrant,
+    RateRequest,
+    SlotRequest,
 )
+from router.tenants.redis_quota_store import RedisQuotaStore
 
 A, B = TenantId("a"), TenantId("b")
 LIMIT = 10  # a minute: one comes back every six seconds
@@ -32,24 +32,24 @@ LIMIT = 10  # a minute: one comes back every six seconds
 class House:
     """A treasury, and a way to say that a router has been silent for some time."""
 
-    def __init__(self, treasury: Treasury, silence: Callable[[str, float], Any]) -> None:
+    def __init__(self, treasury: QuotaStore, silence: Callable[[str, float], Any]) -> None:
         self.treasury = treasury
         self.silence = silence
 
-    async def draw(self, router: str, least: int, most: int = 0, settled: int = 0) -> Drawn:
-        draw = Draw(LIMIT, settled, least, max(least, most))
-        [grant] = await self.treasury.exchange(router, [Ask(A, 2, requests=draw)])
+    async def draw(self, router: str, least: int, most: int = 0, settled: int = 0) -> RateGrant:
+        draw = RateRequest(LIMIT, settled, least, max(least, most))
+        [grant] = await self.treasury.exchange(router, [QuotaRequest(A, 2, requests=draw)])
         return grant.requests
 
     async def hold(self, router: str, running: int, wanted: int, limit: int = 4) -> int:
-        ask = Ask(A, 2, hold=Hold(limit, running, wanted))
+        ask = QuotaRequest(A, 2, hold=SlotRequest(limit, running, wanted))
         [grant] = await self.treasury.exchange(router, [ask])
         return grant.seats
 
 
 @asynccontextmanager
-async def opened(url: str) -> AsyncIterator[RedisTreasury]:
-    treasury = RedisTreasury(url, "test", exchange_seconds=30)
+async def opened(url: str) -> AsyncIterator[RedisQuotaStore]:
+    treasury = RedisQuotaStore(url, "test", exchange_seconds=30)
     try:
         yield treasury
     finally:
@@ -64,7 +64,7 @@ async def house(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterato
         async def advance(_: str, seconds: float) -> None:
             clock.advance(seconds)
 
-        yield House(MemoryTreasury(clock), advance)
+        yield House(MemoryQuotaStore(clock), advance)
         return
     async with Redis.from_url(valkey_url) as client, opened(valkey_url) as treasury:
         await client.flushdb()
@@ -129,9 +129,9 @@ async def test_a_router_that_is_dead_holds_nothing_any_more(house: House) -> Non
 
 async def test_tenants_have_nothing_to_do_with_each_other(house: House) -> None:
     asks = [
-        Ask(A, 1, requests=Draw(LIMIT, 0, 10, 10), hold=Hold(1, 0, 1)),
-        Ask(B, 1, tokens=Draw(7, 0, 7, 7)),
-        Ask(B, 1, requests=Draw(3, 0, 3, 3), tokens=Draw(7, 0, 1, 1)),
+        QuotaRequest(A, 1, requests=RateRequest(LIMIT, 0, 10, 10), hold=SlotRequest(1, 0, 1)),
+        QuotaRequest(B, 1, tokens=RateRequest(7, 0, 7, 7)),
+        QuotaRequest(B, 1, requests=RateRequest(3, 0, 3, 3), tokens=RateRequest(7, 0, 1, 1)),
     ]
     granted = await house.treasury.exchange("r0", asks)
     assert [(g.requests.granted, g.tokens.granted, g.seats) for g in granted] == [
@@ -141,33 +141,35 @@ async def test_tenants_have_nothing_to_do_with_each_other(house: House) -> None:
 
 
 async def test_a_treasury_that_is_gone() -> None:
-    twin = MemoryTreasury(ManualClock())
+    twin = MemoryQuotaStore(ManualClock())
     twin.reachable = False
     async with opened("redis://127.0.0.1:1/0") as real:
         for treasury in (twin, real):
             with pytest.raises(Unavailable):
-                await treasury.exchange("r0", [Ask(A, 1, requests=Draw(1, 0, 1, 1))])
+                await treasury.exchange(
+                    "r0", [QuotaRequest(A, 1, requests=RateRequest(1, 0, 1, 1))]
+                )
             with pytest.raises(Unavailable):
                 await treasury.ping()
 
 
 draws = st.builds(
-    lambda limit, settled, least, more: Draw(limit, settled, least, least + more),
+    lambda limit, settled, least, more: RateRequest(limit, settled, least, least + more),
     st.sampled_from([5, 10]), st.integers(-4, 4), st.integers(0, 4), st.integers(0, 8),
 )  # fmt: skip
 asks = st.builds(
-    Ask, st.just(A), st.integers(1, 3), st.none() | draws, st.none() | draws,
-    st.none() | st.builds(Hold, st.integers(1, 5), st.integers(0, 3), st.integers(0, 6)),
+    QuotaRequest, st.just(A), st.integers(1, 3), st.none() | draws, st.none() | draws,
+    st.none() | st.builds(SlotRequest, st.integers(1, 5), st.integers(0, 3), st.integers(0, 6)),
 )  # fmt: skip
 
 
 @given(st.lists(st.tuples(st.sampled_from(["r0", "r1", "r2"]), asks), max_size=12))
 @settings(max_examples=40, deadline=None)
-async def test_both_grant_the_same(valkey_url: str, told: list[tuple[str, Ask]]) -> None:
+async def test_both_grant_the_same(valkey_url: str, told: list[tuple[str, QuotaRequest]]) -> None:
     """The twin's clock goes with the server's: what is exactly a router's part at one moment is
     less than that a moment later."""
     clock = ManualClock(1000.0)
-    twin = MemoryTreasury(clock)
+    twin = MemoryQuotaStore(clock)
     async with Redis.from_url(valkey_url) as client, opened(valkey_url) as real:
         await client.flushdb()
         then = await _seconds(client)
@@ -187,7 +189,7 @@ async def _seconds(client: Redis) -> float:
     return float(seconds) + microseconds / 1e6
 
 
-def _counts(grant: Grant) -> tuple[int, int, int]:
+def _counts(grant: QuotaGrant) -> tuple[int, int, int]:
     return grant.requests.granted, grant.tokens.granted, grant.seats
 
 
@@ -206,7 +208,9 @@ async def test_whoever_writes_to_redis_grants_nothing_impossible(
     valkey_url: str, field: str, value: str
 ) -> None:
     """Nonsense is as good as no answer, and nobody is granted more than they asked for."""
-    ask = Ask(A, 2, requests=Draw(LIMIT, least=1, most=3), hold=Hold(4, 1, 2))
+    ask = QuotaRequest(
+        A, 2, requests=RateRequest(LIMIT, least=1, most=3), hold=SlotRequest(4, 1, 2)
+    )
     async with Redis.from_url(valkey_url) as client, opened(valkey_url) as treasury:
         await client.flushdb()
         seconds, _ = await client.time()

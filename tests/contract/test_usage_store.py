@@ -10,11 +10,11 @@ from redis.asyncio import Redis
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
 from baton.errors import Unavailable
-from router.tenants.ledger import MAX_SENT, TenantLedger
 from router.tenants.metrics import TenantMetrics
-from router.tenants.redis_usage import RedisUsage
-from router.tenants.spent import Spent
-from router.tenants.usage import Field, MemoryUsageStore, UsageStore, day_of
+from router.tenants.redis_usage_store import RedisUsageStore
+from router.tenants.request_usage import RequestUsage
+from router.tenants.usage_recorder import MAX_COUNTERS_PER_FLUSH, UsageRecorder
+from router.tenants.usage_store import MemoryUsageStore, UsageField, UsageStore, day_of
 
 A, B = TenantId("a"), TenantId("b")
 MONDAY, TUESDAY = "2030-01-07", "2030-01-08"
@@ -28,75 +28,77 @@ async def store(request: pytest.FixtureRequest, valkey_url: str) -> AsyncIterato
         return
     async with Redis.from_url(valkey_url) as client:
         await client.flushdb()
-    usage = RedisUsage(valkey_url, "test")
+    usage = RedisUsageStore(valkey_url, "test")
     yield usage
     await usage.close()
 
 
 async def test_writers_add_up(store: UsageStore) -> None:
-    mine = {(MONDAY, A, Field.PROMPT): 10, (TUESDAY, A, Field.PROMPT): 1}
+    mine = {(MONDAY, A, UsageField.PROMPT): 10, (TUESDAY, A, UsageField.PROMPT): 1}
     await store.add("router-0/1", 1, mine)
-    await store.add("router-1/1", 1, {(MONDAY, A, Field.PROMPT): 5, (MONDAY, B, Field.CACHED): 2})
+    await store.add(
+        "router-1/1", 1, {(MONDAY, A, UsageField.PROMPT): 5, (MONDAY, B, UsageField.CACHED): 2}
+    )
     assert await store.read([MONDAY]) == {
-        (MONDAY, A, Field.PROMPT): 15,
-        (MONDAY, B, Field.CACHED): 2,
+        (MONDAY, A, UsageField.PROMPT): 15,
+        (MONDAY, B, UsageField.CACHED): 2,
     }
-    assert (await store.read([MONDAY, TUESDAY]))[TUESDAY, A, Field.PROMPT] == 1
+    assert (await store.read([MONDAY, TUESDAY]))[TUESDAY, A, UsageField.PROMPT] == 1
     assert await store.read(["2029-01-01"]) == {}
 
 
 async def test_a_number_counts_once(store: UsageStore) -> None:
-    counts = {(MONDAY, A, Field.REQUESTS): 1}
+    counts = {(MONDAY, A, UsageField.REQUESTS): 1}
     for number in (1, 1, 2, 1):
         await store.add("router-0/1", number, counts)
     await store.add("router-0/2", 1, counts)  # its next life
-    assert await store.read([MONDAY]) == {(MONDAY, A, Field.REQUESTS): 3}
+    assert await store.read([MONDAY]) == {(MONDAY, A, UsageField.REQUESTS): 3}
 
 
 async def test_a_ledger_brings_everything(store: UsageStore) -> None:
     clock = ManualClock(FIRST_DAY_SECONDS)
-    ledger = TenantLedger(TenantMetrics(CollectorRegistry()), clock)
-    for number in range(MAX_SENT // 3):
-        ledger.note_spent(TenantId(f"t{number}"), Spent(1, 20, 5, 3))
+    ledger = UsageRecorder(TenantMetrics(CollectorRegistry()), clock)
+    for number in range(MAX_COUNTERS_PER_FLUSH // 3):
+        ledger.note_spent(TenantId(f"t{number}"), RequestUsage(1, 20, 5, 3))
     clock.advance(86_400.0)
     ledger.note_refused(A, "tokens")
     await ledger.send(store, "router-0/1")
     assert ledger.unsent() == {}
     counts = await store.read([MONDAY, TUESDAY])
-    totals: Counter[Field] = Counter()
+    totals: Counter[UsageField] = Counter()
     for (_, _, field), amount in counts.items():
         totals[field] += amount
     assert totals == {
-        Field.REQUESTS: MAX_SENT // 3,
-        Field.PROMPT: 20 * (MAX_SENT // 3),
-        Field.CACHED: 5 * (MAX_SENT // 3),
-        Field.COMPLETION: 3 * (MAX_SENT // 3),
-        Field.REFUSED: 1,
+        UsageField.REQUESTS: MAX_COUNTERS_PER_FLUSH // 3,
+        UsageField.PROMPT: 20 * (MAX_COUNTERS_PER_FLUSH // 3),
+        UsageField.CACHED: 5 * (MAX_COUNTERS_PER_FLUSH // 3),
+        UsageField.COMPLETION: 3 * (MAX_COUNTERS_PER_FLUSH // 3),
+        UsageField.REFUSED: 1,
     }
-    assert counts[TUESDAY, A, Field.REFUSED] == 1
+    assert counts[TUESDAY, A, UsageField.REFUSED] == 1
 
 
 async def test_what_did_not_arrive_is_brought_later_and_what_did_counts_once() -> None:
     clock, store = ManualClock(FIRST_DAY_SECONDS), MemoryUsageStore()
-    ledger = TenantLedger(TenantMetrics(CollectorRegistry()), clock)
+    ledger = UsageRecorder(TenantMetrics(CollectorRegistry()), clock)
     store.reachable = False
     for _ in range(2):
-        ledger.note_spent(A, Spent(1, 10, 0, 1))
+        ledger.note_spent(A, RequestUsage(1, 10, 0, 1))
         with pytest.raises(Unavailable):
             await ledger.send(store, "r")
-    assert ledger.unsent()[MONDAY, A, Field.PROMPT] == 20
+    assert ledger.unsent()[MONDAY, A, UsageField.PROMPT] == 20
     store.reachable, store.deaf = True, True
     with pytest.raises(Unavailable):
         await ledger.send(store, "r")  # the first ten arrive, and nobody says so
     store.deaf = False
     await ledger.send(store, "r")
-    assert (await store.read([MONDAY]))[MONDAY, A, Field.PROMPT] == 20
+    assert (await store.read([MONDAY]))[MONDAY, A, UsageField.PROMPT] == 20
 
 
 async def test_a_redis_that_is_gone_is_unavailable() -> None:
-    store = RedisUsage("redis://127.0.0.1:1/0", "test")
+    store = RedisUsageStore("redis://127.0.0.1:1/0", "test")
     with pytest.raises(Unavailable):
-        await store.add("r", 1, {(MONDAY, A, Field.REQUESTS): 1})
+        await store.add("r", 1, {(MONDAY, A, UsageField.REQUESTS): 1})
     await store.close()
 
 
@@ -106,7 +108,7 @@ def test_days_are_those_of_utc() -> None:
 
 
 async def test_what_somebody_else_wrote_is_no_usage(valkey_url: str) -> None:
-    usage = RedisUsage(valkey_url, "odd")
+    usage = RedisUsageStore(valkey_url, "odd")
     async with Redis.from_url(valkey_url) as client:
         for amount in ("9" * 5000, "-1", "x", ""):
             await client.hset(f"baton:odd:usage:day:{MONDAY}", "a/prompt_tokens", amount)

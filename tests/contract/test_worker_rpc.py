@@ -11,33 +11,37 @@ import pytest
 
 from baton.clock import SystemClock
 from baton.core.cost import PrefillCost
-from baton.core.handoff import WorkerRef
-from baton.core.ids import Generation, TokenId, WorkerId
+from baton.core.credentials import ClusterCredentials
+from baton.core.ids import Incarnation, TokenId, WorkerId
+from baton.core.kv_transfer import WorkerRef
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
-from baton.core.trust import Trust
 from baton.engine.fake_runner import reference_answer
 from baton.errors import Invalid, Unauthorized, Unavailable
-from baton.rpc.channel import open_channel, translated
-from baton.rpc.convert import output_from_proto, ref_to_proto, spec_to_proto
-from baton.rpc.encoded_service import add_encoded_worker_service
-from baton.rpc.line_client import ClientLine, open_line
-from baton.rpc.line_server import LineServer, OpenService
+from baton.rpc.channel import open_channel, translated_rpc_errors
+from baton.rpc.convert.common import output_from_proto, ref_to_proto, spec_to_proto
+from baton.rpc.encoded_worker_service import add_encoded_worker_service
+from baton.rpc.framed.client import FramedClientConnection, open_framed_connection
+from baton.rpc.framed.server import FramedServer, FramedServiceFactory
+from baton.rpc.framed.worker_service import (
+    WORKER_SERVICE,
+    framed_encoded_worker_services,
+    framed_worker_services,
+)
 from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
 from baton.rpc.v1 import worker_pb2_grpc as pb_grpc
 from baton.rpc.worker_client import (
-    GrpcPullPeers,
+    GrpcKvImportConnector,
     convert_worker,
     drain_worker,
     inspect_worker,
 )
-from baton.rpc.worker_line import WORKER_SERVICE, encoded_worker_lines, worker_lines
 from baton.rpc.worker_service import add_worker_service
-from baton.worker.mock.handovers import Handovers
-from baton.worker.mock.lexicon import Lexicon
-from baton.worker.mock.worker import House, MockConfig, MockWorker
+from baton.worker.mock.kv_transfers import MockKvTransfers
+from baton.worker.mock.model import MockModel
+from baton.worker.mock.worker import MockConfig, MockSharedState, MockWorker
 from tests.sim.worker_cluster import cluster, request, tokens_of
 
 SECRET = "a secret of the cluster"
@@ -61,19 +65,19 @@ async def real_workers(
 ) -> AsyncIterator[tuple[Served, WorkerRef, WorkerRef]]:
     """Both workers of a simulated cluster behind sockets; pulls go over gRPC too."""
     async with cluster() as running:
-        peers = GrpcPullPeers(secret)
+        peers = GrpcKvImportConnector(secret)
         running.decode.worker._intake._peers = peers
         nodes = Served(running.prefill, running.decode, lambda spec: reference_answer(spec)[0])
         try:
-            async with listening(nodes, add_worker_service, worker_lines, secret) as refs:
+            async with listening(nodes, add_worker_service, framed_worker_services, secret) as refs:
                 yield nodes, *refs
         finally:
             await peers.close()
 
 
 class MockNode:
-    def __init__(self, name: str, role: Role, house: House) -> None:
-        self.worker = MockWorker(WorkerId(name), Generation(7), role, house)
+    def __init__(self, name: str, role: Role, house: MockSharedState) -> None:
+        self.worker = MockWorker(WorkerId(name), Incarnation(7), role, house)
         self.worker.begin()
         self.ref = WorkerRef(self.worker.id, "", self.worker.generation)
 
@@ -93,14 +97,16 @@ async def mock_workers(
 ) -> AsyncIterator[tuple[Served, WorkerRef, WorkerRef]]:
     """At once, but for a moment between two tokens."""
     config = MockConfig(PrefillCost(0.0, 0.0, 0.0), 0.002, 4, 128 * 4, 64)
-    lexicon = Lexicon([TokenId(token) for token in range(256)])
-    house = House(config, lexicon, SystemClock(), Handovers(), {})
+    lexicon = MockModel([TokenId(token) for token in range(256)])
+    house = MockSharedState(config, lexicon, SystemClock(), MockKvTransfers(), {})
     nodes = Served(
         MockNode("prefill-0", Role.PREFILL, house),
         MockNode("decode-0", Role.DECODE, house),
         lexicon.answer,
     )
-    async with listening(nodes, add_encoded_worker_service, encoded_worker_lines, secret) as refs:
+    async with listening(
+        nodes, add_encoded_worker_service, framed_encoded_worker_services, secret
+    ) as refs:
         yield nodes, *refs
     nodes.prefill.worker.close()
     nodes.decode.worker.close()
@@ -110,7 +116,7 @@ async def mock_workers(
 async def listening(
     nodes: Served,
     add_service: Callable[..., None],
-    lines: Callable[[Any], dict[str, OpenService]],
+    lines: Callable[[Any], dict[str, FramedServiceFactory]],
     secret: str | None,
 ) -> AsyncIterator[list[WorkerRef]]:
     refs: list[WorkerRef] = []
@@ -120,7 +126,7 @@ async def listening(
             add_service(server, node.worker)
             port = await listen(server, "127.0.0.1", 0)
             servers.push_async_callback(server.stop, grace=None)
-            line = LineServer(Trust(secret), lines(node.worker))
+            line = FramedServer(ClusterCredentials(secret), lines(node.worker))
             line_port = await line.listen("127.0.0.1", 0)
             servers.push_async_callback(line.close)
             address, line_address = f"127.0.0.1:{port}", f"127.0.0.1:{line_port}"
@@ -141,11 +147,11 @@ class GrpcRun:
         self._call = pb_grpc.WorkerStub(self._channel).Run()
 
     async def write(self, message: pb.RouterMessage) -> None:
-        with translated():
+        with translated_rpc_errors():
             await self._call.write(message)
 
     async def read(self) -> pb.WorkerMessage:
-        with translated():
+        with translated_rpc_errors():
             message = await self._call.read()
         if not isinstance(message, pb.WorkerMessage):
             raise Unavailable("the stream ended")
@@ -161,13 +167,13 @@ class LineRun:
 
     def __init__(self, ref: WorkerRef, secret: str | None) -> None:
         self._ref = ref
-        self._trust = Trust(secret)
-        self._line: ClientLine | None = None
+        self._trust = ClusterCredentials(secret)
+        self._line: FramedClientConnection | None = None
         self._messages: asyncio.Queue[pb.WorkerMessage] = asyncio.Queue()
 
     async def write(self, message: pb.RouterMessage) -> None:
         if self._line is None:
-            self._line = await open_line(
+            self._line = await open_framed_connection(
                 self._ref.line, WORKER_SERVICE, self._trust, self._deliver, 5.0
             )
         self._line.send_message(message.SerializeToString())

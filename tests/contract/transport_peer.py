@@ -14,9 +14,9 @@ from dataclasses import asdict
 import numpy as np
 
 from baton.clock import SystemClock
-from baton.core.handoff import Endpoint
-from baton.transport.region import HostMemory
-from baton.transport.select import open_transports
+from baton.core.kv_transfer import Endpoint
+from baton.transport.host_memory import HostMemory
+from baton.transport.selection import open_transports
 
 
 def pattern(size_bytes: int, generation: int) -> np.ndarray:

@@ -3,7 +3,7 @@
 import json
 from collections import defaultdict
 
-from baton.listening import LISTENERS
+from baton.network.listeners import LISTENERS
 from tools.local_cluster import LocalCluster
 
 

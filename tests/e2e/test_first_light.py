@@ -9,7 +9,7 @@ import numpy as np
 import openai
 import pytest
 
-from tools.cancellation import ANSWER_TOKENS, Storm, idle_workers
+from tools.cancellation import ANSWER_TOKENS, CancellationStorm, idle_workers
 from tools.local_cluster import LocalCluster
 from tools.sampled import alone, ask, make_requests
 
@@ -104,7 +104,7 @@ def test_a_second_prefill_worker_finds_the_prefix_in_the_store(cluster: LocalClu
 def test_cancelled_requests_leave_nothing_behind(cluster: LocalCluster) -> None:
     """200 requests, half of them cancelled at random moments."""
     print(f"seed {SEED}")
-    storm = Storm.of(200, SEED)
+    storm = CancellationStorm.of(200, SEED)
     finished = storm.run(cluster.url)
     assert finished == [None if stop is not None else ANSWER_TOKENS for stop in storm.stops]
     for worker in idle_workers(cluster):

@@ -15,7 +15,7 @@ from baton.config import DEMO_MODEL
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestSpec, SamplingParams
 from baton.text.tokenizer import Tokenizer
-from baton.worker.mock.lexicon import Lexicon, lexicon_of
+from baton.worker.mock.model import MockModel, build_mock_model
 from tools.local_cluster import LocalCluster, local_cluster
 
 SETTINGS: dict[str, object] = {"mock": True, "mock_step_seconds": 0.005}
@@ -31,15 +31,15 @@ def mocks() -> Iterator[LocalCluster]:
 
 
 @pytest.fixture(scope="module")
-def lexicon() -> Lexicon:
-    return lexicon_of(Tokenizer.load(DEMO_MODEL), 4096)
+def lexicon() -> MockModel:
+    return build_mock_model(Tokenizer.load(DEMO_MODEL), 4096)
 
 
 def prompt_of(number: int) -> list[int]:
     return [3 + (number * 37 + place) % 4000 for place in range(100 + number)]
 
 
-def test_fifty_streams_get_their_own_tokens(mocks: LocalCluster, lexicon: Lexicon) -> None:
+def test_fifty_streams_get_their_own_tokens(mocks: LocalCluster, lexicon: MockModel) -> None:
     def ask(number: int) -> list[int]:
         return mocks.complete(prompt_of(number), ANSWER_TOKENS, temperature=0)
 

@@ -13,11 +13,11 @@ import openai
 import pytest
 import yaml
 
-from baton.core.api_key import hashed
+from baton.core.api_key import hash_api_key
 from baton.core.states import Role
 from baton.registry.redis import RedisRegistry
-from baton.runtime.state import ClusterFolder
 from benchmarks.machine import pause
+from orchestrator.cluster_state import ClusterFolder
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -29,8 +29,8 @@ SHORT: dict[str, Any] = {"model": "demo", "prompt": [1, 2, 3], "max_tokens": 1}
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
     tenants = {
-        "limited": {"keys": [hashed(LIMITED)], "limits": {"requests_per_minute": LIMIT}},
-        "free": {"keys": [hashed(FREE)], "limits": {"concurrent_requests": 2}},
+        "limited": {"keys": [hash_api_key(LIMITED)], "limits": {"requests_per_minute": LIMIT}},
+        "free": {"keys": [hash_api_key(FREE)], "limits": {"concurrent_requests": 2}},
     }
     path = tmp_path_factory.mktemp("tenants") / "tenants.yaml"
     path.write_text(yaml.safe_dump({"tenants": tenants}))

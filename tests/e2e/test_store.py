@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tools.conversation import BLOCK_TOKENS, EXACT, Conversation
+from tools.conversation import BLOCK_TOKENS, EXACT, ScriptedConversation
 from tools.local_cluster import LocalCluster, local_cluster
 
 pytestmark = pytest.mark.timeout(300)
@@ -26,7 +26,7 @@ def kv(cluster: LocalCluster, *arguments: str) -> Any:
 
 
 def test_cached_tokens_are_exact_at_every_turn_and_after_a_restart(warm: LocalCluster) -> None:
-    talk = Conversation(warm)
+    talk = ScriptedConversation(warm)
     for _ in range(TURNS):
         turn = talk.take_turn()
         assert turn.cached_tokens == turn.expected_tokens, turn
@@ -39,7 +39,7 @@ def test_cached_tokens_are_exact_at_every_turn_and_after_a_restart(warm: LocalCl
     warm.baton("up", "--detach", *POOLS, "--port", port)
     stats = kv(warm, "stats")["kvstore"]
     assert (stats["disk_blocks"], stats["num_blocks"], stats["violation"]) == (held, 0, "")
-    again = Conversation(warm, known=talk)
+    again = ScriptedConversation(warm, known=talk)
     for before in talk.turns:
         turn = again.take_turn()
         assert turn.token_ids == before.token_ids

@@ -10,7 +10,7 @@ import pytest
 from tools.local_cluster import LocalCluster
 from tools.otlp_collector import Collector
 from tools.scrape import Scrape, scrape
-from tools.watching import WHOLE, Stream, faults_of, kill_midway, lacking, trace_of, watched
+from tools.watching import WHOLE, PendingStream, faults_of, kill_midway, lacking, trace_of, watched
 
 pytestmark = pytest.mark.timeout(300)
 Watched = tuple[LocalCluster, Collector]
@@ -24,7 +24,7 @@ def seen() -> Iterator[Watched]:
 
 def test_an_answer_is_one_tree_over_four_processes(seen: Watched) -> None:
     cluster, collector = seen
-    stream = Stream(cluster, 12)
+    stream = PendingStream(cluster, 12)
     stream.finish()
     tree = trace_of(collector, stream.request_id, WHOLE)
     assert faults_of(tree, WHOLE) == [], tree.describe()

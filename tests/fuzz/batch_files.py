@@ -17,14 +17,14 @@ import numpy as np
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
 from router.batches.batch import Batch
-from router.batches.job import Job
-from router.batches.library import Library
-from router.batches.line import Reply
-from router.batches.runner import Runner
-from router.batches.shelf import FileRecord
-from router.parse import parse
-from router.problem import Problem
-from router.schema import ChatBody, CompletionBody
+from router.batches.batch_job import BatchJob
+from router.batches.batch_request import BatchResponse
+from router.batches.batch_runner import BatchRunner
+from router.batches.batch_store import BatchStore
+from router.batches.file_store import StoredFile
+from router.errors import ApiError
+from router.http.body_parser import parse_body
+from router.openai.schema import ChatBody, CompletionBody
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 
 NAME = "batch-files"
@@ -50,7 +50,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     chance, recorder = np.random.default_rng(seed), Recorder(NAME, seed)
     until, number = monotonic() + seconds, 0
     with tempfile.TemporaryDirectory(prefix="baton-fuzz-") as folder:
-        library = Library(Path(folder))
+        library = BatchStore(Path(folder))
         while monotonic() < until:
             number += 1
             endpoint = list(ENDPOINTS)[chance.integers(2)]
@@ -73,37 +73,37 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     return recorder.result()
 
 
-def _take_in(library: Library, number: int, data: bytes, endpoint: str) -> Batch:
+def _take_in(library: BatchStore, number: int, data: bytes, endpoint: str) -> Batch:
     shelf = library.shelf(WHO)
     upload = shelf.upload(f"{number:x}", 10**7, 0, lambda path, least, wanted: wanted)
     upload.write(data)
     upload.close()
-    shelf.add(FileRecord(f"file-{number:x}", len(data), 0, "x", "batch"), upload.path)
+    shelf.add(StoredFile(f"file-{number:x}", len(data), 0, "x", "batch"), upload.path)
     batch = Batch(f"batch_{number:x}", WHO, endpoint, f"file-{number:x}", int(NOW))
     library.create(batch)
     return batch
 
 
-def _die(library: Library, batch: Batch, num_lines: int) -> None:
+def _die(library: BatchStore, batch: Batch, num_lines: int) -> None:
     """A router begins some lines, and ends without a word."""
     if library.get(WHO, batch.id).is_over:
         return
-    job = Job(library, library.get(WHO, batch.id), MAX_LINE_BYTES)
+    job = BatchJob(library, library.get(WHO, batch.id), MAX_LINE_BYTES)
     job.open(NOW)
     for _ in range(num_lines):
         job.next_line(NOW)
     job.close()
 
 
-async def _run(library: Library, batch: Batch, chance: Chance) -> Batch:
-    async def ask(tenant: TenantId, endpoint: str, data: bytes) -> Reply:
+async def _run(library: BatchStore, batch: Batch, chance: Chance) -> Batch:
+    async def ask(tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
         try:
-            parse(ENDPOINTS[endpoint], data)
-        except Problem as problem:
-            return Reply(problem.status, "r", {"error": str(problem)})
-        return Reply(200, "r", {})
+            parse_body(ENDPOINTS[endpoint], data)
+        except ApiError as problem:
+            return BatchResponse(problem.status, "r", {"error": str(problem)})
+        return BatchResponse(200, "r", {})
 
-    runner = Runner(library, ask, lambda _: 8, ManualClock(NOW), MAX_LINE_BYTES, 10**9)
+    runner = BatchRunner(library, ask, lambda _: 8, ManualClock(NOW), MAX_LINE_BYTES, 10**9)
     running = asyncio.create_task(runner.run())
     try:
         while not library.get(WHO, batch.id).is_over:
@@ -117,7 +117,7 @@ async def _run(library: Library, batch: Batch, chance: Chance) -> Batch:
     return library.get(WHO, batch.id)
 
 
-def _errors(library: Library, batch: Batch) -> bytes:
+def _errors(library: BatchStore, batch: Batch) -> bytes:
     """Without those lines that died with routers: these are meant."""
     if batch.error_file_id is None:
         return b""

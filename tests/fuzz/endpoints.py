@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from baton.clock import SystemClock
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.errors import BatonError
-from baton.transport.base import Span, TransferState
-from baton.transport.grpc_stream import GrpcTransport
-from baton.transport.region import HostMemory
+from baton.transport.base import TransferRange, TransferState
+from baton.transport.grpc_transport import GrpcTransport
+from baton.transport.host_memory import HostMemory
 from baton.transport.shm import ShmTransport, start_ticks
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 
@@ -91,12 +91,12 @@ class Fuzzer:
         for reader, endpoint in zip(self._readers, self._honest, strict=True):
             self._recorder.begin(f"check {endpoint}")
             self._local.view[:] = bytes(SIZE)
-            state = self._read(reader, endpoint, Span(0, 0, SIZE), HANG_SECONDS)
+            state = self._read(reader, endpoint, TransferRange(0, 0, SIZE), HANG_SECONDS)
             if state is not TransferState.DONE or self._local.view != self._source.view:
                 self._recorder.crash(f"an honest source was not read: {state}")
 
     def _read(
-        self, reader: Any, endpoint: Endpoint, span: Span, seconds: float = READ_SECONDS
+        self, reader: Any, endpoint: Endpoint, span: TransferRange, seconds: float = READ_SECONDS
     ) -> TransferState:
         peer = reader.connect(endpoint)
         try:
@@ -112,11 +112,11 @@ class Fuzzer:
             os.ftruncate(self._descriptors[0], SIZE)
             reader.disconnect(peer)
 
-    def _span(self) -> Span:
+    def _span(self) -> TransferRange:
         if self._chance.random() < 0.6:
             start, size = sorted(self._chance.integers(0, SIZE, 2).tolist())
-            return Span(start, 0, size - start)
-        return Span(self._of(NUMBERS), self._of(NUMBERS), self._of(NUMBERS))
+            return TransferRange(start, 0, size - start)
+        return TransferRange(self._of(NUMBERS), self._of(NUMBERS), self._of(NUMBERS))
 
     def _lie(self, honest: Endpoint) -> Endpoint:
         changes: dict[str, Any] = {"generation": int(self._chance.integers(2, 1 << 40))}

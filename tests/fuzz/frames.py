@@ -16,13 +16,19 @@ from pathlib import Path
 import numpy as np
 
 from baton.clock import SystemClock
-from baton.core.trust import Trust
+from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError
-from baton.rpc.door import Door, DoorServer
-from baton.rpc.frames import HEAD, MAX_MESSAGE_BYTES
-from baton.rpc.kvstore_calls import StoreCalls
-from baton.rpc.line import HANDSHAKE_BYTES, NONCE_BYTES, VERSION, Kind, proof_of
-from baton.rpc.line_client import ClientLine, open_line
+from baton.rpc.framed.client import FramedClientConnection, open_framed_connection
+from baton.rpc.framed.connection import (
+    HANDSHAKE_BYTES,
+    NONCE_BYTES,
+    VERSION,
+    FrameKind,
+    handshake_proof,
+)
+from baton.rpc.frames import FRAME_HEADER, MAX_MESSAGE_BYTES
+from baton.rpc.kvstore_methods import KvStoreMethods
+from baton.rpc.local_rpc import LocalRpcClient, LocalRpcServer
 from baton.rpc.v1 import kvstore_pb2, line_pb2
 from tests.fuzz.messages import MessageMaker
 from tests.fuzz.overheard import overheard
@@ -36,7 +42,7 @@ CLOCK = SystemClock()
 CASES_PER_CHECK = 20
 LINGER_SECONDS = 0.01
 OPENING_SECONDS = 0.3
-NO_SECRET = Trust(None)
+NO_SECRET = ClusterCredentials(None)
 
 _CLIENTS_MESSAGES = (line_pb2.Hello, line_pb2.Proof)
 _SERVERS_MESSAGES = (line_pb2.Challenge, line_pb2.Welcome, kvstore_pb2.DoorError)
@@ -133,7 +139,7 @@ class Fuzzer:
         line.close()
 
     async def _ask_the_store(self) -> None:
-        door = await Door.connect(self._servers.socket)
+        door = await LocalRpcClient.connect(self._servers.socket)
         request = kvstore_pb2.LeaseRequest(keys=KEYS[0], lease_seconds=0.01, max_bytes=0)
         await door.call(request, HANG_SECONDS)
         door.close()
@@ -150,7 +156,9 @@ class Fuzzer:
         frames = self._frames(_CLIENTS_MESSAGES)
         if self._chance.random() < 0.5:
             hello = line_pb2.Hello(version=VERSION, service="echo", nonce=bytes(NONCE_BYTES))
-            frames = [HEAD.pack(hello.ByteSize(), 0, Kind.HELLO) + hello.SerializeToString()]
+            frames = [
+                FRAME_HEADER.pack(hello.ByteSize(), 0, FrameKind.HELLO) + hello.SerializeToString()
+            ]
             frames += self._frames(_CLIENTS_MESSAGES)
         reader, writer = await asyncio.open_connection(host, int(port))
         await self._say(reader, writer, b"".join(frames))
@@ -211,12 +219,12 @@ class Fuzzer:
         address = f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
         try:
             trust = TRUST if knows else NO_SECRET
-            line = await open_line(address, "echo", trust, _hear, OPENING_SECONDS)
+            line = await open_framed_connection(address, "echo", trust, _hear, OPENING_SECONDS)
             await self._until_lost(line)
         finally:
             server.close()
 
-    async def _until_lost(self, line: ClientLine) -> None:
+    async def _until_lost(self, line: FramedClientConnection) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LINGER_SECONDS):
                 await line.ended()
@@ -239,7 +247,7 @@ class Fuzzer:
             path = str(Path(folder) / "socket")
             server = await asyncio.start_unix_server(serve, path)
             try:
-                door = await Door.connect(path)
+                door = await LocalRpcClient.connect(path)
                 await door.call(kvstore_pb2.LeaseRequest(keys=KEYS[0]), OPENING_SECONDS)
             finally:
                 server.close()
@@ -256,7 +264,7 @@ class Fuzzer:
         lies = self._chance.random() < 0.15
         size = int(self._chance.choice(sizes)) if lies else len(payload)
         kind = int(self._chance.integers(0, 12)) if self._chance.random() < 0.9 else 255
-        return HEAD.pack(size, int(self._chance.integers(0, 4)), kind) + payload
+        return FRAME_HEADER.pack(size, int(self._chance.integers(0, 4)), kind) + payload
 
     def _payload(self, kinds: Sequence[type]) -> bytes:
         if kinds and self._chance.random() < 0.8:
@@ -275,19 +283,19 @@ async def _welcome(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     """The server's part of a handshake, as one that knows the secret says it."""
     hello = line_pb2.Hello.FromString(await _payload_of(reader))
     nonce = bytes(NONCE_BYTES)
-    _write(writer, Kind.CHALLENGE, line_pb2.Challenge(nonce=nonce).SerializeToString())
+    _write(writer, FrameKind.CHALLENGE, line_pb2.Challenge(nonce=nonce).SerializeToString())
     await _payload_of(reader)
-    code = proof_of(TRUST.secret or "", "server", "echo", hello.nonce + nonce)
-    _write(writer, Kind.WELCOME, line_pb2.Welcome(code=code).SerializeToString())
+    code = handshake_proof(TRUST.secret or "", "server", "echo", hello.nonce + nonce)
+    _write(writer, FrameKind.WELCOME, line_pb2.Welcome(code=code).SerializeToString())
 
 
 async def _payload_of(reader: asyncio.StreamReader) -> bytes:
-    size, _, _ = HEAD.unpack(await reader.readexactly(HEAD.size))
+    size, _, _ = FRAME_HEADER.unpack(await reader.readexactly(FRAME_HEADER.size))
     return await reader.readexactly(size)
 
 
 def _write(writer: asyncio.StreamWriter, kind: int, payload: bytes) -> None:
-    writer.write(HEAD.pack(len(payload), 0, kind) + payload)
+    writer.write(FRAME_HEADER.pack(len(payload), 0, kind) + payload)
 
 
 def _hear(payload: bytes) -> None:
@@ -299,7 +307,7 @@ async def servers() -> AsyncIterator[Servers]:
     store = StoreHouse(clock=CLOCK)
     with tempfile.TemporaryDirectory(prefix="baton-") as folder:
         path = Path(folder) / "socket"
-        server = DoorServer(StoreCalls(store.node), path)
+        server = LocalRpcServer(KvStoreMethods(store.node), path)
         await server.start()
         try:
             async with house() as lines:

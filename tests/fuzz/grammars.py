@@ -17,8 +17,8 @@ from baton.config import DEMO_MODEL
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import BatonError, Invalid
-from baton.text.grammar import Grammars
-from baton.text.grammar_checker import GrammarChecker
+from baton.text.grammar.checker import GrammarChecker
+from baton.text.grammar.matcher import GrammarCompiler
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 
 NAME = "grammars"
@@ -38,7 +38,7 @@ def fuzz(seconds: float, seed: int) -> FuzzResult:
 async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     chance, recorder = np.random.default_rng(seed), Recorder(NAME, seed)
     checker = GrammarChecker.of_model(Path(DEMO_MODEL), VOCAB, [EOS])
-    grammars = Grammars.load(DEMO_MODEL, VOCAB, [TokenId(EOS)])
+    grammars = GrammarCompiler.load(DEMO_MODEL, VOCAB, [TokenId(EOS)])
     until = monotonic() + seconds
     while monotonic() < until:
         grammar = make(chance)
@@ -59,7 +59,7 @@ async def _fuzz(seconds: float, seed: int) -> FuzzResult:
     return recorder.result()
 
 
-def follow(grammars: Grammars, grammar: Grammar, chance: Chance) -> None:
+def follow(grammars: GrammarCompiler, grammar: Grammar, chance: Chance) -> None:
     """Raises Invalid where that can't go on."""
     walk = grammars.open(grammar)
     for _ in range(NUM_TOKENS):

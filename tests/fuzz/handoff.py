@@ -16,23 +16,23 @@ from typing import Any
 import numpy as np
 
 from baton.clock import SystemClock
-from baton.core.handoff import (
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_transfer import (
     CHECKSUM_XXH3,
     BlockRef,
     Endpoint,
-    PullChunk,
-    PullDone,
-    PullEvent,
-    PullOpen,
-    PullScheduled,
+    KvTransferChunk,
+    KvTransferDone,
+    KvTransferEvent,
+    KvTransferOpen,
+    KvTransferScheduled,
     WorkerRef,
 )
-from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TokenId, WorkerId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
 from baton.engine.fake_runner import reference_answer
 from baton.errors import BatonError, Unavailable
-from baton.worker.memory_peers import MemoryPeers
+from baton.worker.memory_kv_transfer import MemoryKvTransferClient
 from tests.fuzz.overheard import overheard
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
 from tests.sim.worker_cluster import (
@@ -51,7 +51,7 @@ CLOCK = SystemClock()
 CASES_PER_CHECK = 20
 CASES_PER_CLUSTER = 200
 READER_SECONDS = 0.03
-LIAR = WorkerRef(WorkerId("liar"), "liar", Generation(1))
+LIAR = WorkerRef(WorkerId("liar"), "liar", Incarnation(1))
 NUMBERS = (0, 1, 2, 7, 255, 256, 4096, 2**31 - 1, 2**32 - 1)
 LARGE_NUMBERS = (*NUMBERS, 2**63, 2**64 - 1)
 
@@ -151,30 +151,31 @@ class Fuzzer:
             stream.close()
 
     def _judge(
-        self, spec: RequestSpec, script: Sequence[PullEvent], outputs: Sequence[RequestOutput]
+        self, spec: RequestSpec, script: Sequence[KvTransferEvent], outputs: Sequence[RequestOutput]
     ) -> None:
         """An answer without an error needs a source that shipped every block."""
         if outputs[-1].finish_reason is FinishReason.ERROR:
             if outputs[-1].details.get("error_status") == "INTERNAL":
                 self._recorder.server_error(outputs[-1].error)
             return
-        told = [event for event in script if isinstance(event, PullDone)]
+        told = [event for event in script if isinstance(event, KvTransferDone)]
         if outputs[-1].details.get("decode_cached_blocks", "0") != "0" or told[0].finished:
             return
         shipped = max(
-            (e.first_block + len(e.blocks) for e in script if isinstance(e, PullChunk)), default=0
+            (e.first_block + len(e.blocks) for e in script if isinstance(e, KvTransferChunk)),
+            default=0,
         )
         if shipped < -(-len(spec.token_ids) // BLOCK_TOKENS):
             self._recorder.crash(f"answered from {shipped} shipped blocks")
 
-    def _script(self, spec: RequestSpec) -> list[PullEvent]:
+    def _script(self, spec: RequestSpec) -> list[KvTransferEvent]:
         """What an honest source would say, changed in a few places."""
         events = self._honest(spec)
         for _ in range(int(self._chance.integers(1, 4))):
             self._lie(events)
         return events
 
-    def _honest(self, spec: RequestSpec) -> list[PullEvent]:
+    def _honest(self, spec: RequestSpec) -> list[KvTransferEvent]:
         memory = self._running.prefill.runner.shared
         endpoint = Endpoint("memory", "prefill", 1, "here", memory.region.size_bytes, b"")
         size = self._running.prefill.runner.block_size_bytes
@@ -186,13 +187,13 @@ class Fuzzer:
         )
         middle = int(self._chance.integers(0, num_blocks + 1))
         return [
-            PullScheduled(endpoint, len(spec.token_ids), CHECKSUM_XXH3),
-            PullChunk(0, blocks[:middle]),
-            PullChunk(middle, blocks[middle:]),
-            PullDone(TokenId(int(self._chance.integers(0, 255))), False),
+            KvTransferScheduled(endpoint, len(spec.token_ids), CHECKSUM_XXH3),
+            KvTransferChunk(0, blocks[:middle]),
+            KvTransferChunk(middle, blocks[middle:]),
+            KvTransferDone(TokenId(int(self._chance.integers(0, 255))), False),
         ]
 
-    def _lie(self, events: list[PullEvent]) -> None:
+    def _lie(self, events: list[KvTransferEvent]) -> None:
         if not events:
             return
         at = int(self._chance.integers(0, len(events)))
@@ -207,19 +208,19 @@ class Fuzzer:
             case _:
                 events[at] = self._changed(events[at])
 
-    def _changed(self, event: PullEvent) -> PullEvent:
+    def _changed(self, event: KvTransferEvent) -> KvTransferEvent:
         match event:
-            case PullScheduled():
+            case KvTransferScheduled():
                 return self._changed_scheduled(event)
-            case PullChunk():
+            case KvTransferChunk():
                 return self._changed_chunk(event)
-            case PullDone():
+            case KvTransferDone():
                 token = TokenId(int(self._of(NUMBERS)))
-                return PullDone(token, bool(self._chance.random() < 0.3))
+                return KvTransferDone(token, bool(self._chance.random() < 0.3))
 
-    def _changed_scheduled(self, event: PullScheduled) -> PullScheduled:
+    def _changed_scheduled(self, event: KvTransferScheduled) -> KvTransferScheduled:
         endpoint = event.endpoint
-        changes: Sequence[Callable[[], PullScheduled]] = (
+        changes: Sequence[Callable[[], KvTransferScheduled]] = (
             lambda: replace(event, num_tokens=int(self._of(NUMBERS))),
             lambda: replace(event, checksum_algorithm=str(self._of(("", "crc32", "x" * 1000)))),
             lambda: replace(event, endpoint=replace(endpoint, transport="shm")),
@@ -233,7 +234,7 @@ class Fuzzer:
         )
         return changes[int(self._chance.integers(len(changes)))]()
 
-    def _changed_chunk(self, event: PullChunk) -> PullChunk:
+    def _changed_chunk(self, event: KvTransferChunk) -> KvTransferChunk:
         if not event.blocks or self._chance.random() < 0.2:
             return replace(event, first_block=int(self._of(NUMBERS)))
         if self._chance.random() < 0.1:
@@ -272,16 +273,16 @@ class Fuzzer:
         finally:
             stream.close()
 
-    def _opening(self, spec: RequestSpec) -> PullOpen:
-        opening = PullOpen(
-            spec.request_id, spec.epoch, Generation(1), DIGEST.hex(), "fake", ("memory",), "here"
+    def _opening(self, spec: RequestSpec) -> KvTransferOpen:
+        opening = KvTransferOpen(
+            spec.request_id, spec.epoch, Incarnation(1), DIGEST.hex(), "fake", ("memory",), "here"
         )
-        changes: Sequence[Callable[[], PullOpen]] = (
+        changes: Sequence[Callable[[], KvTransferOpen]] = (
             lambda: opening,
             lambda: opening,
             lambda: replace(opening, request_id=RequestId(str(self._of(("", "x" * 300))))),
             lambda: replace(opening, epoch=Epoch(int(self._of(NUMBERS)))),
-            lambda: replace(opening, source_generation=Generation(int(self._of(LARGE_NUMBERS)))),
+            lambda: replace(opening, source_generation=Incarnation(int(self._of(LARGE_NUMBERS)))),
             lambda: replace(opening, model_digest=str(self._of(("", "zz", "00" * 16)))),
             lambda: replace(opening, kv_layout=str(self._of(("", "other")))),
             lambda: replace(opening, transports=self._of(((), ("shm",), ("",) * 1000))),
@@ -296,13 +297,13 @@ class Fuzzer:
 class LyingPeers:
     """Pulls from anybody but the liar are honest."""
 
-    def __init__(self, honest: MemoryPeers, chance: np.random.Generator) -> None:
+    def __init__(self, honest: MemoryKvTransferClient, chance: np.random.Generator) -> None:
         self._honest = honest
         self._chance = chance
-        self.script: Sequence[PullEvent] = ()
+        self.script: Sequence[KvTransferEvent] = ()
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[Any]:
+    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator[Any]:
         if address == LIAR.address:
             yield LyingReader(self.script)
             return
@@ -313,10 +314,10 @@ class LyingPeers:
 class LyingReader:
     """Says what stands in a script, then ends the stream."""
 
-    def __init__(self, script: Sequence[PullEvent]) -> None:
+    def __init__(self, script: Sequence[KvTransferEvent]) -> None:
         self._events = iter(script)
 
-    async def next_event(self) -> PullEvent:
+    async def next_event(self) -> KvTransferEvent:
         await asyncio.sleep(0)
         for event in self._events:
             return event

@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 
 from baton.clock import SystemClock
-from router.connection import MAX_AHEAD_BYTES, ConnectionLimits
+from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
 from tests.connection_house import ConnectionHouse, Told
 from tests.fuzz.http_grammar import HIDDEN, Request, RequestMaker
 from tests.fuzz.result import HANG_SECONDS, FuzzResult, Recorder
@@ -92,7 +92,7 @@ def make_requests(maker: RequestMaker) -> list[Request]:
     """Some for one connection; only the last may end it."""
     requests: list[Request] = []
     while not requests or (maker.happens(0.5) and not requests[-1].is_last):
-        if sum(len(request.data) for request in requests) > MAX_AHEAD_BYTES // 4:
+        if sum(len(request.data) for request in requests) > MAX_PIPELINED_BYTES // 4:
             break  # more would not wait for an answer
         path = f"/{len(requests)}"
         requests.append(maker.wrong(path) if maker.happens(0.3) else maker.right(path))

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel
 
-from router.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
 SCHEMAS: dict[str, type[BaseModel]] = {

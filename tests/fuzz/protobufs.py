@@ -19,31 +19,31 @@ import numpy as np
 from google.protobuf.message import Message
 
 from baton.clock import ManualClock, SystemClock
-from baton.core.handoff import PullOpen, WorkerRef
-from baton.core.ids import Epoch, Generation, RequestId, WorkerId
+from baton.core.credentials import ClusterCredentials
+from baton.core.ids import Epoch, Incarnation, RequestId, WorkerId
+from baton.core.kv_transfer import KvTransferOpen, WorkerRef
 from baton.core.member import Member
 from baton.core.request import RequestOutput, TokenLogprob
 from baton.core.states import Role, WorkerState
-from baton.core.trust import Trust
 from baton.engine.fake_runner import reference_answer
 from baton.errors import BatonError
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
-from baton.rpc import convert, handoff_convert, kvstore_convert
 from baton.rpc.channel import open_channel
-from baton.rpc.conductor_line import CONDUCTOR_SERVICE, conductor_lines
 from baton.rpc.conductor_service import add_conductor_service
+from baton.rpc.convert import common, kv_transfer, kvstore
+from baton.rpc.convert.outputs import outputs_from_proto, outputs_to_proto
+from baton.rpc.convert.placement import place_answer_from_proto, placement_from_proto
+from baton.rpc.convert.pool_plan import pool_plan_from_proto
+from baton.rpc.framed.client import open_framed_connection
+from baton.rpc.framed.conductor_service import CONDUCTOR_SERVICE, framed_conductor_services
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.framed.worker_service import WORKER_SERVICE
 from baton.rpc.kvstore_service import add_kvstore_service
-from baton.rpc.line_client import open_line
-from baton.rpc.line_server import LineServer
-from baton.rpc.outputs import read_outputs, write_outputs
-from baton.rpc.placement_convert import answer_from_proto, placement_from_proto
-from baton.rpc.pool_plan_convert import pool_plan_from_proto
 from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import common_pb2, conductor_pb2, kvstore_pb2, worker_pb2
-from baton.rpc.worker_line import WORKER_SERVICE
 from conductor.conductor import Conductor, ConductorConfig
-from conductor.mirror import Mirror
+from conductor.store_mirror import StoreMirror
 from tests.contract.test_worker_rpc import LineRun, Served, read_all, real_workers, submit
 from tests.fuzz.messages import MessageMaker, is_readable
 from tests.fuzz.overheard import overheard
@@ -63,25 +63,25 @@ CLOCK = SystemClock()
 Parse = Callable[[Any], object]
 
 CONVERTERS: tuple[tuple[type[Message], Parse], ...] = (
-    (common_pb2.RequestSpec, convert.spec_from_proto),
-    (common_pb2.SamplingParams, convert.sampling_from_proto),
-    (worker_pb2.WorkerMessage, lambda message: list(read_outputs(message))),
-    (common_pb2.Endpoint, convert.endpoint_from_proto),
-    (common_pb2.BlockRef, convert.block_from_proto),
-    (common_pb2.WorkerRef, convert.ref_from_proto),
-    (common_pb2.StoreHint, convert.hint_from_proto),
-    (worker_pb2.PullOpen, handoff_convert.open_from_proto),
-    (worker_pb2.PullEvent, handoff_convert.event_from_proto),
-    (worker_pb2.InspectResponse, handoff_convert.inspection_from_proto),
+    (common_pb2.RequestSpec, common.spec_from_proto),
+    (common_pb2.SamplingParams, common.sampling_from_proto),
+    (worker_pb2.WorkerMessage, lambda message: list(outputs_from_proto(message))),
+    (common_pb2.Endpoint, common.endpoint_from_proto),
+    (common_pb2.BlockRef, common.block_from_proto),
+    (common_pb2.WorkerRef, common.ref_from_proto),
+    (common_pb2.StoreHint, common.hint_from_proto),
+    (worker_pb2.PullOpen, kv_transfer.transfer_open_from_proto),
+    (worker_pb2.PullEvent, kv_transfer.transfer_event_from_proto),
+    (worker_pb2.InspectResponse, kv_transfer.inspection_from_proto),
     (conductor_pb2.Placement, placement_from_proto),
-    (conductor_pb2.PlaceAnswer, answer_from_proto),
+    (conductor_pb2.PlaceAnswer, place_answer_from_proto),
     (conductor_pb2.DescribeResponse, pool_plan_from_proto),
-    (kvstore_pb2.PutRequest, kvstore_convert.put_from_proto),
-    (kvstore_pb2.LeaseRequest, kvstore_convert.lease_query_from_proto),
-    (kvstore_pb2.LeaseResponse, kvstore_convert.leased_from_proto),
-    (kvstore_pb2.BlockFilter, kvstore_convert.filter_from_proto),
-    (kvstore_pb2.StoredBlock, kvstore_convert.stored_from_proto),
-    (kvstore_pb2.WatchEvent, kvstore_convert.page_from_proto),
+    (kvstore_pb2.PutRequest, kvstore.put_from_proto),
+    (kvstore_pb2.LeaseRequest, kvstore.lease_query_from_proto),
+    (kvstore_pb2.LeaseResponse, kvstore.leased_from_proto),
+    (kvstore_pb2.BlockFilter, kvstore.filter_from_proto),
+    (kvstore_pb2.StoredBlock, kvstore.stored_from_proto),
+    (kvstore_pb2.WatchEvent, kvstore.watch_event_from_proto),
 )
 """What programs read of each other's messages."""
 
@@ -254,7 +254,9 @@ class Fuzzer:
     async def _line(self, address: str, service: str, kind: type[Message]) -> None:
         sent = [self._maker.wire(kind) for _ in range(int(self._chance.integers(1, 6)))]
         self._recorder.begin(f"line {service} {[data.hex() for data in sent]}")
-        line = await open_line(address, service, Trust(SECRET), lambda _: None, HANG_SECONDS)
+        line = await open_framed_connection(
+            address, service, ClusterCredentials(SECRET), lambda _: None, HANG_SECONDS
+        )
         try:
             for data in sent:
                 line.send_message(data)
@@ -293,7 +295,7 @@ async def servers() -> AsyncIterator[Servers]:
         core = await _conductor()
         store_address = await _serve(stack, add_kvstore_service, house.node)
         conductor_address = await _serve(stack, add_conductor_service, core)
-        line = LineServer(Trust(SECRET), conductor_lines(core))
+        line = FramedServer(ClusterCredentials(SECRET), framed_conductor_services(core))
         line_port = await line.listen(LOCALHOST, 0)
         stack.push_async_callback(line.close)
         calls = []
@@ -321,11 +323,11 @@ async def _conductor() -> Conductor:
     registry = MemoryRegistry(clock)
     for role in (Role.PREFILL, Role.DECODE):
         name, state = WorkerId(role.value), WorkerState.READY
-        member = Member(name, role, f"{name}:1", Generation(7), state, block_tokens=16)
+        member = Member(name, role, f"{name}:1", Incarnation(7), state, block_tokens=16)
         await registry.announce(member, 60.0)
     membership = Membership(registry, clock)
     await membership.refresh()
-    return Conductor(membership, Mirror(), clock, ConductorConfig())
+    return Conductor(membership, StoreMirror(), clock, ConductorConfig())
 
 
 def _calls(module: Any, service: str, channel: Any) -> list[Call]:
@@ -355,16 +357,16 @@ def examples(servers: Servers) -> list[Message]:
         submit(spec, worker_pb2.TASK_DECODE, servers.prefill),
         worker_pb2.RouterMessage(cancel=worker_pb2.Cancel(request_id="r", epoch=1)),
     ]
-    opening = PullOpen(
+    opening = KvTransferOpen(
         RequestId("r"), Epoch(1), servers.prefill.generation, (b"m" * 16).hex(), "fake",
         ("memory",), "here",
     )  # fmt: skip
     pulls = [
-        worker_pb2.PullRequest(open=handoff_convert.open_to_proto(opening)),
+        worker_pb2.PullRequest(open=kv_transfer.transfer_open_to_proto(opening)),
         worker_pb2.PullRequest(ack=worker_pb2.PullAck(num_blocks=1)),
     ]
-    put = kvstore_convert.put_to_proto(servers.house.request([0, 1, 2]))
-    keys = kvstore_convert.keys_to_bytes(KEYS[:4])
+    put = kvstore.put_to_proto(servers.house.request([0, 1, 2]))
+    keys = kvstore.keys_to_bytes(KEYS[:4])
     stores = [
         put,
         kvstore_pb2.LeaseRequest(keys=keys, lease_seconds=0.01, max_bytes=1 << 20),
@@ -378,5 +380,5 @@ def examples(servers: Servers) -> list[Message]:
         request_id="r", epoch=1, num_tokens=30, max_new_tokens=6, block_keys=KEYS[:2]
     )
     places = [place, conductor_pb2.PlaceRequests(requests=[place, place])]
-    rest = [convert.spec_to_proto(spec), write_outputs([output, output])]
+    rest = [common.spec_to_proto(spec), outputs_to_proto([output, output])]
     return [*orders, *pulls, *stores, *places, *rest]

@@ -13,9 +13,16 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.errors import BatonError
-from conductor.policy.decision import Scored
-from conductor.policy.fleet import Admitted, DecodeView, PrefillView, Query, Snapshot, Stored
-from conductor.policy.policies import DEFAULT, POLICIES, policy_named
+from conductor.policy.decision import ScoredWorker
+from conductor.policy.policies import DEFAULT_POLICY, PLACEMENT_POLICIES, get_policy
+from conductor.policy.snapshot import (
+    AdmissionRates,
+    DecodeView,
+    PolicyQuery,
+    PrefillView,
+    Snapshot,
+    StoredPrefix,
+)
 from tests.fleet import FakeCache, decode, prefill, query, snapshot
 
 SCRIPT = Path(__file__).with_name("placement.txt")
@@ -30,15 +37,15 @@ class Scene:
     prefills: list[PrefillView] = field(default_factory=lambda: [prefill("p0"), prefill("p1")])
     decodes: list[DecodeView] = field(default_factory=lambda: [decode("d0"), decode("d1")])
     cache: FakeCache = field(default_factory=FakeCache)
-    admitted: Admitted = field(default_factory=Admitted)
-    query: Query = field(default_factory=query)
-    policy: str = DEFAULT
+    admitted: AdmissionRates = field(default_factory=AdmissionRates)
+    query: PolicyQuery = field(default_factory=query)
+    policy: str = DEFAULT_POLICY
 
     def snapshot(self) -> Snapshot:
         return snapshot(self.prefills, self.decodes, self.cache, admitted=self.admitted)
 
 
-def excluding(*names: str) -> Query:
+def excluding(*names: str) -> PolicyQuery:
     return query(excluded=frozenset(WorkerId(name) for name in names))
 
 
@@ -75,7 +82,7 @@ def scenarios() -> Iterator[Scene]:
     )
     yield Scene(
         "Another host's store has seven blocks: they are fetched, which is quicker.",
-        cache=FakeCache({"p0": 2}, Stored("s9", 7)),
+        cache=FakeCache({"p0": 2}, StoredPrefix("s9", 7)),
     )
     yield Scene(
         "Of nine workers, the ring's three, two holders and one of the least loaded are scored.",
@@ -121,7 +128,7 @@ def scenarios() -> Iterator[Scene]:
     yield Scene(
         "Long prompts were refused more often than short ones: this short one leaves them room.",
         decodes=[decode(name, 9000, num_requests=38) for name in ("d0", "d1")],
-        admitted=Admitted((200, 400, 800), (1.0, 1.0, 1.0, 0.9), large_tokens=4000),
+        admitted=AdmissionRates((200, 400, 800), (1.0, 1.0, 1.0, 0.9), large_tokens=4000),
     )
     yield Scene(
         "Both prefill workers have failed this request: a decode worker does it alone.",
@@ -133,7 +140,7 @@ def scenarios() -> Iterator[Scene]:
         "It is larger than any worker's memory.",
         decodes=[decode("d0", 0, 100), decode("d1", 0, 120)],
     )
-    for policy in POLICIES[1:]:
+    for policy in PLACEMENT_POLICIES[1:]:
         yield Scene(
             f"{policy}: p0 holds six blocks and has work, p1 two; d1 has more to do.",
             prefills=[prefill("p0", (9.0, 1.0), queued_tokens=100), prefill("p1")],
@@ -145,7 +152,7 @@ def scenarios() -> Iterator[Scene]:
 
 def told(scene: Scene) -> str:
     try:
-        decision = policy_named(scene.policy)(scene.snapshot(), scene.query)
+        decision = get_policy(scene.policy)(scene.snapshot(), scene.query)
     except BatonError as error:
         return f"  refused: {type(error).__name__}: {error}\n"
     first = decision.prefill or "none"
@@ -161,7 +168,7 @@ def told(scene: Scene) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _reader(scored: Scored) -> str:
+def _reader(scored: ScoredWorker) -> str:
     return (
         f"{scored.worker} scores {scored.score:.3f}: {scored.local_blocks} blocks at hand, "
         f"{scored.fetched_blocks} to fetch, starts in {scored.queue_seconds:.3f} s, "
@@ -169,12 +176,12 @@ def _reader(scored: Scored) -> str:
     )
 
 
-def _writer(scored: Scored) -> str:
+def _writer(scored: ScoredWorker) -> str:
     step = f"a token every {scored.service_seconds:.3f} s"
     return f"{scored.worker} scores {scored.score:.3f}: {step}{_late(scored)}"
 
 
-def _late(scored: Scored) -> str:
+def _late(scored: ScoredWorker) -> str:
     return f", {scored.late_seconds:.3f} s late" if scored.late_seconds else ""
 
 
@@ -188,7 +195,7 @@ def test_placement_script(request: pytest.FixtureRequest) -> None:
 def test_decisions_are_repeatable() -> None:
     """A policy is pure: the same snapshot gives the same decision, however often."""
     for scene in scenarios():
-        seen, place = scene.snapshot(), policy_named(scene.policy)
+        seen, place = scene.snapshot(), get_policy(scene.policy)
         outcomes = []
         for _ in range(2):
             try:

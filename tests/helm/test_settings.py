@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.config import Settings, load_settings
-from router.tenants.file import read_tenants
+from router.tenants.tenants_file import load_tenants_file
 from tests.helm.chart import CHART, SCENARIOS, Object, Pod, Release, released, render, setting
 from tests.helm.owned import OWNED, settings_schema
 
@@ -192,5 +192,5 @@ def test_tenants_are_a_tenants_file(tmp_path: Path) -> None:
     secret = released("everything").one("Secret", "baton-tenants")
     path = tmp_path / "tenants.yaml"
     path.write_text(secret["stringData"]["tenants.yaml"])
-    (tenant,) = read_tenants(path).tenants.values()
+    (tenant,) = load_tenants_file(path).tenants.values()
     assert (tenant.id, tenant.limits.requests_per_minute) == ("acme", 600)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.listening import LISTENERS, LOOPBACK_ONLY, member_lock
+from baton.network.listeners import LISTENERS, LOOPBACK_ONLY, member_authentication
 from tests.helm.chart import SCENARIOS, released
 from tests.helm.test_settings import settings_of
 
@@ -27,7 +27,7 @@ def test_what_listens_on_the_pods_network_asks_for_the_secret_or_a_certificate(
     release = released(scenario)
     for pod in release.serving():
         settings = settings_of(pod, release, tmp_path, monkeypatch)
-        assert member_lock(settings.trust) != LOOPBACK_ONLY, pod.name
+        assert member_authentication(settings.trust) != LOOPBACK_ONLY, pod.name
         assert bool(settings.nixl_interfaces) == (scenario == "everything")
         assert settings.nixl_private_network or not settings.nixl_interfaces
     for pod in release.pods():

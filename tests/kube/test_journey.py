@@ -9,7 +9,7 @@ from tests.kube.cluster import cluster
 from tests.kube.node.network import why_not
 from tools.kube_journey import rights
 from tools.kube_release import Release
-from tools.streams import answered, make_questions, traffic
+from tools.streams import make_questions, record_answers, traffic
 
 pytest.importorskip("helm_python")
 
@@ -35,7 +35,7 @@ def test_the_chart_answers_and_the_named_worker_goes_without_a_word(release: Rel
     """helm test passes; then a worker drains by name, at the conductor's rights, while streams go
     on: each of their tokens is right."""
     assert release.test().startswith("demo: ")
-    questions = answered(release.url, make_questions(6, 1, 30, 60), 2)
+    questions = record_answers(release.url, make_questions(6, 1, 30, 60), 2)
     with traffic(release.url, questions, 2) as answers:
         victim = min(release.workers("decode"))
         others = release.workers("decode") - {victim}

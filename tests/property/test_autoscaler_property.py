@@ -8,13 +8,20 @@ from hypothesis import strategies as st
 from baton.core.ids import WorkerId
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
-from baton.runtime.pools.base import POOLS, PoolWorker
-from baton.runtime.scaling import Bounds, Past, ScalingConfig, Sight, Step, decide
+from baton.pools.base import WORKER_ROLES, PoolWorker
+from baton.pools.scaling_policy import (
+    PoolBounds,
+    PoolObservation,
+    ScalingConfig,
+    ScalingHistory,
+    ScalingStep,
+    decide_scaling,
+)
 
 BUDGET = 8
 CONFIG = ScalingConfig(
-    prefill=Bounds(1, 6),
-    decode=Bounds(2, 7),
+    prefill=PoolBounds(1, 6),
+    decode=PoolBounds(2, 7),
     max_workers=BUDGET,
     step=2,
     stable_seconds=5.0,
@@ -27,10 +34,10 @@ class House:
     def __init__(self, can_convert: bool) -> None:
         self.config = replace(CONFIG, can_convert=can_convert)
         self.now = 0.0
-        self.past = Past()
+        self.past = ScalingHistory()
         self.sizes = {Role.PREFILL: 2, Role.DECODE: 3}
         self.states = {role: ["serving"] * size for role, size in self.sizes.items()}
-        self.changes: list[tuple[float, Step]] = []
+        self.changes: list[tuple[float, ScalingStep]] = []
 
     @property
     def occupied(self) -> int:
@@ -43,8 +50,8 @@ class House:
             for role, states in self.states.items()
             for number, state in enumerate(states)
         ]
-        sight = Sight(self.now, plan, dict(self.sizes), workers)
-        step, self.past = decide(sight, self.past, self.config)
+        sight = PoolObservation(self.now, plan, dict(self.sizes), workers)
+        step, self.past = decide_scaling(sight, self.past, self.config)
         if step is not None:
             self.check_rest(step)
             if step.other is None:
@@ -54,20 +61,22 @@ class House:
                 self.check_exchange(sight, step, step.other)
                 self.exchange(step, step.other)
 
-    def check_rest(self, step: Step) -> None:
+    def check_rest(self, step: ScalingStep) -> None:
         taken_back = step.reason.startswith("taken back")
         if self.changes and not taken_back:
             assert self.now - self.changes[-1][0] >= CONFIG.cooldown_seconds
         self.changes.append((self.now, step))
 
-    def check_exchange(self, sight: Sight, given: Step, taken: Step) -> None:
+    def check_exchange(
+        self, sight: PoolObservation, given: ScalingStep, taken: ScalingStep
+    ) -> None:
         assert self.config.can_convert and given.role is not taken.role
         assert 0 < given.old - given.new == taken.new - taken.old <= CONFIG.step
         assert given.new >= CONFIG.bounds(given.role).least
         assert taken.new <= CONFIG.bounds(taken.role).most
-        assert not any(sight.coming(role) for role in POOLS), "somebody is to come"
+        assert not any(sight.coming(role) for role in WORKER_ROLES), "somebody is to come"
 
-    def check(self, sight: Sight, step: Step) -> None:
+    def check(self, sight: PoolObservation, step: ScalingStep) -> None:
         bounds = CONFIG.bounds(step.role)
         taken_back = step.reason.startswith("taken back")
         assert step.old == self.sizes[step.role] != step.new
@@ -77,9 +86,9 @@ class House:
             assert step.new - step.old <= CONFIG.step
         elif not taken_back:
             assert step.old - step.new <= CONFIG.step
-            assert not any(sight.coming(role) for role in POOLS), "somebody is to come"
+            assert not any(sight.coming(role) for role in WORKER_ROLES), "somebody is to come"
 
-    def take(self, step: Step) -> None:
+    def take(self, step: ScalingStep) -> None:
         """Those that do not serve leave first; who never started is gone at once."""
         self.sizes[step.role] = step.new
         states = self.states[step.role]
@@ -90,7 +99,7 @@ class House:
             else:
                 states[states.index("serving")] = "draining"
 
-    def exchange(self, given: Step, taken: Step) -> None:
+    def exchange(self, given: ScalingStep, taken: ScalingStep) -> None:
         self.sizes |= given.sizes
         for _ in range(given.old - given.new):
             self.states[given.role].remove("serving")
@@ -109,7 +118,7 @@ plans = st.builds(
     st.integers(1, 12),
 )
 fates = st.tuples(
-    st.sampled_from(POOLS),
+    st.sampled_from(WORKER_ROLES),
     st.sampled_from([("starting", "serving"), ("converting", "serving"), ("draining", "")]),
 )
 
@@ -135,7 +144,7 @@ def test_a_plan_that_stays_is_reached_and_then_nothing_changes(
     house = House(can_convert)
     for _ in range(100):
         house.look(plan)
-        for role in POOLS:
+        for role in WORKER_ROLES:
             house.fate(role, "converting", "serving")
             house.fate(role, "converting", "serving")
             house.fate(role, "starting", "serving")
@@ -149,5 +158,5 @@ def test_a_plan_that_stays_is_reached_and_then_nothing_changes(
     assert house.sizes == settled
     assert len(house.changes) == num_changes
     total = sum(house.sizes.values())
-    wanted = {role: CONFIG.bounds(role).clamp(getattr(plan, role.value)) for role in POOLS}
+    wanted = {role: CONFIG.bounds(role).clamp(getattr(plan, role.value)) for role in WORKER_ROLES}
     assert house.sizes == wanted if sum(wanted.values()) <= BUDGET else total == BUDGET

@@ -14,11 +14,11 @@ import xxhash
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from baton.core.handoff import CHECKSUM_XXH3
 from baton.core.ids import BlockKey
+from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.errors import Corrupt, Unavailable
-from kvstore.disk import DiskBlock, DiskTier
-from kvstore.segment import PAGE_BYTES, RECORD_BYTES, Record, Segment, pages
+from kvstore.disk_tier import DiskBlock, DiskTier
+from kvstore.segment import PAGE_BYTES, RECORD_BYTES, BlockRecord, Segment, round_up_to_page
 from tests.store_house import reserve
 
 SEGMENT = 64 * 1024
@@ -87,8 +87,8 @@ class DiskMachine(RuleBasedStateMachine):
         data = bytes_of(key)
         checksum = xxhash.xxh3_64_intdigest(data)
         at = float(self.num_stored)
-        record = Record(key, len(data), checksum, CHECKSUM_XXH3, number, b"t" * 16, b"", at)
-        victims = self.victims(pages(len(data)))
+        record = BlockRecord(key, len(data), checksum, CHECKSUM_XXH3, number, b"t" * 16, b"", at)
+        victims = self.victims(round_up_to_page(len(data)))
         fallocate = no_space if full else os.posix_fallocate
         with mock.patch("os.posix_fallocate", fallocate):
             reserved = reserve(self.disk, record)

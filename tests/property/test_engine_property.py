@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from baton.clock import ManualClock
 from baton.core.block_key import block_keys
 from baton.core.ids import BlockId, BlockKey, Epoch, RequestId, TokenId
-from baton.core.order import ORDERS
+from baton.core.prefill_order import PREFILL_ORDERS
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, PrefillProgress, Reservation
+from baton.engine.executor import PlanExecutor
 from baton.engine.fake_runner import FakeRunner, reference_answer
-from baton.engine.pipeline import Pipeline
 from baton.engine.plan import Plan, Runner, StepOutput
 from baton.errors import Invalid, Overloaded
 from tests.engine_state import cached_tokens
@@ -96,7 +96,7 @@ class Pair:
         )
         return Side(runner, engine)
 
-    def _pipeline(self, runner: Runner) -> Pipeline | None:
+    def _pipeline(self, runner: Runner) -> PlanExecutor | None:
         return None
 
     def run(self, jobs: list[Job]) -> None:
@@ -313,7 +313,7 @@ def configs(draw: st.DrawFn, block_tokens: int) -> EngineConfig:
         watermark_blocks=draw(st.integers(0, 3)),
         forecast=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 10)),
-        order=draw(st.sampled_from(list(ORDERS))),
+        order=draw(st.sampled_from(list(PREFILL_ORDERS))),
         fairness=draw(st.booleans()),
         fairness_slack_tokens=draw(st.sampled_from([1, 8, 64])),
         admission_window=draw(st.integers(1, 4)),
@@ -364,7 +364,7 @@ def tight_pairs(draw: st.DrawFn) -> Pair:
         watermark_blocks=draw(st.integers(0, 1)),
         forecast=draw(st.booleans()),
         growth_tokens=draw(st.integers(0, 4)),
-        order=draw(st.sampled_from(list(ORDERS))),
+        order=draw(st.sampled_from(list(PREFILL_ORDERS))),
     )
     enough = -(-50 // block_tokens)
     sizes = st.integers(enough, enough + 20 // block_tokens)

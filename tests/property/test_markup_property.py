@@ -7,26 +7,32 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.markup.hermes import HermesParser
-from router.markup.llama3 import Llama3Parser
-from router.markup.mistral import MistralParser
-from router.markup.parser import CallParser
-from router.markup.pieces import CallBegun, CallGrown, Piece, Text, Thought
-from router.markup.pythonic import PythonicParser
-from router.markup.reader import Reader
-from router.markup.thinking import Thinking
+from router.openai.parsers.hermes import HermesToolParser
+from router.openai.parsers.llama3 import Llama3ToolParser
+from router.openai.parsers.mistral import MistralToolParser
+from router.openai.parsers.output_parser import OutputParser
+from router.openai.parsers.output_parts import (
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from router.openai.parsers.pythonic import PythonicToolParser
+from router.openai.parsers.reasoning_parser import ReasoningParser
+from router.openai.parsers.tool_call_parser import ToolCallParser
 
 NAMES = ("f", "get-weather", "a.b_c")
 SCHEMAS: dict[str, dict[str, Any]] = {name: {} for name in NAMES}
 
-PARSERS: dict[str, Callable[[], CallParser]] = {
-    "hermes": lambda: HermesParser(SCHEMAS),
-    "coder": lambda: HermesParser(SCHEMAS),
-    "llama3": lambda: Llama3Parser(frozenset(NAMES)),
-    "tagged": lambda: Llama3Parser(frozenset(NAMES)),
-    "mistral": MistralParser,
-    "mistral_named": MistralParser,
-    "pythonic": lambda: PythonicParser(frozenset(NAMES)),
+PARSERS: dict[str, Callable[[], ToolCallParser]] = {
+    "hermes": lambda: HermesToolParser(SCHEMAS),
+    "coder": lambda: HermesToolParser(SCHEMAS),
+    "llama3": lambda: Llama3ToolParser(frozenset(NAMES)),
+    "tagged": lambda: Llama3ToolParser(frozenset(NAMES)),
+    "mistral": MistralToolParser,
+    "mistral_named": MistralToolParser,
+    "pythonic": lambda: PythonicToolParser(frozenset(NAMES)),
 }
 
 FRAGMENTS = [
@@ -50,18 +56,18 @@ calls = st.lists(
 )
 
 
-def told(pieces: list[Piece]) -> tuple[str, str, list[tuple[str, str]]]:
+def told(pieces: list[OutputPart]) -> tuple[str, str, list[tuple[str, str]]]:
     made: list[tuple[str, str]] = []
     for piece in pieces:
-        if isinstance(piece, CallBegun):
+        if isinstance(piece, ToolCallStart):
             made.append((piece.name, ""))
-        elif isinstance(piece, CallGrown):
+        elif isinstance(piece, ToolCallArguments):
             made[-1] = (made[-1][0], made[-1][1] + piece.arguments)
-    thought = "".join(piece.text for piece in pieces if isinstance(piece, Thought))
-    return thought, "".join(piece.text for piece in pieces if isinstance(piece, Text)), made
+    thought = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPart))
+    return thought, "".join(piece.text for piece in pieces if isinstance(piece, TextPart)), made
 
 
-def read(reader: Reader, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
+def read(reader: OutputParser, parts: list[str]) -> tuple[str, str, list[tuple[str, str]]]:
     pieces = [piece for part in parts for piece in reader.push(part)]
     return told(pieces + reader.flush())
 
@@ -80,9 +86,9 @@ def split(text: str, cuts: list[int]) -> list[str]:
 def test_splitting_changes_nothing(
     family: str, inside: bool | None, text: str, cuts: list[int]
 ) -> None:
-    def reader() -> Reader:
-        thinking = None if inside is None else Thinking(inside=inside)
-        return Reader(thinking, PARSERS[family]())
+    def reader() -> OutputParser:
+        thinking = None if inside is None else ReasoningParser(inside=inside)
+        return OutputParser(thinking, PARSERS[family]())
 
     whole = read(reader(), [text])
     assert read(reader(), split(text, cuts)) == whole
@@ -92,7 +98,7 @@ def test_splitting_changes_nothing(
 @given(texts)
 def test_what_has_no_marks_is_text(text: str) -> None:
     if "<tool_call>" not in text:
-        assert read(Reader(None, PARSERS["hermes"]()), [text]) == ("", text, [])
+        assert read(OutputParser(None, PARSERS["hermes"]()), [text]) == ("", text, [])
 
 
 def written(family: str, made: list[tuple[str, dict[str, Any]]], indent: int | None) -> str:
@@ -130,7 +136,7 @@ def test_calls_come_back_as_they_were_written(
     family: str, made: list[tuple[str, dict[str, Any]]], indent: int | None, cuts: list[int]
 ) -> None:
     parts = split(written(family, made, indent), cuts)
-    thought, text, got = read(Reader(None, PARSERS[family]()), parts)
+    thought, text, got = read(OutputParser(None, PARSERS[family]()), parts)
     assert thought == text == ""
     if family == "pythonic":
         made = [(name, {"x": arguments}) for name, arguments in made]
@@ -158,6 +164,6 @@ def test_calls_in_xml(made: list[tuple[str, dict[str, str]]]) -> None:
         + "</function>\n</tool_call>"
         for name, values in made
     )
-    _, text, got = read(Reader(None, PARSERS["coder"]()), [text])
+    _, text, got = read(OutputParser(None, PARSERS["coder"]()), [text])
     assert text == ""
     assert [(name, json.loads(arguments)) for name, arguments in got] == made

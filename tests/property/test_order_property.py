@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.order import ORDERS, PATIENCE_SECONDS
+from baton.core.prefill_order import NORMAL_STARVATION_LIMIT_SECONDS, PREFILL_ORDERS
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
@@ -18,7 +18,7 @@ from baton.engine.result import StepResult
 BLOCK_TOKENS = 4
 STEP_TOKENS = 16
 TOKEN_SECONDS = 0.05
-PREEMPTIVE = [name for name, order in ORDERS.items() if order.preemptive]
+PREEMPTIVE = [name for name, order in PREFILL_ORDERS.items() if order.preemptive]
 
 
 class TimedRunner(FakeRunner):
@@ -79,7 +79,7 @@ class Bench:
         return result
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", PREFILL_ORDERS)
 def test_a_long_prompt_is_served_though_short_ones_never_end(order: str) -> None:
     """In every step there is enough else to do. All that may be put before it has come within
     the patience, and is done after as long again."""
@@ -94,9 +94,9 @@ def test_a_long_prompt_is_served_though_short_ones_never_end(order: str) -> None
         if any(output.request_id == long for output in outputs):
             break
         waited = bench.clock.monotonic() - began
-        assert waited < 2 * PATIENCE_SECONDS + 2 * 600 * TOKEN_SECONDS
+        assert waited < 2 * NORMAL_STARVATION_LIMIT_SECONDS + 2 * 600 * TOKEN_SECONDS
     if order == "deadline":  # else this test wouldn't notice an order that is fair anyway
-        assert bench.clock.monotonic() - began > PATIENCE_SECONDS
+        assert bench.clock.monotonic() - began > NORMAL_STARVATION_LIMIT_SECONDS
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,7 +131,7 @@ def test_two_backlogged_tenants_are_given_the_same(
 
 @settings(max_examples=100, deadline=None)
 @given(
-    order=st.sampled_from(list(ORDERS)),
+    order=st.sampled_from(list(PREFILL_ORDERS)),
     num_blocks=st.integers(16, 60),
     max_tokens=st.integers(1, 20),
     arrivals=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 40)), min_size=1, max_size=30),

@@ -16,12 +16,12 @@ from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import FinishReason, RequestSpec, TokenLogprob
 from baton.core.task import Task
-from baton.engine.block_pool import PoolCounts
+from baton.engine.block_pool import BlockCounts
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
+from baton.engine.executor import PlanExecutor, SyncExecutor, ThreadedExecutor
 from baton.engine.fake_runner import FakeRunner
-from baton.engine.pipeline import Direct, Pipeline, RunnerThread
-from baton.engine.plan import Plan, Runner, StepOutput, fill_in
+from baton.engine.plan import Plan, Runner, StepOutput, fill_sampled_tokens
 from tests.engine_state import cached_tokens
 from tests.property.test_engine_property import (
     EOS,
@@ -36,7 +36,7 @@ from tests.property.test_engine_property import (
     samplings,
 )
 
-Pipelines = Callable[[Runner], Pipeline | None]
+Pipelines = Callable[[Runner], PlanExecutor | None]
 Blocks = tuple[int, int]
 
 
@@ -49,7 +49,7 @@ class Early:
         self._last = StepOutput(())
 
     def submit(self, plan: Plan) -> None:
-        fill_in(plan, self._last)
+        fill_sampled_tokens(plan, self._last)
         self._last = self._runner.run(plan)
         self._outputs.append(self._last)
 
@@ -74,8 +74,8 @@ class Staged:
         return self._runner.run(prepared)
 
 
-def in_thread(runner: Runner) -> Pipeline:
-    return RunnerThread(Staged(runner))
+def in_thread(runner: Runner) -> PlanExecutor:
+    return ThreadedExecutor(Staged(runner))
 
 
 def off(runner: Runner) -> None:
@@ -83,7 +83,7 @@ def off(runner: Runner) -> None:
 
 
 STOPS = tuple(TokenId(token) for token in range(0, 40, 8))
-WAYS = {"early": Early, "late": Direct, "in a thread": in_thread}
+WAYS = {"early": Early, "late": SyncExecutor, "in a thread": in_thread}
 
 
 class OverlappedPair(Pair):
@@ -93,7 +93,7 @@ class OverlappedPair(Pair):
         self._way = way
         super().__init__(left, right, blocks)
 
-    def _pipeline(self, runner: Runner) -> Pipeline | None:
+    def _pipeline(self, runner: Runner) -> PlanExecutor | None:
         return self._way(runner)
 
     def hand_over(self, job: Job) -> bool:
@@ -219,7 +219,7 @@ def errands(draw: st.DrawFn, last_arrival: int) -> list[Errand]:
 @dataclass
 class Outcome:
     told: dict[RequestId, Told]
-    pool: PoolCounts
+    pool: BlockCounts
     cached: list[int]
     """Tokens of each prompt that are left in the cache."""
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from baton.core.ids import WorkerId
 from baton.errors import BatonError
-from conductor.ledger import Ledger
-from conductor.policy.fleet import Pool, Snapshot, Stored
-from conductor.policy.policies import POLICIES, policy_named
-from conductor.policy.rivals import CHWBL_LOAD_FACTOR, chwbl
+from conductor.load_tracker import LoadTracker
+from conductor.policy.baselines import CHWBL_LOAD_FACTOR, chwbl
+from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
+from conductor.policy.snapshot import Snapshot, StoredPrefix, WorkerPool
 from tests.fleet import FakeCache, decode, prefill, query, snapshot
 
 counts = st.integers(0, 6)
@@ -25,19 +25,23 @@ def snapshots(draw: st.DrawFn) -> Snapshot:
     for view in (*readers, *writers):
         view.measured = draw(st.booleans())
     cached = {view.id: draw(st.integers(0, 8)) for view in readers}
-    held = Stored("s", draw(st.integers(1, 8))) if draw(st.booleans()) else None
+    held = StoredPrefix("s", draw(st.integers(1, 8))) if draw(st.booleans()) else None
     shares = draw(st.lists(st.floats(0, 1), max_size=8))
     return snapshot(readers, writers, FakeCache(cached, held, shares), num_placed=draw(counts))
 
 
 def outcome(policy: str, seen: Snapshot, **asked: object) -> str:
     try:
-        return repr(policy_named(policy)(seen, query(**asked)))  # type: ignore[arg-type]
+        return repr(get_policy(policy)(seen, query(**asked)))  # type: ignore[arg-type]
     except BatonError as error:
         return repr(error)
 
 
-@given(snapshots(), st.sampled_from(POLICIES), st.sets(st.sampled_from(["p0", "p1", "d0", "d1"])))
+@given(
+    snapshots(),
+    st.sampled_from(PLACEMENT_POLICIES),
+    st.sets(st.sampled_from(["p0", "p1", "d0", "d1"])),
+)
 @settings(max_examples=300)
 def test_policies_are_pure_and_answer_with_reasons(
     seen: Snapshot, policy: str, failed: set[str]
@@ -52,10 +56,10 @@ def test_policies_are_pure_and_answer_with_reasons(
     assert promised.startswith("Decision" if able else "Unavailable")
 
 
-@given(snapshots(), st.sampled_from(POLICIES))
+@given(snapshots(), st.sampled_from(PLACEMENT_POLICIES))
 def test_only_workers_that_are_there_are_chosen(seen: Snapshot, policy: str) -> None:
     try:
-        decision = policy_named(policy)(seen, query(promised=True))
+        decision = get_policy(policy)(seen, query(promised=True))
     except BatonError:
         return
     if decision.prefill is not None:
@@ -79,7 +83,7 @@ def test_bounded_loads_are_bounded(loads: list[int], number: int) -> None:
 @given(st.integers(1, 12), st.lists(st.integers(0, 3), min_size=1, max_size=150))
 def test_a_run_of_bounded_loads_stays_bounded(num_workers: int, heads: list[int]) -> None:
     """From empty workers on, nobody ever has more than the bound."""
-    ledger = Ledger()
+    ledger = LoadTracker()
     for number in range(num_workers):
         ledger.add_prefill(prefill(f"p{number:02}"))
     ledger.add_decode(decode("d"))
@@ -94,7 +98,7 @@ def test_a_run_of_bounded_loads_stays_bounded(num_workers: int, heads: list[int]
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=60))
 def test_a_pool_is_always_in_the_order_of_load(changes: list[tuple[int, int]]) -> None:
-    pool = Pool([decode(f"d{number}") for number in range(5)])
+    pool = WorkerPool([decode(f"d{number}") for number in range(5)])
     for number, promised in changes:
         view = pool.take(WorkerId(f"d{number}"))
         view.promised_tokens = promised

@@ -28,7 +28,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from baton.text.tokenizer import Tokenizer
-from router.openapi.document import document
+from router.api_document.document import build_document
 from tests.unit.test_router_http import (
     CHAT,
     COMPLETE,
@@ -99,7 +99,9 @@ def api(fuzzed: Fuzzed) -> Any:
     return schemathesis.openapi.from_asgi("/openapi.json", fuzzed.client._transport.app)  # type: ignore[attr-defined]
 
 
-OPERATIONS = [(path, method) for path, item in document("1")["paths"].items() for method in item]
+OPERATIONS = [
+    (path, method) for path, item in build_document("1")["paths"].items() for method in item
+]
 MODES = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 

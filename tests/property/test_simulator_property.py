@@ -7,12 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baton.core.ids import WorkerId
-from baton.core.order import ORDERS
-from conductor.policy.policies import POLICIES, policy_named
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.faults import Death, Faults, Slow
-from conductor.simulator.outcome import outcome_of
+from baton.core.prefill_order import PREFILL_ORDERS
+from baton.traces.trace import Trace, TraceRequest
+from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
+from simulator.cluster import SimulatedCluster
+from simulator.faults import Faults, WorkerCrash, WorkerSlowdown
+from simulator.result import summarize
 from tests.unit.test_sim_cluster import BLOCK, CONFIG, arrival
 
 WORKERS = ("p0", "p1", "d0", "d1")
@@ -29,30 +29,37 @@ arrivals = st.lists(
     max_size=10,
 )
 deaths = st.builds(
-    Death,
+    WorkerCrash,
     worker=st.sampled_from(WORKERS).map(WorkerId),
     at_seconds=st.floats(0, 3),
     down_seconds=st.floats(0, 3),
 )
-slows = st.builds(Slow, st.sampled_from(WORKERS).map(WorkerId), st.sampled_from([0.5, 3.0]))
+slows = st.builds(
+    WorkerSlowdown, st.sampled_from(WORKERS).map(WorkerId), st.sampled_from([0.5, 3.0])
+)
 faults = st.builds(
     Faults, st.lists(deaths, max_size=3).map(tuple), st.lists(slows, max_size=2).map(tuple)
 )
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", PLACEMENT_POLICIES)
 @settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     asked=arrivals,
     faults=faults,
-    order=st.sampled_from(sorted(ORDERS)),
+    order=st.sampled_from(sorted(PREFILL_ORDERS)),
     device_tokens=st.sampled_from([300, 800, 10_000]),
     report_seconds=st.sampled_from([0.0, 0.3]),
     num_conductors=st.integers(1, 2),
     num_hosts=st.sampled_from([0, 2]),
 )
 def test_each_request_ends_once(
-    policy: str, asked: list[Arrival], faults: Faults, order: str, device_tokens: int, **more: float
+    policy: str,
+    asked: list[TraceRequest],
+    faults: Faults,
+    order: str,
+    device_tokens: int,
+    **more: float,
 ) -> None:
     """Workers' books are checked after every event, and with them that no memory is promised
     twice, unless one request is larger than all of it."""
@@ -66,7 +73,7 @@ def test_each_request_ends_once(
         **more,  # type: ignore[arg-type]
     )
     ordered = tuple(sorted(asked, key=lambda each: each.at_seconds))
-    cluster = SimulatedCluster(config, Trace("any", BLOCK, ordered), policy_named(policy), faults)
+    cluster = SimulatedCluster(config, Trace("any", BLOCK, ordered), get_policy(policy), faults)
     for job in cluster.run(check_always=True):
         assert job.rejected != (job.finished_seconds >= 0)
         if not job.rejected:
@@ -78,6 +85,6 @@ def test_each_request_ends_once(
     answered = sum(max(job.arrival.num_answer_tokens, 1) for job in accepted)
     if not faults.deaths:
         assert made + len(accepted) == answered, "each first token is made with the prompt"
-    outcome = outcome_of(cluster)
+    outcome = summarize(cluster)
     assert 0 <= outcome.hit_ratio_tokens <= 1
     assert outcome.load_imbalance >= 1 and outcome.decode_imbalance >= 1

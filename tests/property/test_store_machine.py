@@ -14,11 +14,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.clock import ManualClock
-from baton.core.ids import BlockKey, Generation
+from baton.concurrency.threads import RUN_INLINE
+from baton.core.ids import BlockKey, Incarnation
 from baton.core.store import BlockFilter, LeasedBlocks, Tier
 from baton.errors import Corrupt, Overloaded
-from baton.threads import INLINE
-from conductor.mirror import Mirror
+from conductor.store_mirror import StoreMirror
 from tests.store_house import KEYS, NUM_BLOCKS, House
 
 NUMBERS = st.integers(0, NUM_BLOCKS - 1)
@@ -31,12 +31,12 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.runner = asyncio.Runner()
-        self.inline = INLINE.set(True)
+        self.inline = RUN_INLINE.set(True)
         self.folder = Path(tempfile.mkdtemp())
         self.clock = ManualClock()
         self.leases: dict[str, tuple[LeasedBlocks, float]] = {}
         self.damaged: set[BlockKey] = set()
-        self.mirror = Mirror()
+        self.mirror = StoreMirror()
         self.told = 0
         self.pages: Any = None
 
@@ -49,8 +49,8 @@ class StoreMachine(RuleBasedStateMachine):
         quota = 4 * 64 if self.room > 4 else None
         self.house = House(self.room, self.folder, 64 * 1024, self.policy, quota, clock=self.clock)
         self.leases.clear()
-        self.pages = self.house.node.watch(Generation(0), 0)
-        self.mirror = Mirror()
+        self.pages = self.house.node.watch(Incarnation(0), 0)
+        self.mirror = StoreMirror()
         self.known = 0
 
     def run(self, work: Any) -> Any:
@@ -227,7 +227,7 @@ class StoreMachine(RuleBasedStateMachine):
         if hasattr(self, "house"):
             assert self.house.disk is not None
             self.house.disk.close()
-        INLINE.reset(self.inline)
+        RUN_INLINE.reset(self.inline)
         self.runner.close()
         shutil.rmtree(self.folder)
 

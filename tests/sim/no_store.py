@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from baton.core.ids import BlockKey
 from baton.core.request import RequestSpec
 from baton.engine.result import StepResult
-from baton.worker.extension import Extension
+from baton.worker.prefix_fetch import PrefixFetch
 
 
 class NoStore:
-    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> Extension:
-        return Extension(spec.request_id)
+    async def find(self, spec: RequestSpec, keys: Sequence[BlockKey]) -> PrefixFetch:
+        return PrefixFetch(spec.request_id)
 
-    async def extend(self, extension: Extension, num_cached: int) -> None:
+    async def extend(self, extension: PrefixFetch, num_cached: int) -> None:
         raise AssertionError("nothing was found")
 
-    def follow(self, extension: Extension) -> None:
+    def follow(self, extension: PrefixFetch) -> None:
         pass
 
     def note_step(self, result: StepResult) -> None:

@@ -7,35 +7,35 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from baton.core.handoff import CHECKSUM_XXH3, Endpoint
-from baton.core.ids import BlockKey, Generation, TokenId, WorkerId
+from baton.core.ids import BlockKey, Incarnation, TokenId, WorkerId
+from baton.core.kv_transfer import CHECKSUM_XXH3, Endpoint
 from baton.core.member import Member
 from baton.core.request import RequestOutput, RequestSpec
 from baton.core.states import Role, WorkerState
-from baton.core.store import LeasedBlocks, LeaseQuery, PutRequest, PutResult
+from baton.core.store import LeasedBlocks, LeaseRequest, PutRequest, PutResult
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, StepResult
 from baton.errors import DeadlineExceeded, Unavailable
-from baton.kv.index import Holder
+from baton.kv.cluster_store_client import ClusterStoreClient
+from baton.kv.index import KvHolder
 from baton.kv.memory_index import MemoryKvIndex
-from baton.kv.store_client import StoreClient
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
 from baton.transport.base import Transport
+from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.region import HostMemory
-from baton.worker.intake import Intake, IntakeConfig
+from baton.worker.cluster_prefix_store import ClusterPrefixStore
+from baton.worker.kv_import import KvImporter, KvImportTimeouts
 from baton.worker.kv_layout import KvLayout
-from baton.worker.memory_peers import MemoryPeers
-from baton.worker.reload import Way
-from baton.worker.store_prefixes import StorePrefixes
+from baton.worker.memory_kv_transfer import MemoryKvTransferClient
+from baton.worker.reload_policy import ReloadMode
 from baton.worker.store_publisher import StorePublisher
 from baton.worker.worker import Worker, WorkerConfig
-from kvstore.disk import DiskTier
+from kvstore.disk_tier import DiskTier
+from kvstore.dram_tier import DramTier
+from kvstore.index_publisher import IndexPublisher
 from kvstore.node import StoreNode
-from kvstore.publisher import Publisher
-from kvstore.shelf import Shelf
 from tests.sim.virtual_time import LoopClock
 from tests.sim.worker_cluster import BLOCK_TOKENS, DIGEST, SharedRunner, collect, is_finished
 
@@ -92,13 +92,13 @@ class Store:
         transport.register(self.arena.region)
         self.disk = DiskTier(self.folder, 128 * 1024, "baton", 64 * 1024) if self.folder else None
         transports: dict[str, Transport] = {"memory": transport}  # type: ignore[dict-item]
-        shelf = Shelf(size, size)
-        life = Generation(self.generation)
+        shelf = DramTier(size, size)
+        life = Incarnation(self.generation)
         self.node = StoreNode(life, self.arena, transports, "here", CLOCK, shelf, self.disk)
 
     @property
-    def holder(self) -> Holder:
-        return Holder(WorkerId(self.name), Generation(self.generation))
+    def holder(self) -> KvHolder:
+        return KvHolder(WorkerId(self.name), Incarnation(self.generation))
 
     @property
     def member(self) -> Member:
@@ -106,7 +106,7 @@ class Store:
             WorkerId(self.name),
             Role.KVSTORE,
             self.name,
-            Generation(self.generation),
+            Incarnation(self.generation),
             WorkerState.READY,
             host="here",
             transports=("memory",),
@@ -120,7 +120,7 @@ class Store:
 
 
 class StoreLink:
-    """Implements :class:`baton.kv.store_client.StoreLink` without a network."""
+    """Implements :class:`baton.kv.cluster_store_client.StoreNodeClient` without a network."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -133,7 +133,7 @@ class StoreLink:
         await self._reach(timeout_seconds or CALL_SECONDS)
         return await self._answer(self._store.node.put(request))
 
-    async def lease(self, query: LeaseQuery) -> LeasedBlocks:
+    async def lease(self, query: LeaseRequest) -> LeasedBlocks:
         await self._reach()
         return await self._answer(self._store.node.lease(query))
 
@@ -171,7 +171,7 @@ class Node:
     worker: Worker
     engine: Engine
     line: LineEngine
-    store: StorePrefixes
+    store: ClusterPrefixStore
 
     async def answer(self, spec: RequestSpec) -> list[RequestOutput]:
         await asyncio.sleep(0)  # it may have been added just now
@@ -198,7 +198,7 @@ class StoreCluster:
         last = self.stores.get(name)
         generation = last.generation + 1 if last else 1
         store = self.stores[name] = Store(name, generation, self.fabric, folder, room)
-        publisher = Publisher(store.holder, store.node, self.index, CLOCK)
+        publisher = IndexPublisher(store.holder, store.node, self.index, CLOCK)
         works = [publisher.run(), store.node.demotion.run()]
         self.background[name] = [self.tasks.create_task(work) for work in works]
         await self.registry.announce(store.member, 1e9)
@@ -211,7 +211,7 @@ class StoreCluster:
             task.cancel()
         self.stores[name].kill()
 
-    def add_worker(self, name: str, num_blocks: int = 64, prefer: Way | None = None) -> Node:
+    def add_worker(self, name: str, num_blocks: int = 64, prefer: ReloadMode | None = None) -> Node:
         runner = SharedRunner(num_blocks)
         config = EngineConfig(
             block_tokens=BLOCK_TOKENS, max_model_tokens=256, max_step_tokens=16, chunk_tokens=8
@@ -229,10 +229,10 @@ class StoreCluster:
         transports: dict[str, Transport] = {"memory": memory}  # type: ignore[dict-item]
         layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
         line = LineEngine(engine, lambda result: worker.on_step(result))
-        client = StoreClient(
+        client = ClusterStoreClient(
             self.membership, self.index, transports, self._link, "here", CLOCK, CALL_SECONDS
         )
-        store = StorePrefixes(
+        store = ClusterPrefixStore(
             line,
             client,
             StorePublisher(line, client, layout, DIGEST[:16]),
@@ -243,11 +243,18 @@ class StoreCluster:
             CALL_SECONDS,
             prefer,
         )
-        intake = Intake(
-            line, MemoryPeers(), transports, layout, DIGEST.hex(), "here", CLOCK, IntakeConfig()
+        intake = KvImporter(
+            line,
+            MemoryKvTransferClient(),
+            transports,
+            layout,
+            DIGEST.hex(),
+            "here",
+            CLOCK,
+            KvImportTimeouts(),
         )
         worker = Worker(
-            WorkerId(name), Generation(1), WorkerConfig(), line, intake, store, layout, transports,
+            WorkerId(name), Incarnation(1), WorkerConfig(), line, intake, store, layout, transports,
             engine.keys, DIGEST.hex(), "here", CLOCK,
         )  # fmt: skip
         for work in (line.run(), store.run(), worker.run()):

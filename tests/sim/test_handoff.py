@@ -11,24 +11,24 @@ import numpy as np
 import pytest
 
 from baton.core.grammar import Grammar, GrammarKind
-from baton.core.handoff import (
+from baton.core.ids import BlockKey, Epoch, Incarnation, TokenId, WorkerId
+from baton.core.kv_transfer import (
     CHECKSUM_XXH3,
     BlockRef,
     Endpoint,
-    PullChunk,
-    PullDone,
-    PullEvent,
-    PullOpen,
-    PullScheduled,
+    KvTransferChunk,
+    KvTransferDone,
+    KvTransferEvent,
+    KvTransferOpen,
+    KvTransferScheduled,
     WorkerRef,
 )
-from baton.core.ids import BlockKey, Epoch, Generation, TokenId, WorkerId
 from baton.core.request import FinishReason
 from baton.core.task import Task
 from baton.engine.fake_runner import reference_answer
 from baton.errors import Invalid, NotFound
-from baton.rpc.worker_client import PullPeers
-from baton.transport.base import Span
+from baton.rpc.worker_client import KvImportConnector
+from baton.transport.base import TransferRange
 from baton.worker.worker import WorkerConfig
 from tests.grammar_house import EOS, answers, asking, byte_grammars, choice, regex, schema
 from tests.sim.worker_cluster import (
@@ -221,7 +221,7 @@ async def test_a_broken_stream_is_the_end_of_what_came_over_it() -> None:
 async def test_a_damaged_read_is_repeated_once() -> None:
     damaged = []
 
-    def fault(endpoint: Endpoint, span: Span) -> str:
+    def fault(endpoint: Endpoint, span: TransferRange) -> str:
         damaged.append(span)
         return "corrupt" if len(damaged) == 1 else ""
 
@@ -254,14 +254,14 @@ async def test_a_link_that_stays_bad_is_an_error_and_frees_both_sides(fault: str
 class LyingSource:
     """A source that says what it is told to say, instead of what is so."""
 
-    def __init__(self, *events: PullEvent) -> None:
+    def __init__(self, *events: KvTransferEvent) -> None:
         self._events = list(events)
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator["LyingSource"]:
+    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator["LyingSource"]:
         yield self
 
-    async def next_event(self) -> PullEvent:
+    async def next_event(self) -> KvTransferEvent:
         return self._events.pop(0)
 
     async def acknowledge(self, num_blocks: int) -> None: ...
@@ -273,40 +273,44 @@ class LyingSource:
 class OddTokens:
     """Sources that end with a token that there is not."""
 
-    def __init__(self, peers: PullPeers) -> None:
+    def __init__(self, peers: KvImportConnector) -> None:
         self._peers = peers
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[Any]:
+    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator[Any]:
         async with self._peers.pull(address, opening) as reader:
             sound = reader.next_event
 
-            async def next_event() -> PullEvent:
+            async def next_event() -> KvTransferEvent:
                 event = await sound()
-                return PullDone(TokenId(256), False) if isinstance(event, PullDone) else event
+                return (
+                    KvTransferDone(TokenId(256), False)
+                    if isinstance(event, KvTransferDone)
+                    else event
+                )
 
             reader.next_event = next_event  # type: ignore[method-assign]
             yield reader
 
 
-def scheduled(**changes: Any) -> PullScheduled:
+def scheduled(**changes: Any) -> KvTransferScheduled:
     endpoint = Endpoint("memory", "prefill", 1, "here", 128 * 32, b"")
-    return PullScheduled(replace(endpoint, **changes), 40, CHECKSUM_XXH3)
+    return KvTransferScheduled(replace(endpoint, **changes), 40, CHECKSUM_XXH3)
 
 
-def chunk(first: int, count: int, offset: int = 0, size: int = 32) -> PullChunk:
-    return PullChunk(first, (BlockRef(offset, size, 0, BlockKey(b"")),) * count)
+def chunk(first: int, count: int, offset: int = 0, size: int = 32) -> KvTransferChunk:
+    return KvTransferChunk(first, (BlockRef(offset, size, 0, BlockKey(b"")),) * count)
 
 
-DONE = PullDone(TokenId(5), False)
+DONE = KvTransferDone(TokenId(5), False)
 
 
 @pytest.mark.parametrize(
     ("events", "why"),
     [
-        ([DONE], "begins with `scheduled`, not PullDone"),
+        ([DONE], "begins with `scheduled`, not KvTransferDone"),
         ([scheduled(), DONE], "shipped 0 of 10 blocks"),
-        ([scheduled(), scheduled()], "unexpected PullScheduled"),
+        ([scheduled(), scheduled()], "unexpected KvTransferScheduled"),
         ([scheduled(), chunk(0, 0)], "do not follow"),
         ([scheduled(), chunk(1, 9)], "do not follow"),
         ([scheduled(), chunk(0, 11)], "do not follow"),
@@ -317,11 +321,13 @@ DONE = PullDone(TokenId(5), False)
         ([scheduled(generation=2)], "of life 2"),
         ([scheduled(transport="nixl")], "was not offered"),
         ([scheduled(region_size_bytes=1)], "region of prefill has"),
-        ([PullScheduled(scheduled().endpoint, 39, CHECKSUM_XXH3)], "39 tokens, not 40"),
-        ([PullScheduled(scheduled().endpoint, 40, "md5")], "unknown checksum algorithm"),
+        ([KvTransferScheduled(scheduled().endpoint, 39, CHECKSUM_XXH3)], "39 tokens, not 40"),
+        ([KvTransferScheduled(scheduled().endpoint, 40, "md5")], "unknown checksum algorithm"),
     ],
 )
-async def test_a_source_that_lies_fails_one_request(events: list[PullEvent], why: str) -> None:
+async def test_a_source_that_lies_fails_one_request(
+    events: list[KvTransferEvent], why: str
+) -> None:
     """As something that another placement mends; and no answer comes from unwritten blocks."""
     async with cluster() as running:
         running.decode.worker._intake._peers = LyingSource(*events)
@@ -363,7 +369,7 @@ async def test_a_token_that_the_model_does_not_have_fails_one_request() -> None:
 async def test_a_source_that_is_gone_is_unavailable() -> None:
     async with cluster() as running:
         stream = running.decode.worker.open_stream()
-        nobody = WorkerRef(WorkerId("nobody"), "nobody", Generation(1))
+        nobody = WorkerRef(WorkerId("nobody"), "nobody", Incarnation(1))
         stream.submit(request("r", [1, 2, 3], 8), Task.DECODE, nobody)
         outputs = await collect(stream, bool)
         await running.decode.wait_until_free()
@@ -373,7 +379,7 @@ async def test_a_source_that_is_gone_is_unavailable() -> None:
 async def test_a_reader_for_an_unknown_request_or_another_life_is_refused() -> None:
     async with cluster(config=WorkerConfig(arrival_seconds=0.01)) as running:
         worker = running.prefill.worker
-        opening = PullOpen("r/1", 1, 1, DIGEST_HEX, "fake", ("memory",), "here")  # type: ignore[arg-type]
+        opening = KvTransferOpen("r/1", 1, 1, DIGEST_HEX, "fake", ("memory",), "here")  # type: ignore[arg-type]
         with pytest.raises(NotFound, match="r/1 is not here"):
             await worker.open_pull(opening)
         for change in (
@@ -383,7 +389,7 @@ async def test_a_reader_for_an_unknown_request_or_another_life_is_refused() -> N
             {"transports": ("nixl",)},
         ):
             with pytest.raises((NotFound, Invalid)):
-                await worker.open_pull(PullOpen(**{**as_dict(opening), **change}))
+                await worker.open_pull(KvTransferOpen(**{**as_dict(opening), **change}))
 
 
 async def test_a_prompt_that_no_reader_comes_for_is_dropped() -> None:
@@ -424,5 +430,5 @@ async def test_a_draining_worker_takes_nothing_new() -> None:
 DIGEST_HEX = (b"m" * 16).hex()
 
 
-def as_dict(opening: PullOpen) -> dict[str, object]:
-    return {name: getattr(opening, name) for name in PullOpen.__dataclass_fields__}
+def as_dict(opening: KvTransferOpen) -> dict[str, object]:
+    return {name: getattr(opening, name) for name in KvTransferOpen.__dataclass_fields__}

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.core.request import RequestOutput, RequestSpec
 from baton.engine.fake_runner import reference_answer
-from baton.transport.base import Span
-from baton.worker.reload import Way
+from baton.transport.base import TransferRange
+from baton.worker.reload_policy import ReloadMode
 from tests.sim.store_cluster import CALL_SECONDS, CLOCK, Node, store_cluster, tokens
 from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of
@@ -128,9 +128,9 @@ def test_a_worker_reborn_starts_warm_and_a_store_from_its_disk(tmp_path: Path) -
     simulate(main())
 
 
-@pytest.mark.parametrize("way", [Way.FETCH, Way.SPLIT, Way.RECOMPUTE])
+@pytest.mark.parametrize("way", [ReloadMode.FETCH, ReloadMode.SPLIT, ReloadMode.RECOMPUTE])
 @pytest.mark.parametrize("stored", [4, 8, 16, 40, 100, 200])
-def test_every_way_gives_the_same_tokens(way: Way, stored: int) -> None:
+def test_every_way_gives_the_same_tokens(way: ReloadMode, stored: int) -> None:
     async def main() -> None:
         async with store_cluster() as cluster:
             await cluster.start_store("s", room=64)
@@ -139,9 +139,9 @@ def test_every_way_gives_the_same_tokens(way: Way, stored: int) -> None:
             two = cluster.add_worker("two", prefer=way)
             spec = request("b", [*tokens(1, stored), *tokens(3, 21)], 6)
             told = await ask(two, spec)
-            if way is Way.FETCH:
+            if way is ReloadMode.FETCH:
                 assert told == {"dram": stored}
-            elif way is Way.RECOMPUTE:
+            elif way is ReloadMode.RECOMPUTE:
                 assert told == {}
             elif stored >= 40:
                 # Computed from the front, fetched from the back, until they met.
@@ -251,7 +251,7 @@ def test_a_store_killed_while_it_is_read() -> None:
             await ask(cluster.add_worker("one"), spec)
             await cluster.settle()
 
-            def die(endpoint: Endpoint, span: Span) -> str:
+            def die(endpoint: Endpoint, span: TransferRange) -> str:
                 cluster.fabric.fault = None
                 cluster.kill_store("s")
                 return "lost"

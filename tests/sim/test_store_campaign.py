@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.core.request import RequestSpec
 from baton.engine.fake_runner import reference_answer
 from baton.errors import Unavailable
-from baton.transport.base import Span
-from baton.worker.reload import Way
-from kvstore.segment import Record, Segment
+from baton.transport.base import TransferRange
+from baton.worker.reload_policy import ReloadMode
+from kvstore.segment import BlockRecord, Segment
 from tests.sim.store_cluster import CLOCK, Node, Store, StoreCluster, store_cluster, tokens
 from tests.sim.virtual_time import simulate
 from tests.sim.worker_cluster import request, tokens_of
@@ -51,7 +51,7 @@ class Schedule:
             cluster.fabric.fault = self.fault
             for number in range(1 + int(self.chance.integers(2))):
                 await self.start(cluster, f"s{number}")
-            ways = (None, Way.FETCH, Way.SPLIT)
+            ways = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
             for name in ("one", "two"):
                 way = ways[int(self.chance.integers(3))]
                 cluster.add_worker(name, num_blocks=40 + int(self.chance.integers(40)), prefer=way)
@@ -91,7 +91,7 @@ class Schedule:
 
     # -- faults ------------------------------------------------------------------------------
 
-    def fault(self, endpoint: Endpoint, span: Span) -> str:
+    def fault(self, endpoint: Endpoint, span: TransferRange) -> str:
         if self.reads == "sound" or self.chance.random() > 0.5:
             return ""
         return self.reads
@@ -138,7 +138,7 @@ class Schedule:
                 file.seek(-1, 1)
                 file.write(bytes([byte[0] ^ (1 << int(self.chance.integers(8)))]))
 
-    def write(self, segment: Segment, slot: int, record: Record, data: memoryview) -> None:
+    def write(self, segment: Segment, slot: int, record: BlockRecord, data: memoryview) -> None:
         if self.disk_fails:
             raise Unavailable("no space left on device")
         WRITE(segment, slot, record, data)

@@ -9,15 +9,15 @@ from unittest.mock import patch
 
 from prometheus_client import CollectorRegistry
 
-from baton.core.trace import TraceContext
-from baton.obs.span import MemorySpans, Span
-from baton.worker.witness import Witness as WorkerWitness
+from baton.core.trace_context import TraceContext
+from baton.obs.span import MemorySpanSink, Span
+from baton.worker.telemetry import WorkerTelemetry as WorkerWitness
 from baton.worker.worker import Worker
 from conductor.conductor import Conductor
 from conductor.metrics import ConductorMetrics
-from conductor.witness import Witness as ConductorWitness
-from router.record import JourneyRecord
-from router.tracing import RequestTrace, spans_of
+from conductor.telemetry import ConductorTelemetry as ConductorWitness
+from router.generation.record import GenerationRecord
+from router.telemetry.tracing import RequestTrace, build_request_spans
 from tests.sim.whole.loop import SimLoop
 from tests.sim.whole.run import Run, simulated
 
@@ -28,7 +28,7 @@ class Watcher:
     """All processes tell one: what dies has told what it had told."""
 
     def __init__(self) -> None:
-        self.spans = MemorySpans()
+        self.spans = MemorySpanSink()
         self.traces: dict[str, RequestTrace] = {}
         self._num_lives = 0
 
@@ -46,8 +46,8 @@ class Watcher:
         metrics = ConductorMetrics(CollectorRegistry())
         return ConductorWitness(core, metrics, clock, self._next_life(), self.spans)
 
-    def record(self, request_id: Any, arrived_at: float, num_tokens: int) -> JourneyRecord:
-        record = JourneyRecord(request_id, arrived_at, num_tokens)
+    def record(self, request_id: Any, arrived_at: float, num_tokens: int) -> GenerationRecord:
+        record = GenerationRecord(request_id, arrived_at, num_tokens)
         root = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", f"{len(self.traces) + 1:016x}")
         trace = self.traces[request_id] = RequestTrace(root, "", request_id, arrived_at)
         trace.follow([record], arrived_at)
@@ -59,7 +59,7 @@ class Watcher:
             simulated(),
             patch("tests.sim.whole.worker.Worker", self.worker),
             patch("tests.sim.whole.conductor.Conductor", self.conductor),
-            patch("tests.sim.whole.router.JourneyRecord", self.record),
+            patch("tests.sim.whole.router.GenerationRecord", self.record),
         ):
             yield
 
@@ -80,7 +80,7 @@ def told(seed: int) -> list[Span]:
         loop.run(main())
     spans = list(watcher.spans.spans)
     for trace in watcher.traces.values():
-        spans += spans_of(trace, "sim", 200, loop.time())
+        spans += build_request_spans(trace, "sim", 200, loop.time())
     return spans
 
 

@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from baton.core.ids import Epoch, RequestId
 from baton.core.request import FinishReason, RequestSpec
 from baton.core.task import Task
-from baton.core.trace import TraceContext
-from baton.obs.span import MemorySpans, Span
+from baton.core.trace_context import TraceContext
+from baton.obs.span import MemorySpanSink, Span
 from baton.worker.worker import WorkerConfig
 from tests.sim.test_handoff import hand_off
 from tests.sim.worker_cluster import (
@@ -129,7 +129,7 @@ def assert_whole(spans: list[Span]) -> None:
 
 
 async def test_the_stages_of_a_handed_over_request() -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with cluster(spans=spans) as running:
         await hand_off(running, traced(request("r", list(range(50)), 6)))
         await settled(running)
@@ -146,7 +146,7 @@ async def test_the_stages_of_a_handed_over_request() -> None:
 
 
 async def test_a_request_that_one_worker_does_alone() -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with cluster(spans=spans) as running:
         stream = running.decode.worker.open_stream()
         stream.submit(traced(request("r", list(range(20)), 4)), Task.WHOLE, None)
@@ -158,7 +158,7 @@ async def test_a_request_that_one_worker_does_alone() -> None:
 
 
 async def test_a_prompt_that_is_scored_has_the_stages_of_others() -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with cluster(spans=spans) as running:
         await hand_off(running, traced(request("r", list(range(20)), 4, prompt_logprobs=1)))
         await settled(running)
@@ -168,7 +168,7 @@ async def test_a_prompt_that_is_scored_has_the_stages_of_others() -> None:
 
 
 async def test_what_is_not_traced_leaves_nothing() -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with cluster(spans=spans) as running:
         await hand_off(running, request("r", list(range(20)), 4))
         await hand_off(running, replace(request("s", list(range(20)), 4), trace="nonsense"))
@@ -178,7 +178,7 @@ async def test_what_is_not_traced_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("moment", [1, 2])
 async def test_a_cancelled_request_ends_its_spans_too(moment: int) -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with cluster(spans=spans) as running:
         spec = traced(request("r", list(range(50)), 60))
         gate = running.decode.runner.close_after(moment)
@@ -193,7 +193,7 @@ async def test_a_cancelled_request_ends_its_spans_too(moment: int) -> None:
 
 async def test_a_moved_answer_is_one_job_here_and_a_held_one_after_it() -> None:
     """The heir is held under the attempt that it comes from, so its span has a parent."""
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     config = WorkerConfig(finish_seconds=0.0)
     async with cluster(config=config, spans=spans) as running:
         node = running.decode

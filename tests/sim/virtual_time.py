@@ -6,7 +6,7 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from baton.threads import INLINE
+from baton.concurrency.threads import RUN_INLINE
 
 T = TypeVar("T")
 
@@ -48,9 +48,9 @@ class LoopClock:
 
 def simulate(main: Coroutine[Any, Any, T]) -> T:
     """Runs ``main`` in virtual time."""
-    token = INLINE.set(True)
+    token = RUN_INLINE.set(True)
     try:
         with asyncio.Runner(loop_factory=VirtualLoop) as runner:
             return runner.run(main)
     finally:
-        INLINE.reset(token)
+        RUN_INLINE.reset(token)

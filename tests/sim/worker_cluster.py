@@ -12,25 +12,25 @@ import xxhash
 from prometheus_client import CollectorRegistry
 
 from baton.clock import SystemClock
-from baton.core.handoff import CHECKSUM_XXH3, WorkerRef
-from baton.core.ids import BlockId, Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.ids import BlockId, Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_transfer import CHECKSUM_XXH3, WorkerRef
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.engine.config import EngineConfig
-from baton.engine.constraint import Constraints
+from baton.engine.constraint import ConstraintFactory
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, StepOutput
-from baton.obs.span import Spans
+from baton.obs.span import SpanSink
 from baton.transport.base import Transport
+from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.region import HostMemory
 from baton.worker.engine_thread import EngineThread
-from baton.worker.intake import Intake, IntakeConfig
+from baton.worker.kv_import import KvImporter, KvImportTimeouts
 from baton.worker.kv_layout import KvLayout
-from baton.worker.memory_peers import MemoryPeers
-from baton.worker.stream import OutputStream
-from baton.worker.witness import Witness
+from baton.worker.memory_kv_transfer import MemoryKvTransferClient
+from baton.worker.output_stream import OutputStream
+from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import SWEEP_SECONDS, Worker, WorkerConfig
 from tests.sim.no_store import NoStore
 
@@ -119,12 +119,12 @@ class SharedRunner(FakeRunner):
 def make_node(
     name: str,
     fabric: MemoryFabric,
-    peers: MemoryPeers,
+    peers: MemoryKvTransferClient,
     num_blocks: int,
     config: WorkerConfig,
-    constraints: Constraints | None = None,
+    constraints: ConstraintFactory | None = None,
     eos: frozenset[TokenId] = frozenset(),
-    spans: Spans | None = None,
+    spans: SpanSink | None = None,
     vocab_size: int | None = None,
 ) -> Node:
     runner = SharedRunner(num_blocks)
@@ -149,25 +149,25 @@ def make_node(
     layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
     crashes: list[BaseException] = []
     thread = EngineThread(engine, lambda result: worker.on_step(result), crashes.append)
-    intake = Intake(
+    intake = KvImporter(
         thread, peers, transports, layout, DIGEST.hex(), "here", CLOCK,
-        IntakeConfig(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5),
+        KvImportTimeouts(queue_seconds=5, chunk_seconds=5, read_seconds=1, reserve_seconds=5),
     )  # fmt: skip
     metrics = CollectorRegistry()
     worker = Worker(
-        WorkerId(name), Generation(1), config, thread, intake, NoStore(), layout, transports,
+        WorkerId(name), Incarnation(1), config, thread, intake, NoStore(), layout, transports,
         engine.keys, DIGEST.hex(), "here", CLOCK, role=Role(name), constraints=constraints,
-        witness=Witness(name, metrics, CLOCK, spans),
+        witness=WorkerTelemetry(name, metrics, CLOCK, spans),
     )  # fmt: skip
     peers.workers[name] = worker
-    ref = WorkerRef(WorkerId(name), name, Generation(1))
+    ref = WorkerRef(WorkerId(name), name, Incarnation(1))
     return Node(worker, engine, runner, thread, ref, metrics, crashes)
 
 
 @dataclass
 class Cluster:
     fabric: MemoryFabric
-    peers: MemoryPeers
+    peers: MemoryKvTransferClient
     prefill: Node
     decode: Node
 
@@ -177,12 +177,12 @@ async def cluster(
     prefill_blocks: int = 128,
     decode_blocks: int = 128,
     config: WorkerConfig | None = None,
-    constraints: Constraints | None = None,
+    constraints: ConstraintFactory | None = None,
     eos: frozenset[TokenId] = frozenset(),
-    spans: Spans | None = None,
+    spans: SpanSink | None = None,
     vocab_size: int | None = None,
 ) -> AsyncIterator[Cluster]:
-    fabric, peers = MemoryFabric(), MemoryPeers()
+    fabric, peers = MemoryFabric(), MemoryKvTransferClient()
     config = config or WorkerConfig()
     shared = (config, constraints, eos, spans, vocab_size)
     prefill = make_node("prefill", fabric, peers, prefill_blocks, *shared)

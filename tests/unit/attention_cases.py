@@ -16,7 +16,7 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import Attention, make_batch
+from baton.engine.attention.base import Attention, pack_batch
 from baton.engine.attention.reference import ReferenceAttention
 from baton.engine.kv_scale import KvScale
 from baton.engine.plan import Row
@@ -77,7 +77,7 @@ def check(case: Case, backend: type[Any], seed: int, *, poisoned: bool = False) 
     pool, rows = random_pool(case, chance), rows_of(case, seed)
     if poisoned:
         poison(pool, rows)
-    batch = make_batch(rows, case.block_tokens, torch.device("cpu"))
+    batch = pack_batch(rows, case.block_tokens, torch.device("cpu"))
     num_tokens = batch.offsets[-1]
     q = torch.randn(num_tokens, case.heads, case.dim, generator=chance).to(case.dtype)
     k, v = (

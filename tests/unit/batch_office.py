@@ -13,9 +13,9 @@ from openai.types import Batch as OpenAIBatch
 from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
-from router.batches.batch import TERMINAL, Batch
-from router.batches.library import Library
-from router.batches.shelf import FileRecord
+from router.batches.batch import TERMINAL_STATUSES, Batch
+from router.batches.batch_store import BatchStore
+from router.batches.file_store import StoredFile
 from tests.unit.test_router_http import House
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -38,7 +38,7 @@ class Office:
     def __init__(self, tokenizer: Tokenizer, root: Path, **settings: Any) -> None:
         bounds = {name: settings.pop(name) for name in BOUNDS if name in settings}
         self.house = House(tokenizer, "Hello", automatic=True, **settings)
-        self.library = Library(root)
+        self.library = BatchStore(root)
         self.desk = self.house.make_desk(root, **bounds)
 
     @asynccontextmanager
@@ -73,7 +73,7 @@ async def finished(client: httpx.AsyncClient, batch: dict[str, Any]) -> dict[str
         while True:
             now: dict[str, Any] = (await client.get(f"/v1/batches/{batch['id']}")).json()
             OpenAIBatch.model_validate(now, strict=True)
-            if now["status"] in TERMINAL:
+            if now["status"] in TERMINAL_STATUSES:
                 return now
             await asyncio.sleep(0.005)
 
@@ -87,17 +87,17 @@ def kept(root: Path) -> list[Path]:
     return sorted(root.glob("*/files/*"))
 
 
-def make_batch(library: Library, number: int, *lines: Any, tenant: TenantId = WHO) -> Batch:
+def make_batch(library: BatchStore, number: int, *lines: Any, tenant: TenantId = WHO) -> Batch:
     file_id = make_file(library, number, jsonl(*lines), tenant)
     batch = Batch(f"batch_{number}", tenant, COMPLETIONS, file_id, 1_000_000 + number)
     library.create(batch)
     return batch
 
 
-def make_file(library: Library, number: int, data: bytes, tenant: TenantId = WHO) -> str:
+def make_file(library: BatchStore, number: int, data: bytes, tenant: TenantId = WHO) -> str:
     shelf = library.shelf(tenant)
     part = shelf.upload(str(number), 10**6, 0, lambda path, least, wanted: wanted)
     part.write(data)
     part.close()
-    shelf.add(FileRecord(f"file-{number}", len(data), 0, "x", "batch"), part.path)
+    shelf.add(StoredFile(f"file-{number}", len(data), 0, "x", "batch"), part.path)
     return f"file-{number}"

@@ -16,16 +16,16 @@ from torch.nn import functional
 from baton.checkpoint import ModelConfig, Rope
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import make_batch
+from baton.engine.attention.base import pack_batch
 from baton.engine.attention.cpu import CpuAttention
-from baton.engine.determinism import arithmetic
+from baton.engine.determinism import numerics_fingerprint
 from baton.engine.kv_pool import KvPool
 from baton.engine.kv_scale import KvScale
 from baton.engine.loader import LayerWeights, Weights
 from baton.engine.model import Model
 from baton.engine.ops import TorchOps
 from baton.engine.plan import Row
-from baton.engine.quantization import E4M3, LARGEST_E4M3, Codes, encode, to_e4m3
+from baton.engine.quantization import E4M3, MAX_E4M3, QuantizedCodes, quantize, to_e4m3
 from baton.engine.quantized_matrix import QuantizedMatrix
 from baton.engine.rope import RotaryTable
 
@@ -87,18 +87,18 @@ def in_fp8(weights: Weights, block: int | None) -> Weights:
     for layer in weights.layers:
         for name in ("qkv", "output", "gate_up", "down"):
             weight = getattr(layer, name)
-            codes = encode(weight, "fp8") if block is None else in_blocks(weight, block)
+            codes = quantize(weight, "fp8") if block is None else in_blocks(weight, block)
             setattr(layer, name, QuantizedMatrix.holding(codes, weight.shape, weight.dtype))
     return weights
 
 
-def in_blocks(weight: torch.Tensor, block: int) -> Codes:
+def in_blocks(weight: torch.Tensor, block: int) -> QuantizedCodes:
     outs, ins = weight.shape
     padded = functional.pad(weight.float(), (0, -ins % block, 0, -outs % block))
     grid = padded.view(padded.shape[0] // block, block, padded.shape[1] // block, block)
-    scales = grid.abs().amax(dim=(1, 3)) / LARGEST_E4M3
+    scales = grid.abs().amax(dim=(1, 3)) / MAX_E4M3
     values = to_e4m3(grid / scales[:, None, :, None]).flatten(2).flatten(0, 1)
-    return Codes(values[:outs, :ins].contiguous(), scales, block, block)
+    return QuantizedCodes(values[:outs, :ins].contiguous(), scales, block, block)
 
 
 def pool_of(
@@ -216,7 +216,7 @@ def _turned_and_written(
     """``kept``: what the pool is in."""
     config = config_of(*shape)
     weights = weights_of(config, dtype, CPU).layers[1]
-    batch = make_batch(rows_of(SPANS), BLOCK_TOKENS, CPU)
+    batch = pack_batch(rows_of(SPANS), BLOCK_TOKENS, CPU)
     width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     chance = torch.Generator().manual_seed(SEED)
     qkv = torch.randn(batch.offsets[-1], width, generator=chance).to(dtype)
@@ -281,7 +281,7 @@ def _models_agree(
 ) -> float:
     config = config_of(*SHAPES[0])
     rows = rows_of(SPANS)
-    batch = make_batch(rows, BLOCK_TOKENS, CPU)
+    batch = pack_batch(rows, BLOCK_TOKENS, CPU)
     tokens = torch.tensor([token for row in rows for token in row.token_ids])
     wanted = torch.tensor(batch.offsets[1:]) - 1
     scales = KV_SCALES if kept is E4M3 else None
@@ -324,7 +324,7 @@ def graphs_equal_eager(
     place: Place, graph_of: Callable[[Callable[[], None]], Any]
 ) -> Iterator[str]:
     """Whatever fills the batch up; and nothing is written but the rows' slots."""
-    from baton.engine.cuda.graphs import DecodeGraphs
+    from baton.engine.cuda.graphs import DecodeCudaGraphs
 
     config, dtype = config_of(*SHAPES[0]), torch.float32
     weights = weights_of(config, dtype, place.device)
@@ -340,10 +340,10 @@ def graphs_equal_eager(
         assert torch.equal(pool.tensor, before), "a capture wrote to the pool"
         return captured[-1]
 
-    graphs = DecodeGraphs(Model(config, weights, ops), config, pool, capture)
+    graphs = DecodeCudaGraphs(Model(config, weights, ops), config, pool, capture)
     for span in ([(40, 1), (15, 1), (0, 1)], [(300, 1)], [(41, 1), (16, 1)], [(1, 1)] * 5):
         rows = rows_of(span)
-        batch = make_batch(rows, BLOCK_TOKENS, CPU)
+        batch = pack_batch(rows, BLOCK_TOKENS, CPU)
         tokens = [row.token_ids[0] for row in rows]
         untouched = _without(pool.tensor.cpu(), batch.slots)
         got = graphs.logits(tokens, batch)
@@ -356,9 +356,9 @@ def graphs_equal_eager(
     assert len(captured) == 4, "for buckets of 4, 1, 2 and 8"
     graphs.warm(9)
     assert len(captured) == 5, "and for 16"
-    mixed = make_batch(rows_of([(4, 1), (0, 5)]), BLOCK_TOKENS, CPU)
+    mixed = pack_batch(rows_of([(4, 1), (0, 5)]), BLOCK_TOKENS, CPU)
     assert graphs.logits([1] * 6, mixed) is None
-    assert graphs.logits([1], make_batch(rows_of([(512, 1)]), BLOCK_TOKENS, CPU)) is None
+    assert graphs.logits([1], pack_batch(rows_of([(512, 1)]), BLOCK_TOKENS, CPU)) is None
 
 
 def decodes_keep_their_bits(place: Place) -> Iterator[str]:
@@ -371,11 +371,11 @@ def decodes_keep_their_bits(place: Place) -> Iterator[str]:
     together = []
     for programs in (1, 2, 3):
         attention._num_programs = lambda *_, programs=programs: programs  # type: ignore[method-assign]
-        attention.prepare(make_batch(rows, BLOCK_TOKENS, CPU))
+        attention.prepare(pack_batch(rows, BLOCK_TOKENS, CPU))
         together.append(attention.read(1, q))
     assert all(torch.equal(each, together[0]) for each in together)
     for index, row in enumerate(rows):
-        attention.prepare(make_batch([row], BLOCK_TOKENS, CPU))
+        attention.prepare(pack_batch([row], BLOCK_TOKENS, CPU))
         assert torch.equal(attention.read(1, q[index : index + 1])[0], together[0][index])
         yield f"decode of {row.context_tokens} tokens: the same bits alone"
 
@@ -390,10 +390,10 @@ def products_keep_their_bits(place: Place) -> Iterator[str]:
         operands = [torch.randn(shape, generator=chance).to(dtype) for shape in shapes]
         x, weight, bias = (each.to(place.device) for each in operands)
         tile = gemm.fixed_tiling(dtype)
-        got = gemm.linear(x, weight, bias, tile, 3)
+        got = gemm.gemm_linear(x, weight, bias, tile, 3)
         near(got, torch.nn.functional.linear(*operands))
         for some in (slice(0, 1), slice(rows // 2, rows)):
-            assert torch.equal(gemm.linear(x[some], weight, bias, tile, 2), got[some])
+            assert torch.equal(gemm.gemm_linear(x[some], weight, bias, tile, 2), got[some])
         yield f"product of {rows} rows: the same bits in smaller batches"
 
 
@@ -404,13 +404,13 @@ def products_in_fp8(place: Place) -> Iterator[str]:
     chance = torch.Generator().manual_seed(SEED)
     weight, bias = torch.randn(70, 100, generator=chance), torch.randn(70, generator=chance)
     for dtype in place.dtypes:
-        for codes in (encode(weight, "fp8"), in_blocks(weight, 16), in_blocks(weight, 64)):
-            there = Codes(codes.values.to(place.device), codes.scales.to(place.device),
+        for codes in (quantize(weight, "fp8"), in_blocks(weight, 16), in_blocks(weight, 64)):
+            there = QuantizedCodes(codes.values.to(place.device), codes.scales.to(place.device),
                           codes.group, codes.tall)  # fmt: skip
             worst = 0.0
-            for rows in (1, 5, 40, fp8.FEW_ROWS + 3):
+            for rows in (1, 5, 40, fp8.MAX_WEIGHT_ONLY_ROWS + 3):
                 x = torch.randn(rows, 100, generator=chance).to(dtype)
-                got = fp8.linear(x.to(place.device), there, bias.to(place.device, dtype), 3)
+                got = fp8.fp8_linear(x.to(place.device), there, bias.to(place.device, dtype), 3)
                 exact = functional.linear(x.float(), codes.decode(), bias.to(dtype).float())
                 worst = max(worst, near(got, exact.to(dtype)))
             shape = f"{[*codes.scales.shape]} scales"
@@ -428,8 +428,8 @@ def rows_in_fp8(place: Place) -> Iterator[str]:
         wide = x.to(dtype).float()
         largest = wide.abs().amax(dim=1, keepdim=True).clamp(min=1e-30)
         codes, scales = fp8.quantize_rows(x.to(place.device, dtype))
-        near(scales.cpu(), largest / LARGEST_E4M3)
-        neighbours(codes.cpu(), to_e4m3(wide * (LARGEST_E4M3 / largest)))
+        near(scales.cpu(), largest / MAX_E4M3)
+        neighbours(codes.cpu(), to_e4m3(wide * (MAX_E4M3 / largest)))
         yield f"rows in FP8, {dtype}: the nearest codes"
 
 
@@ -441,14 +441,16 @@ def fp8_by_fp8(place: Place) -> Iterator[str]:
     weight = torch.randn(64, 96, generator=chance) * torch.logspace(-2, 2, 64)[:, None]
     x, bias = torch.randn(150, 96, generator=chance), torch.randn(64, generator=chance)
     dtype = torch.bfloat16
-    codes = encode(weight, "fp8")
-    there = Codes(codes.values.to(place.device), codes.scales.to(place.device), codes.group)
+    codes = quantize(weight, "fp8")
+    there = QuantizedCodes(
+        codes.values.to(place.device), codes.scales.to(place.device), codes.group
+    )
     rounded = x.to(dtype).float()
     largest = rounded.abs().amax(dim=1, keepdim=True)
-    kept = to_e4m3(rounded * (LARGEST_E4M3 / largest)).float() * (largest / LARGEST_E4M3)
+    kept = to_e4m3(rounded * (MAX_E4M3 / largest)).float() * (largest / MAX_E4M3)
     wanted = functional.linear(kept, codes.decode(), bias.to(dtype).float())
     assert fp8.can_scale(there)
-    got = fp8.scaled(x.to(place.device, dtype), there, bias.to(place.device, dtype))
+    got = fp8.scaled_linear(x.to(place.device, dtype), there, bias.to(place.device, dtype))
     # A code that is another one, since what it is of was divided otherwise, is off by an eighth.
     worst = near(got.cpu().float(), wanted, dtype=torch.bfloat16)
     exact = functional.linear(rounded, codes.decode(), bias.to(dtype).float())
@@ -468,7 +470,7 @@ def fixed_operations_keep_their_bits(place: Place) -> Iterator[str]:
 
 
 def _fixed_operations_keep_their_bits(place: Place, weights: Weights, kept: torch.dtype) -> str:
-    from baton.engine.cuda.ops import FixedOps
+    from baton.engine.cuda.ops import BatchInvariantOps
 
     config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
     tokens = [TokenId(7 * n % 100) for n in range(21)]
@@ -477,7 +479,7 @@ def _fixed_operations_keep_their_bits(place: Place, weights: Weights, kept: torc
     for chunks in ((21,), (12, 8, 1)):
         pool = pool_of(config, kept, place.device)
         rotary = rotary_of(config, dtype, place.device)
-        model = Model(config, weights, FixedOps(config, pool, rotary))
+        model = Model(config, weights, BatchInvariantOps(config, pool, rotary))
         start = 0
         for count in chunks:
             mine, other = (
@@ -486,7 +488,7 @@ def _fixed_operations_keep_their_bits(place: Place, weights: Weights, kept: torc
                 for of in (blocks, others)
             )  # fmt: skip
             rows = [mine] if len(chunks) == 1 else [other, mine]
-            batch = make_batch(rows, BLOCK_TOKENS, CPU)
+            batch = pack_batch(rows, BLOCK_TOKENS, CPU)
             ids = torch.tensor([token for row in rows for token in row.token_ids])
             last = torch.tensor([batch.offsets[-1] - 1], device=place.device)
             logits = model.forward(ids.to(place.device), batch, last)
@@ -498,13 +500,13 @@ def _fixed_operations_keep_their_bits(place: Place, weights: Weights, kept: torc
 
 def a_trial_passes(place: Place) -> Iterator[str]:
     """What a worker that promises determinism does at its start."""
-    from baton.engine.cuda.ops import FixedOps
+    from baton.engine.cuda.ops import BatchInvariantOps
 
     config, dtype = config_of(4, 2, 16, True), place.dtypes[-1]
     pool = pool_of(config, dtype, place.device)
-    ops = FixedOps(config, pool, rotary_of(config, dtype, place.device))
+    ops = BatchInvariantOps(config, pool, rotary_of(config, dtype, place.device))
     model = Model(config, weights_of(config, dtype, place.device), ops)
-    yield f"trial of determinism: {arithmetic(model, pool, config.vocab_size)}"
+    yield f"trial of determinism: {numerics_fingerprint(model, pool, config.vocab_size)}"
 
 
 def all_checks(

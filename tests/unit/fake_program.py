@@ -14,7 +14,7 @@ import signal
 import sys
 from pathlib import Path
 
-from baton.runtime.status import STATUS, Report, open_status, report_role
+from baton.serve.status_pipe import STATUS, StatusReport, open_status, report_role
 
 BEAT_SECONDS = 0.05
 OTHER = {"prefill": "decode", "decode": "prefill"}
@@ -25,7 +25,7 @@ def main(folder: Path, role: str, status_fd: int) -> int:
     rules = folder / "misbehave"
     rule = json.loads(rules.read_text()).get(me, "") if rules.exists() else ""
     open_status(status_fd)
-    STATUS.send(Report("starting", "weights", 1, 2))
+    STATUS.send(StatusReport("starting", "weights", 1, 2))
     if rule in ("fail", "wrongly"):
         print(f"baton: {me} can't start", file=sys.stderr)
         return 2 if rule == "wrongly" else 1
@@ -33,7 +33,7 @@ def main(folder: Path, role: str, status_fd: int) -> int:
         signal.pause()
     signals = {signal.SIGTERM, signal.SIGUSR1}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    STATUS.send(Report("serving", address=f"127.0.0.1:{1000 + len(role)}"))
+    STATUS.send(StatusReport("serving", address=f"127.0.0.1:{1000 + len(role)}"))
     while True:
         got = signal.sigtimedwait(signals, BEAT_SECONDS)
         if got is not None and got.si_signo == signal.SIGTERM and rule != "deaf":
@@ -42,7 +42,7 @@ def main(folder: Path, role: str, status_fd: int) -> int:
             role = OTHER[role]
             report_role(role, f"127.0.0.1:{1000 + len(role)}")
         STATUS.beat()
-    STATUS.send(Report("draining"))
+    STATUS.send(StatusReport("draining"))
     with (folder / "stopped").open("a") as file:
         file.write(f"{me}\n")
     return 0

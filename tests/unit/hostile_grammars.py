@@ -8,7 +8,7 @@ import numpy as np
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
 from baton.errors import Invalid
-from baton.text.grammar_compile import check
+from baton.text.grammar.compilation import validate_grammar
 from tests.grammar_house import EOS, byte_grammars, choice, regex, schema
 
 MAX_GROWTH_MIB = 700
@@ -89,7 +89,7 @@ def main() -> None:
     grammars, before = byte_grammars(), _peak_mib()
     for name, grammar in HOSTILE.items():
         try:
-            check(grammar)
+            validate_grammar(grammar)
             print(f"{name}: followed for {_follow(grammars.open(grammar))} tokens")
         except Invalid as error:
             print(f"{name}: {str(error)[:100]!r}")

@@ -6,9 +6,9 @@ import socket
 import grpc
 import pytest
 
-from baton.core.address import host_port
-from baton.core.trust import Trust
-from baton.rpc.line_server import LineServer
+from baton.core.credentials import ClusterCredentials
+from baton.network.address import host_port
+from baton.rpc.framed.server import FramedServer
 from baton.rpc.server import build_server, listen
 
 
@@ -36,7 +36,7 @@ def has_ipv6() -> bool:
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
 async def test_members_reach_each_other_over_ipv6() -> None:
-    server, lines = build_server(None), LineServer(Trust(), {})
+    server, lines = build_server(None), FramedServer(ClusterCredentials(), {})
     address = host_port("::1", await listen(server, "::1", 0))
     async with grpc.aio.insecure_channel(address) as channel:
         await channel.channel_ready()

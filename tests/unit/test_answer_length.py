@@ -5,22 +5,27 @@ import math
 import numpy as np
 import pytest
 
-from baton.core.answer_length import DEVIATIONS, MAX_TENANTS, AnswerLengths, corrected
+from baton.core.answer_length_predictor import (
+    DEVIATIONS,
+    MAX_TENANTS,
+    AnswerLengthPredictor,
+    revised_prediction,
+)
 
 A, B = b"a", b"b"
 
 
-def learnt(*lengths: int, cut: bool = False) -> AnswerLengths:
-    made = AnswerLengths()
+def learnt(*lengths: int, cut: bool = False) -> AnswerLengthPredictor:
+    made = AnswerLengthPredictor()
     for length in lengths:
         made.learn(A, length, cut=cut)
     return made
 
 
 def test_nothing_is_known_at_first() -> None:
-    assert AnswerLengths().expect(A, 1000) == 1000
-    assert AnswerLengths(unknown_tokens=256).expect(A, 1000) == 256
-    assert AnswerLengths(unknown_tokens=256).expect(A, 100) == 100
+    assert AnswerLengthPredictor().expect(A, 1000) == 1000
+    assert AnswerLengthPredictor(unknown_tokens=256).expect(A, 1000) == 256
+    assert AnswerLengthPredictor(unknown_tokens=256).expect(A, 100) == 100
     assert learnt(5, 5, 5).expect(A, 1000) == 1000
 
 
@@ -40,7 +45,7 @@ def test_a_tenant_without_data_is_taken_for_one_like_all() -> None:
 
 def test_four_of_five_log_normal_answers_are_shorter() -> None:
     lengths = np.exp(np.random.default_rng(1).normal(5.0, 0.7, 4000)).astype(int)
-    made, shorter = AnswerLengths(), 0
+    made, shorter = AnswerLengthPredictor(), 0
     for length in lengths:
         shorter += int(length) <= made.expect(A, 10**6)
         made.learn(A, int(length), cut=False)
@@ -62,7 +67,7 @@ def test_the_latest_answers_count() -> None:
 
 
 def test_tenants_are_bounded() -> None:
-    made = AnswerLengths()
+    made = AnswerLengthPredictor()
     for number in range(MAX_TENANTS + 10):
         made.learn(str(number).encode(), 10, cut=False)
     assert len(made._tenants) == MAX_TENANTS
@@ -83,4 +88,4 @@ def test_tenants_are_bounded() -> None:
 def test_who_outgrows_its_prediction_is_taken_to_grow_on(
     expected: int, num_tokens: int, max_tokens: int, corrects_to: int
 ) -> None:
-    assert corrected(expected, num_tokens, max_tokens) == corrects_to
+    assert revised_prediction(expected, num_tokens, max_tokens) == corrects_to

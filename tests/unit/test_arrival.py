@@ -7,7 +7,7 @@ from structlog.testing import capture_logs
 
 from baton.clock import ManualClock
 from baton.errors import Unavailable
-from baton.registry.arrival import await_registry
+from baton.registry.startup import wait_for_registry
 
 
 class Late:
@@ -30,13 +30,13 @@ class QuickClock(ManualClock):
 
 
 async def test_who_is_there_is_not_waited_for() -> None:
-    await await_registry(Late(1), ManualClock(), 0.0)
+    await wait_for_registry(Late(1), ManualClock(), 0.0)
 
 
 async def test_who_comes_late_is_waited_for_and_told_of_once() -> None:
     late, clock = Late(8), QuickClock()
     with capture_logs() as logs:
-        await await_registry(late, clock, 30.0)
+        await wait_for_registry(late, clock, 30.0)
     assert (late.pings, clock.monotonic()) == (8, 7.0)
     assert [line["error"] for line in logs] == ["ping 1 was refused"]
 
@@ -44,4 +44,4 @@ async def test_who_comes_late_is_waited_for_and_told_of_once() -> None:
 @pytest.mark.parametrize(("patience", "pings"), [(0.0, 1), (5.0, 6)])
 async def test_who_does_not_come_is_given_up(patience: float, pings: int) -> None:
     with pytest.raises(Unavailable, match=f"ping {pings} was refused"):
-        await await_registry(Late(100), QuickClock(), patience)
+        await wait_for_registry(Late(100), QuickClock(), patience)

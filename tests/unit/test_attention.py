@@ -15,7 +15,7 @@ from baton.engine.attention.triton_cuda import (
     prefill_tiling,
 )
 from baton.engine.native.decoder import NativeAttention
-from baton.engine.native.library import KINDS
+from baton.engine.native.library import DTYPE_CODES
 from tests.unit.attention_cases import CASES, Case, bound, check, random_pool
 from tests.unit.native_house import needs_kernels
 
@@ -29,7 +29,7 @@ def test_cpu(seed: int) -> None:
 @needs_kernels
 @pytest.mark.parametrize("seed", range(len(CASES)), ids=lambda seed: CASES[seed].name)
 def test_kernels_of_our_own(seed: int) -> None:
-    if CASES[seed].pool_dtype not in KINDS:
+    if CASES[seed].pool_dtype not in DTYPE_CODES:
         pytest.skip("torch computes in this format")
     print(f"seed {seed}")
     check(CASES[seed], NativeAttention, seed, poisoned=True)

@@ -12,10 +12,18 @@ from baton.core.ids import WorkerId
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
 from baton.errors import Overloaded, Unavailable
-from baton.runtime import autoscaler
-from baton.runtime.autoscaler import Autoscaler, scaling_config
-from baton.runtime.pools.base import PoolWorker
-from baton.runtime.scaling import Bounds, Past, ScalingConfig, Sight, Step, decide, wanted_sizes
+from baton.pools import autoscaler
+from baton.pools.autoscaler import Autoscaler, scaling_config
+from baton.pools.base import PoolWorker
+from baton.pools.scaling_policy import (
+    PoolBounds,
+    PoolObservation,
+    ScalingConfig,
+    ScalingHistory,
+    ScalingStep,
+    decide_scaling,
+    wanted_sizes,
+)
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 CONFIG = ScalingConfig(
@@ -33,23 +41,23 @@ class House:
     def __init__(self, prefill: int, decode: int, config: ScalingConfig = CONFIG) -> None:
         self.config = config
         self.now = 0.0
-        self.past = Past()
+        self.past = ScalingHistory()
         self.plan: PoolPlan | None = plan(prefill, decode)
         self.sizes = {PREFILL: prefill, DECODE: decode}
         self.states = {PREFILL: ["serving"] * prefill, DECODE: ["serving"] * decode}
 
-    def sight(self) -> Sight:
+    def sight(self) -> PoolObservation:
         workers = [
             PoolWorker(WorkerId(f"{role.value}-{number}"), role, state)
             for role, states in self.states.items()
             for number, state in enumerate(states)
         ]
-        return Sight(self.now, self.plan, dict(self.sizes), workers)
+        return PoolObservation(self.now, self.plan, dict(self.sizes), workers)
 
-    def look(self, seconds: float = 5.0) -> Step | None:
+    def look(self, seconds: float = 5.0) -> ScalingStep | None:
         """So much later; the step is taken."""
         self.now += seconds
-        step, self.past = decide(self.sight(), self.past, self.config)
+        step, self.past = decide_scaling(self.sight(), self.past, self.config)
         if step is not None and step.other is not None:
             self.sizes |= step.sizes
             del self.states[step.role][step.new :]
@@ -118,7 +126,7 @@ def test_a_step_goes_no_further_than_was_wanted_all_the_while() -> None:
     house.plan = plan(4, 2)
     house.look()
     house.plan = plan(6, 2)
-    assert house.look() == Step(PREFILL, 2, 4, "why")
+    assert house.look() == ScalingStep(PREFILL, 2, 4, "why")
 
 
 def test_who_lacks_most_grows_first() -> None:
@@ -171,7 +179,7 @@ def test_what_one_pool_gives_up_the_other_gets() -> None:
     house.plan = plan(3, 5)
     assert house.looks(2) == []
     step = house.look()
-    assert step == Step(PREFILL, 5, 4, "why", Step(DECODE, 3, 4, "why"))
+    assert step == ScalingStep(PREFILL, 5, 4, "why", ScalingStep(DECODE, 3, 4, "why"))
     assert str(step) == "prefill 5 to 4: why; decode 3 to 4: why"
     assert house.looks(10) == []
     house.settle(DECODE)
@@ -207,7 +215,7 @@ def test_who_does_not_change_its_role_in_time_is_taken_back() -> None:
 
 
 def test_bounds() -> None:
-    config = replace(CONFIG, prefill=Bounds(2, 3), decode=Bounds(1, 4))
+    config = replace(CONFIG, prefill=PoolBounds(2, 3), decode=PoolBounds(1, 4))
     house = House(2, 2, config)
     house.plan = plan(9, 9)
     assert wanted_sizes(house.sight(), config) == {PREFILL: 3, DECODE: 4}
@@ -249,7 +257,7 @@ def test_what_is_taken_back_says_why_it_did_not_come() -> None:
     pending = PoolWorker(WorkerId("x"), PREFILL, "pending", "", why)
     workers = [*(each for each in sight.workers if each.state == "serving"), pending]
     late = replace(sight, now_seconds=house.now + 100.0, workers=workers)
-    step, _ = decide(late, house.past, CONFIG)
+    step, _ = decide_scaling(late, house.past, CONFIG)
     assert str(step) == f"prefill 2 to 1: taken back, 1 do not serve after 100 s: {why}"
 
 
@@ -382,13 +390,17 @@ async def test_what_fails_at_every_look_is_said_once() -> None:
 
 
 async def test_off_is_off() -> None:
-    await autoscaler.run(Settings(autoscale="off"), FakePools(), Loop().ask, ManualClock())
+    await autoscaler.run_autoscaler(
+        Settings(autoscale="off"), FakePools(), Loop().ask, ManualClock()
+    )
 
 
 async def test_it_looks_until_it_is_cancelled() -> None:
     loop = Loop()
     settings = Settings(autoscale="on", autoscale_seconds=5.0, autoscale_stable_seconds=0.0)
-    running = asyncio.ensure_future(autoscaler.run(settings, loop.pools, loop.ask, loop.clock))
+    running = asyncio.ensure_future(
+        autoscaler.run_autoscaler(settings, loop.pools, loop.ask, loop.clock)
+    )
     while not loop.pools.asked:
         await asyncio.sleep(0)
         loop.clock.advance(5.0)
@@ -401,5 +413,5 @@ async def test_it_looks_until_it_is_cancelled() -> None:
 def test_settings() -> None:
     settings = Settings(min_prefill=2, max_decode=5, max_workers=7, autoscale_step=2)
     assert scaling_config(settings) == ScalingConfig(
-        prefill=Bounds(2, 64), decode=Bounds(1, 5), max_workers=7, step=2
+        prefill=PoolBounds(2, 64), decode=PoolBounds(1, 5), max_workers=7, step=2
     )

@@ -10,14 +10,14 @@ import pytest
 from baton.config import DEMO_MODEL, load_settings
 from baton.core.states import Role
 from baton.errors import Invalid
-from baton.runtime.pools.backend import check_backend
-from baton.runtime.recipe import Order, Recipe
-from baton.runtime.state import ClusterFolder
+from orchestrator.backends import check_backend
+from orchestrator.cluster_state import ClusterFolder
+from orchestrator.launch_specs import LaunchSpecs, RemoteWorkerSpec
 
 
-def order(tmp_path: Path, **settings: object) -> Order:
+def order(tmp_path: Path, **settings: object) -> RemoteWorkerSpec:
     named = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, **settings)
-    return Recipe(named, ClusterFolder(tmp_path, "test")).order(Role.DECODE)
+    return LaunchSpecs(named, ClusterFolder(tmp_path, "test")).order(Role.DECODE)
 
 
 def test_without_ray_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def test_mock_workers_are_processes_of_this_machine_and_stay_as_many() -> None:
 
 def test_one_process_for_all_mock_workers(tmp_path: Path) -> None:
     named = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, mock=True, prefill=3, decode=5)
-    spec = Recipe(named, ClusterFolder(tmp_path, "test")).mock()
+    spec = LaunchSpecs(named, ClusterFolder(tmp_path, "test")).mock()
     assert (spec.id, spec.role, spec.command[-2:]) == ("mock", "mock", ("serve", "mock"))
     told = spec.environment
     assert (told["BATON_MOCK_PREFILL"], told["BATON_MOCK_DECODE"]) == ("3", "5")
@@ -59,7 +59,7 @@ def test_a_model_of_ones_own_is_named(tmp_path: Path) -> None:
 
 def test_local_workers_and_those_elsewhere_share_their_numbers(tmp_path: Path) -> None:
     named = load_settings(redis_url="redis://127.0.0.1:1/0", port=0)
-    recipe = Recipe(named, ClusterFolder(tmp_path, "test"))
+    recipe = LaunchSpecs(named, ClusterFolder(tmp_path, "test"))
     assert recipe.worker(Role.PREFILL).id == "prefill-0"
     assert recipe.order(Role.PREFILL).id == "prefill-1"
     assert recipe.order(Role.DECODE).id == "decode-0"

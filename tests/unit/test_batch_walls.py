@@ -9,12 +9,12 @@ import pytest
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
-from router.batches.batch import Status
-from router.batches.job import Job
-from router.batches.library import Library
-from router.batches.line import Line, Reply
-from router.batches.runner import Runner
-from router.nesting import MAX_NESTING, is_nested_deeper
+from router.batches.batch import BatchStatus
+from router.batches.batch_job import BatchJob
+from router.batches.batch_request import BatchRequest, BatchResponse
+from router.batches.batch_runner import BatchRunner
+from router.batches.batch_store import BatchStore
+from router.http.nesting import MAX_NESTING, is_nested_deeper
 from tests.unit import test_router_http
 from tests.unit.batch_office import (
     COMPLETIONS,
@@ -73,21 +73,21 @@ class Asked:
     def __init__(self) -> None:
         self.prompts: list[str] = []
 
-    async def __call__(self, tenant: TenantId, endpoint: str, data: bytes) -> Reply:
+    async def __call__(self, tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
         prompt = "slow" if b"slow" in data else "crash" if b"crash" in data else "good"
         self.prompts.append(prompt)
         if prompt == "crash":
             raise KeyError("nobody foresaw it")
         if prompt == "slow":
             await asyncio.Event().wait()
-        return Reply(200, "r", {})
+        return BatchResponse(200, "r", {})
 
 
-def make_runner(library: Library, asked: Asked) -> Runner:
-    return Runner(library, asked, lambda _: 4, ManualClock(1_000_000.0), 10_000, 10**6)
+def make_runner(library: BatchStore, asked: Asked) -> BatchRunner:
+    return BatchRunner(library, asked, lambda _: 4, ManualClock(1_000_000.0), 10_000, 10**6)
 
 
-async def until(condition: Any, runner: Runner) -> None:
+async def until(condition: Any, runner: BatchRunner) -> None:
     running = asyncio.create_task(runner.run())
     await eventually(lambda: condition() or running.done())
     assert not running.done(), running.exception()
@@ -96,16 +96,16 @@ async def until(condition: Any, runner: Runner) -> None:
 
 
 async def test_a_line_that_crashes_ends_alone(tmp_path: Path) -> None:
-    library = Library(tmp_path)
+    library = BatchStore(tmp_path)
     batch = make_batch(library, 1, line("a", prompt="crash"), line("b"))
     await until(lambda: not library.unfinished(), make_runner(library, Asked()))
     seen = library.get(WHO, batch.id)
-    assert (seen.status, seen.completed, seen.failed) == (Status.COMPLETED, 1, 1)
+    assert (seen.status, seen.completed, seen.failed) == (BatchStatus.COMPLETED, 1, 1)
 
 
 @pytest.mark.parametrize("spoilt", ["input", "output"])
 async def test_a_batch_whose_files_are_spoilt_fails_alone(tmp_path: Path, spoilt: str) -> None:
-    library = Library(tmp_path)
+    library = BatchStore(tmp_path)
     bad, good = (
         make_batch(library, number, line("a"), tenant=TenantId(who))
         for number, who in ((1, "alice"), (2, "bob"))
@@ -117,18 +117,18 @@ async def test_a_batch_whose_files_are_spoilt_fails_alone(tmp_path: Path, spoilt
     path.mkdir()
     runner = make_runner(library, Asked())
     await until(lambda: library.get(TenantId("bob"), good.id).is_over, runner)
-    assert library.get(TenantId("bob"), good.id).status is Status.COMPLETED
+    assert library.get(TenantId("bob"), good.id).status is BatchStatus.COMPLETED
     if spoilt == "input":
         seen = library.get(WHO, bad.id)
-        assert seen.status is Status.FAILED and "directory" in seen.errors[0]["message"]
+        assert seen.status is BatchStatus.FAILED and "directory" in seen.errors[0]["message"]
 
 
 # -- lines that routers die of --------------------------------------------------------------------
 
 
-def die(library: Library, num_lines: int) -> list[Line]:
+def die(library: BatchStore, num_lines: int) -> list[BatchRequest]:
     """A router that begins so many lines, and ends without a word."""
-    job = Job(library, library.unfinished()[0], 1000)
+    job = BatchJob(library, library.unfinished()[0], 1000)
     job.open(0.0)
     found = [job.next_line(0.0) for _ in range(num_lines)]
     job.close()
@@ -136,7 +136,7 @@ def die(library: Library, num_lines: int) -> list[Line]:
 
 
 async def test_a_line_that_two_routers_died_of_is_not_tried_again(tmp_path: Path) -> None:
-    library, asked = Library(tmp_path), Asked()
+    library, asked = BatchStore(tmp_path), Asked()
     batch = make_batch(library, 1, line("a", prompt="slow"), line("b"))
     assert [each.number for each in die(library, 1)] == [0]
     assert [each.number for each in die(library, 2)] == [1, 0]
@@ -151,7 +151,7 @@ async def test_a_line_that_two_routers_died_of_is_not_tried_again(tmp_path: Path
 
 async def test_suspects_are_tried_one_at_a_time(tmp_path: Path) -> None:
     """So that one that ends routers has no other with it at two deaths."""
-    library, asked = Library(tmp_path), Asked()
+    library, asked = BatchStore(tmp_path), Asked()
     make_batch(library, 1, *(line(str(number), prompt="slow") for number in range(3)))
     assert len(die(library, 3)) == 3
     await until(lambda: asked.prompts == ["slow"], make_runner(library, asked))
@@ -159,13 +159,13 @@ async def test_suspects_are_tried_one_at_a_time(tmp_path: Path) -> None:
 
 
 async def test_routers_that_end_in_order_are_no_deaths(tmp_path: Path) -> None:
-    library = Library(tmp_path)
+    library = BatchStore(tmp_path)
     batch = make_batch(library, 1, line("a", prompt="slow"))
     for _ in range(4):
         asked = Asked()
         await until(lambda asked=asked: bool(asked.prompts), make_runner(library, asked))
     assert library.get(WHO, batch.id).failed == 0
-    job = Job(library, library.unfinished()[0], 1000)
+    job = BatchJob(library, library.unfinished()[0], 1000)
     job.open(0.0)
     found = job.next_line(0.0)
     assert found is not None and not job.is_suspect(found)
@@ -176,15 +176,15 @@ async def test_routers_that_end_in_order_are_no_deaths(tmp_path: Path) -> None:
 
 
 def test_what_was_written_of_a_batch_that_fails_is_handed_out(tmp_path: Path) -> None:
-    library = Library(tmp_path)
+    library = BatchStore(tmp_path)
     batch = make_batch(library, 1, line("a"), line("b"))
-    job = Job(library, batch, 1000)
+    job = BatchJob(library, batch, 1000)
     job.open(0.0)
     found, other = job.next_line(0.0), job.next_line(0.0)
     assert found is not None and other is not None
-    job.note_reply(found, Reply(200, "r", {}))
+    job.note_reply(found, BatchResponse(200, "r", {}))
     job.fail("the disk is gone", 1.0)
-    job.note_reply(other, Reply(200, "r", {}))  # it was under way, and changes nothing
+    job.note_reply(other, BatchResponse(200, "r", {}))  # it was under way, and changes nothing
     seen = library.get(WHO, batch.id)
-    assert seen.status is Status.FAILED and seen.endpoint == COMPLETIONS
+    assert seen.status is BatchStatus.FAILED and seen.endpoint == COMPLETIONS
     assert library.shelf(WHO).get(seen.output_file_id or "").bytes > 0

@@ -9,16 +9,16 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
-from baton.core.load import Load
 from baton.core.priority import Priority
 from baton.core.states import Role
+from baton.core.worker_load import WorkerLoad
 from baton.text.tokenizer import Tokenizer
-from router.batches.batch import WINDOW_SECONDS, Status
-from router.batches.job import Job
-from router.batches.library import Library
-from router.batches.line import Reply
-from router.batches.room import Business, lines_now
-from router.batches.runner import Runner
+from router.batches.batch import COMPLETION_WINDOW_SECONDS, BatchStatus
+from router.batches.batch_job import BatchJob
+from router.batches.batch_request import BatchResponse
+from router.batches.batch_runner import BatchRunner
+from router.batches.batch_store import BatchStore
+from router.batches.concurrency import RouterLoad, num_allowed_batch_requests
 from tests.unit import test_router_http
 from tests.unit.batch_office import (
     CHATS,
@@ -58,7 +58,7 @@ async def test_a_batch(tokenizer: Tokenizer, tmp_path: Path) -> None:
     async with office.open() as client:
         batch = await start(client, data, metadata={"job": "night"})
         assert batch["status"] == "validating" and batch["metadata"] == {"job": "night"}
-        assert batch["expires_at"] == batch["created_at"] + WINDOW_SECONDS
+        assert batch["expires_at"] == batch["created_at"] + COMPLETION_WINDOW_SECONDS
         done = await finished(client, batch)
         good = await lines_of(client, done["output_file_id"])
         bad = await lines_of(client, done["error_file_id"])
@@ -149,12 +149,12 @@ async def test_cancelling(tokenizer: Tokenizer, tmp_path: Path) -> None:
         batch = await start(client, jsonl(*(line(str(number)) for number in range(50))))
         told = (await client.post(f"/v1/batches/{batch['id']}/cancel")).json()
         assert told["status"] == "cancelling"
-    job = Job(office.library, office.library.unfinished()[0], 1000)
+    job = BatchJob(office.library, office.library.unfinished()[0], 1000)
     job.open(1000.0)
     assert job.next_line(1001.0) is None
     assert job.finish_if_done(1002.0)
     assert (job.batch.status, job.batch.times) == (
-        Status.CANCELLED, {"in_progress": 1000, "cancelling": 1001, "cancelled": 1002},
+        BatchStatus.CANCELLED, {"in_progress": 1000, "cancelling": 1001, "cancelled": 1002},
     )  # fmt: skip
     assert office.library.unfinished() == []
 
@@ -162,26 +162,32 @@ async def test_cancelling(tokenizer: Tokenizer, tmp_path: Path) -> None:
 # -- room -----------------------------------------------------------------------------------------
 
 
-def business(**fields: Any) -> Business:
+def business(**fields: Any) -> RouterLoad:
     decode = [member(f"d{number}", Role.DECODE) for number in range(3)]
     given = {"inside": 0, "limit": 100, "prefill": [], "decode": decode, "draining": False}
-    return Business(**{**given, **fields})
+    return RouterLoad(**{**given, **fields})
 
 
 def test_room_for_lines() -> None:
     def loaded(**load: Any) -> Any:
-        return [member("d0", Role.DECODE, load=Load(**load))]
+        return [member("d0", Role.DECODE, load=WorkerLoad(**load))]
 
-    assert lines_now(2, 0, business()) == 6
-    assert lines_now(1000, 0, business()) == 256
-    assert lines_now(2, 0, business(draining=True)) == 0
-    assert lines_now(2, 0, business(decode=[])) == 0
-    assert lines_now(2, 0, business(inside=50)) == 0
-    assert lines_now(2, 0, business(inside=49)) == 6
-    assert lines_now(2, 0, business(prefill=loaded(waiting=1))) == 0
-    assert lines_now(2, 1, business(prefill=loaded(waiting=1))) == 6
-    assert lines_now(2, 0, business(decode=loaded(free_blocks=9, num_blocks=100))) == 0
-    assert lines_now(2, 0, business(decode=loaded(free_blocks=10, num_blocks=100))) == 2
+    assert num_allowed_batch_requests(2, 0, business()) == 6
+    assert num_allowed_batch_requests(1000, 0, business()) == 256
+    assert num_allowed_batch_requests(2, 0, business(draining=True)) == 0
+    assert num_allowed_batch_requests(2, 0, business(decode=[])) == 0
+    assert num_allowed_batch_requests(2, 0, business(inside=50)) == 0
+    assert num_allowed_batch_requests(2, 0, business(inside=49)) == 6
+    assert num_allowed_batch_requests(2, 0, business(prefill=loaded(waiting=1))) == 0
+    assert num_allowed_batch_requests(2, 1, business(prefill=loaded(waiting=1))) == 6
+    assert (
+        num_allowed_batch_requests(2, 0, business(decode=loaded(free_blocks=9, num_blocks=100)))
+        == 0
+    )
+    assert (
+        num_allowed_batch_requests(2, 0, business(decode=loaded(free_blocks=10, num_blocks=100)))
+        == 2
+    )
 
 
 class Asked:
@@ -193,20 +199,20 @@ class Asked:
         self.inside = 0
         self.most = 0
 
-    async def __call__(self, tenant: TenantId, endpoint: str, data: bytes) -> Reply:
+    async def __call__(self, tenant: TenantId, endpoint: str, data: bytes) -> BatchResponse:
         self.ids.append(json.loads(data)["prompt"])
         self.inside += 1
         self.most = max(self.most, self.inside)
         await asyncio.sleep(0)
         self.inside -= 1
-        return Reply(self.status, "r", {"n": len(self.ids)})
+        return BatchResponse(self.status, "r", {"n": len(self.ids)})
 
 
-def make_runner(library: Library, ask: Asked, room: Any) -> Runner:
-    return Runner(library, ask, room, ManualClock(1_000_000.0), 1000, 10**6)
+def make_runner(library: BatchStore, ask: Asked, room: Any) -> BatchRunner:
+    return BatchRunner(library, ask, room, ManualClock(1_000_000.0), 1000, 10**6)
 
 
-async def until(condition: Any, runner: Runner) -> None:
+async def until(condition: Any, runner: BatchRunner) -> None:
     running = asyncio.create_task(runner.run())
     await eventually(condition)
     running.cancel()
@@ -214,7 +220,7 @@ async def until(condition: Any, runner: Runner) -> None:
 
 
 async def test_tenants_take_turns(tmp_path: Path) -> None:
-    library, asked = Library(tmp_path), Asked()
+    library, asked = BatchStore(tmp_path), Asked()
     for number, who in enumerate(("alice", "alice", "bob")):
         lines = [line(f"{who}{number}{each}", prompt=f"{who}{number}") for each in range(3)]
         make_batch(library, number, *lines, tenant=TenantId(who))
@@ -224,36 +230,36 @@ async def test_tenants_take_turns(tmp_path: Path) -> None:
 
 
 async def test_no_room_no_lines(tmp_path: Path) -> None:
-    library, asked, room = Library(tmp_path), Asked(), [0]
+    library, asked, room = BatchStore(tmp_path), Asked(), [0]
     batch = make_batch(library, 1, line("a"))
     runner = make_runner(library, asked, lambda _: room[0])
     running = asyncio.create_task(runner.run())
-    await eventually(lambda: library.get(WHO, batch.id).status is Status.IN_PROGRESS)
+    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.IN_PROGRESS)
     assert asked.ids == []
     room[0] = 1
     runner.hurry()
-    await eventually(lambda: library.get(WHO, batch.id).status is Status.COMPLETED)
+    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
 
 
 async def test_no_room_on_the_disk_no_lines(tmp_path: Path) -> None:
-    library, asked = Library(tmp_path), Asked()
+    library, asked = BatchStore(tmp_path), Asked()
     batch = make_batch(library, 1, line("a"))
     filler = make_file(library, 2, b"x" * 5000)
-    runner = Runner(library, asked, lambda _: 1, ManualClock(1_000_000.0), 1000, 5000)
+    runner = BatchRunner(library, asked, lambda _: 1, ManualClock(1_000_000.0), 1000, 5000)
     running = asyncio.create_task(runner.run())
-    await eventually(lambda: library.get(WHO, batch.id).status is Status.IN_PROGRESS)
+    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.IN_PROGRESS)
     assert asked.ids == []
     library.shelf(WHO).delete(filler)
     runner.hurry()
-    await eventually(lambda: library.get(WHO, batch.id).status is Status.COMPLETED)
+    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
 
 
 def test_what_was_left_behind_goes(tmp_path: Path) -> None:
-    shelf = Library(tmp_path).shelf(WHO)
+    shelf = BatchStore(tmp_path).shelf(WHO)
     left = shelf.upload("left", 10, 0, lambda path, least, wanted: wanted)
     left.write(b"x")
     left.close()
@@ -265,21 +271,21 @@ def test_what_was_left_behind_goes(tmp_path: Path) -> None:
 
 
 def test_the_oldest_batches_are_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("router.batches.library.MAX_BATCHES", 3)
-    library = Library(tmp_path)
+    monkeypatch.setattr("router.batches.batch_store.MAX_BATCHES", 3)
+    library = BatchStore(tmp_path)
     for number in range(5):
         batch = make_batch(library, number, line("a"))
         if number != 1:
-            batch.become(Status.FAILED, 0.0)
+            batch.become(BatchStatus.FAILED, 0.0)
             library.save(batch)
     assert [batch.id for batch in library.batches(WHO)] == ["batch_4", "batch_3", "batch_1"]
 
 
 async def test_refused_lines_are_asked_again(tmp_path: Path) -> None:
-    library, asked = Library(tmp_path), Asked()
+    library, asked = BatchStore(tmp_path), Asked()
     batch = make_batch(library, 1, line("a"))
     clock = ManualClock(1_000_000.0)
-    runner = Runner(library, asked, lambda _: 1, clock, 1000, 10**6)
+    runner = BatchRunner(library, asked, lambda _: 1, clock, 1000, 10**6)
     asked.status = 503
     running = asyncio.create_task(runner.run())
     for pause, times in ((1.0, 1), (2.0, 2), (4.0, 3)):
@@ -288,7 +294,7 @@ async def test_refused_lines_are_asked_again(tmp_path: Path) -> None:
             asked.status = 200
         clock.advance(pause)
         runner.hurry()
-    await eventually(lambda: library.get(WHO, batch.id).status is Status.COMPLETED)
+    await eventually(lambda: library.get(WHO, batch.id).status is BatchStatus.COMPLETED)
     running.cancel()
     await asyncio.wait([running])
     assert library.get(WHO, batch.id).completed == 1 and len(asked.ids) == 4
@@ -296,7 +302,7 @@ async def test_refused_lines_are_asked_again(tmp_path: Path) -> None:
 
 async def test_one_of_two_routers_runs(tmp_path: Path) -> None:
     one, two = Asked(), Asked()
-    library = Library(tmp_path)
+    library = BatchStore(tmp_path)
     make_batch(library, 1, *(line(str(number)) for number in range(9)))
     first = asyncio.create_task(make_runner(library, one, lambda _: 1).run())
     await eventually(lambda: bool(one.ids))

@@ -13,36 +13,36 @@ from typing import Any
 import orjson
 import pytest
 
-from baton.cli.bench import figures
-from baton.cli.bench.call import Call
-from baton.cli.bench.load import Lengths, Load, plain, sessions
-from baton.cli.bench.outcome import Effort, Slo, outcome_of
-from baton.cli.bench.probe import fitted
-from baton.cli.bench.prompts import Measure, Text, token_ids
-from baton.cli.bench.record import Gaps, Record, record_of
-from baton.cli.bench.spread import parts_of
-from baton.cli.bench.table import warnings
-from baton.cli.bench.target import target_of
-from baton.cli.main import main
 from baton.errors import Invalid
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.synthetic import KINDS
-from conductor.simulator.traces import write_trace
+from baton.traces.files import write_trace
+from baton.traces.synthetic import TRACE_GENERATORS
+from baton.traces.trace import Trace, TraceRequest
+from command_line.main import main
+from load_generator import plots
+from load_generator.load_spec import LoadSpec, RequestLengths, group_by_session, plain_trace
+from load_generator.multiprocess import split_load
+from load_generator.prompts import PromptText, TokenCalibration, token_ids
+from load_generator.record import LatencyHistogram, RequestRecord, record_of
+from load_generator.request import BenchRequest
+from load_generator.result import GeneratorUsage, SloTargets, summarise
+from load_generator.server_probe import fit_to_context
+from load_generator.table import warnings
+from load_generator.target import parse_target
 from tests.unit.openai_server import KEY, fake_server
 
 Ask = Callable[..., tuple[int, str, str]]
-LENGTHS = Lengths(
+LENGTHS = RequestLengths(
     input_tokens=100, output_tokens=4, input_spread=0.0, output_spread=0.0, shared_tokens=0
 )
 
 
-def load(**fields: Any) -> Load:
+def load(**fields: Any) -> LoadSpec:
     given = {
         "trace": None, "kind": None, "lengths": LENGTHS, "requests": None, "duration": None,
         "rate": None, "concurrency": None, "burstiness": 1.0, "rate_factor": 1.0,
         "jitter_seconds": 0.0, "think_seconds": 0.0, "warm_up": None, "seed": 0,
     }  # fmt: skip
-    return Load(**{**given, **fields})
+    return LoadSpec(**{**given, **fields})
 
 
 @pytest.fixture
@@ -71,14 +71,14 @@ def told(answer: tuple[int, str, str]) -> dict[str, Any]:
 
 
 def test_plain_requests() -> None:
-    even = plain(LENGTHS, 5, 4.0, 0.0, 1)
+    even = plain_trace(LENGTHS, 5, 4.0, 0.0, 1)
     assert [arrival.at_seconds for arrival in even.arrivals] == [0, 0.25, 0.5, 0.75, 1.0]
     assert {arrival.num_prompt_tokens for arrival in even.arrivals} == {100}
     blocks = [block for arrival in even.arrivals for block in arrival.blocks]
     assert len(set(blocks)) == len(blocks) == 10
     spread = replace(LENGTHS, input_spread=0.5, shared_tokens=64)
-    many = plain(spread, 2000, 10.0, 2.0, 1)
-    assert many == plain(spread, 2000, 10.0, 2.0, 1)
+    many = plain_trace(spread, 2000, 10.0, 2.0, 1)
+    assert many == plain_trace(spread, 2000, 10.0, 2.0, 1)
     assert {arrival.blocks[0] for arrival in many.arrivals if len(arrival.blocks) > 1} == {0}
     mean = sum(arrival.num_prompt_tokens for arrival in many.arrivals) / 2000
     assert 95 < mean < 105
@@ -98,53 +98,55 @@ def test_a_load_by_time() -> None:
 
 
 def test_conversations_keep_their_order() -> None:
-    trace = KINDS["chat"](60, 8.0, 3)
-    whole = sessions(trace.arrivals)
+    trace = TRACE_GENERATORS["chat"](60, 8.0, 3)
+    whole = group_by_session(trace.arrivals)
     assert sum(map(len, whole)) == 60
     assert all(len({turn.session for turn in session}) == 1 for session in whole)
-    assert len(sessions(plain(LENGTHS, 7, 1.0, 1.0, 0).arrivals)) == 7
+    assert len(group_by_session(plain_trace(LENGTHS, 7, 1.0, 1.0, 0).arrivals)) == 7
 
 
 def test_parts_of_a_load_are_the_load() -> None:
     asked = load(concurrency=5, kind="chat", requests=60)
     trace = asked.arrivals()
-    parts = parts_of(asked, trace, 3)
+    parts = split_load(asked, trace, 3)
     assert [part.concurrency for part, _ in parts] == [2, 2, 1]
     split = [arrival for _, part in parts for arrival in part.arrivals]
     assert sorted(split, key=lambda each: each.at_seconds) == list(trace.arrivals)
     opened = load(rate=5.0, requests=9)
-    parts = parts_of(opened, opened.arrivals(), 2)
+    parts = split_load(opened, opened.arrivals(), 2)
     assert [len(part.arrivals) for _, part in parts] == [5, 4]
     with pytest.raises(Invalid, match="for 5 users"):
-        parts_of(asked, trace, 6)
+        split_load(asked, trace, 6)
 
 
 def test_what_is_too_long_is_shortened() -> None:
-    trace = Trace("t", 64, (Arrival(0, 900, 50, tuple(range(15))), Arrival(1, 10, 5, (99,))))
-    assert fitted(trace, None, True) == (trace, 0)
-    cut, count = fitted(trace, 500, True)
+    trace = Trace(
+        "t", 64, (TraceRequest(0, 900, 50, tuple(range(15))), TraceRequest(1, 10, 5, (99,)))
+    )
+    assert fit_to_context(trace, None, True) == (trace, 0)
+    cut, count = fit_to_context(trace, 500, True)
     assert (count, cut.arrivals[1]) == (1, trace.arrivals[1])
-    assert cut.arrivals[0] == Arrival(0, 450, 50, tuple(range(8)))
+    assert cut.arrivals[0] == TraceRequest(0, 450, 50, tuple(range(8)))
 
 
 # -- prompts ---------------------------------------------------------------------------------
 
 
 def test_prompts_share_what_their_blocks_share() -> None:
-    text = Text("s", Measure())
-    one, other = Arrival(0, 200, 1, (1, 2, 3, 4)), Arrival(0, 130, 1, (1, 2, 9))
+    text = PromptText("s", TokenCalibration())
+    one, other = TraceRequest(0, 200, 1, (1, 2, 3, 4)), TraceRequest(0, 130, 1, (1, 2, 9))
     first, second = text.of(one, 64).split(), text.of(other, 64).split()
     assert (len(first), len(second)) == (200, 130)
     assert first[:128] == second[:128] and first[128] != second[128]
     assert text.of(one, 64, lap=1).split()[0] != first[0]
-    assert Text("t", Measure()).of(one, 64).split()[0] != first[0]
-    halved = Text("s", Measure(tokens_per_word=2.0, tokens_around=20.0))
+    assert PromptText("t", TokenCalibration()).of(one, 64).split()[0] != first[0]
+    halved = PromptText("s", TokenCalibration(tokens_per_word=2.0, tokens_around=20.0))
     assert len(halved.of(one, 64).split()) == 90
-    assert len(text.of(Arrival(0, 40_000, 1, (1, 2)), 20_000).split()) == 40_000
+    assert len(text.of(TraceRequest(0, 40_000, 1, (1, 2)), 20_000).split()) == 40_000
 
 
 def test_prompts_of_token_ids_are_exactly_as_long() -> None:
-    one, other = Arrival(0, 200, 1, (1, 2, 3, 4)), Arrival(0, 130, 1, (1, 2, 9))
+    one, other = TraceRequest(0, 200, 1, (1, 2, 3, 4)), TraceRequest(0, 130, 1, (1, 2, 9))
     first, second = token_ids(one, 64, 7), token_ids(other, 64, 7)
     assert (len(first), len(second)) == (200, 130)
     assert first[:128] == second[:128] and first[128:132] != second[128:]
@@ -155,8 +157,8 @@ def test_prompts_of_token_ids_are_exactly_as_long() -> None:
 # -- what comes ------------------------------------------------------------------------------
 
 
-def call(status: int = 200) -> Call:
-    made = Call(Arrival(0, 10, 4, (1,)), True, 1.0, lambda _: None, sent_at=1.5)
+def call(status: int = 200) -> BenchRequest:
+    made = BenchRequest(TraceRequest(0, 10, 4, (1,)), True, 1.0, lambda _: None, sent_at=1.5)
     made.status = status
     return made
 
@@ -179,7 +181,7 @@ def test_a_stream_is_timed_from_when_it_was_due() -> None:
     made.feed(data[30:] + b": comment\r\ndata: [DONE]\n\n", 2.5)
     made.complete(3.0)
     record = record_of(made, 1.0)
-    assert record == Record(0.0, 0.5, 2.0, 1.0, 0.25, 12, 3, 8, 200, None, "")
+    assert record == RequestRecord(0.0, 0.5, 2.0, 1.0, 0.25, 12, 3, 8, 200, None, "")
     assert made.gaps == [0.5, 0.0]
 
 
@@ -233,19 +235,19 @@ def test_reasoning_and_tool_calls_are_tokens() -> None:
 
 
 def test_gaps_are_right_to_half_a_percent() -> None:
-    gaps = Gaps()
+    gaps = LatencyHistogram()
     gaps.add(number / 1000 for number in range(1, 1001))
     gaps.add([0.0, 1e9])
     for percent, seconds in ((1, 0.01), (50, 0.5), (99, 0.99)):
         assert gaps.percentile(percent) == pytest.approx(seconds, rel=0.006)
-    again = Gaps(list(gaps.counts))
+    again = LatencyHistogram(list(gaps.counts))
     again.merge(gaps)
     assert len(again) == 2 * len(gaps) == 2004
-    assert Gaps([0] * 3).counts[0] == 0 and Gaps().sample(5) == []
+    assert LatencyHistogram([0] * 3).counts[0] == 0 and LatencyHistogram().sample(5) == []
 
 
-def record(ttft: float | None = 0.1, **fields: Any) -> Record:
-    base = Record(0.0, 0.001, 1.0, ttft, 0.02, 100, 10, 20, 200, None, "")
+def record(ttft: float | None = 0.1, **fields: Any) -> RequestRecord:
+    base = RequestRecord(0.0, 0.001, 1.0, ttft, 0.02, 100, 10, 20, 200, None, "")
     return replace(base, **fields)
 
 
@@ -257,8 +259,8 @@ def test_an_outcome() -> None:
         record(None, status=429, code="rate_limit", message="later", prompt_tokens=70),
         record(None, status=0, code="timeout", message="slow", prompt_tokens=80),
     ]
-    effort = Effort(0.4, 10.0, 1, 10, 3)
-    found = outcome_of(records, Gaps(), 2.0, Slo(0.5, 0.05), effort)
+    effort = GeneratorUsage(0.4, 10.0, 1, 10, 3)
+    found = summarise(records, LatencyHistogram(), 2.0, SloTargets(0.5, 0.05), effort)
     assert (found.num_requests, found.completed, found.throughput_rps) == (8, 6, 3.0)
     assert (found.attainment, found.goodput_rps) == (3 / 8, 1.5)
     assert found.attainment_by_length_quartile == [1.0, 0.5, 0.0, 0.0]
@@ -271,12 +273,22 @@ def test_an_outcome() -> None:
 
 def test_a_generator_that_lags_says_so() -> None:
     late = [record(lag_seconds=0.2)] * 10
-    found = outcome_of(late, Gaps(), 1.0, Slo(None, None), Effort(1, 10, 1, 10, 3))
+    found = summarise(
+        late, LatencyHistogram(), 1.0, SloTargets(None, None), GeneratorUsage(1, 10, 1, 10, 3)
+    )
     assert not found.kept_up and "left 200 ms late (p99), and not for" in warnings(found)[0]
-    busy = outcome_of([record()], Gaps(), 1.0, Slo(None, None), Effort(19, 10, 2, 10, 3))
+    busy = summarise(
+        [record()],
+        LatencyHistogram(),
+        1.0,
+        SloTargets(None, None),
+        GeneratorUsage(19, 10, 2, 10, 3),
+    )
     assert not busy.kept_up and busy.goodput_rps is None
     assert "95% of a core: --processes N" in warnings(busy)[0]
-    nothing = outcome_of([], Gaps(), 0.0, Slo(1.0, None), Effort(0, 0, 1, 0, 0))
+    nothing = summarise(
+        [], LatencyHistogram(), 0.0, SloTargets(1.0, None), GeneratorUsage(0, 0, 1, 0, 0)
+    )
     assert nothing.ttft_seconds["p99"] is None and nothing.attainment == 0.0
     assert warnings(nothing) == ["nothing was measured: the warm-up was not over"]
 
@@ -312,7 +324,7 @@ def test_an_open_loop_of_token_ids(ask: Ask) -> None:
 
 def test_a_trace_and_files(ask: Ask, tmp_path: Path) -> None:
     path, output = tmp_path / "t.jsonl", tmp_path / "out.json"
-    write_trace(KINDS["rag"](12, 100.0, 1), path)
+    write_trace(TRACE_GENERATORS["rag"](12, 100.0, 1), path)
     with fake_server() as server:
         found = told(ask("--url", server.url, "--trace", str(path), "--rate-factor", "4", "--json",
                          "--output", str(output)))  # fmt: skip
@@ -324,12 +336,12 @@ def test_a_trace_and_files(ask: Ask, tmp_path: Path) -> None:
 def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drawn; how is the simulator's."""
     drawn: dict[str, Any] = {}
-    monkeypatch.setattr(figures, "plot_cdfs", lambda path, lines: drawn.update({path.name: lines}))
-    monkeypatch.setattr(figures, "plot_load", lambda path, lines: drawn.update({path.name: lines}))
-    gaps = Gaps()
+    monkeypatch.setattr(plots, "plot_cdfs", lambda path, lines: drawn.update({path.name: lines}))
+    monkeypatch.setattr(plots, "plot_load", lambda path, lines: drawn.update({path.name: lines}))
+    gaps = LatencyHistogram()
     gaps.add([0.02] * 10)
     failed = record(None, code="timeout", scheduled_at=0.5, ended_at=2.5)
-    figures.draw(tmp_path, [record(), record(scheduled_at=2.0, ended_at=2.1), failed], gaps)
+    plots.draw_latencies(tmp_path, [record(), record(scheduled_at=2.0, ended_at=2.1), failed], gaps)
     ttfts, singles = drawn["latency.png"]["measured"]
     assert ttfts == [0.1, 0.1] and singles[0] == pytest.approx(0.02, rel=0.006)
     assert drawn["time.png"] == {
@@ -340,7 +352,7 @@ def test_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_users_by_time_go_round(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("baton.cli.bench.load.CLOSED_REQUESTS", 3)
+    monkeypatch.setattr("load_generator.load_spec.CLOSED_REQUESTS", 3)
     with fake_server() as server:
         found = told(ask("--url", server.url, "--concurrency", "2", "--duration", "1.5",
                          "--output-tokens", "2", "--json"))  # fmt: skip
@@ -479,7 +491,7 @@ def test_wrong_questions(ask: Ask, arguments: tuple[str, ...], code: int, messag
 
 
 def test_addresses() -> None:
-    target = target_of("https://[::1]/openai/v1", "key", None, True)
+    target = parse_target("https://[::1]/openai/v1", "key", None, True)
     assert (target.host, target.port, target.base) == ("::1", 443, "/openai")
     assert target.url == "https://[::1]:443/openai"
     head = target.head("POST", "/completions").decode()

@@ -3,7 +3,7 @@ these changes, every stored block becomes unreachable, and the format version mu
 
 import pytest
 
-from baton.core.block_key import KEY_BYTES, KeyRoot, block_keys, next_key
+from baton.core.block_key import BLOCK_KEY_BYTES, KeyRoot, block_keys, next_key
 from baton.core.ids import BlockKey
 
 ROOT = KeyRoot(bytes(range(32)), "float32", 4)
@@ -63,8 +63,8 @@ def test_fields_of_a_root_do_not_run_into_each_other() -> None:
 
 
 def test_key_length() -> None:
-    assert len(ROOT.key()) == KEY_BYTES
-    assert len(next_key(BlockKey(bytes(KEY_BYTES)), [0])) == KEY_BYTES
+    assert len(ROOT.key()) == BLOCK_KEY_BYTES
+    assert len(next_key(BlockKey(bytes(BLOCK_KEY_BYTES)), [0])) == BLOCK_KEY_BYTES
 
 
 @pytest.mark.parametrize("token", [-1, 4_294_967_296])

@@ -3,7 +3,7 @@
 import pytest
 
 from baton.core.ids import BlockId, BlockKey
-from baton.engine.block_pool import BlockPool, PoolCounts
+from baton.engine.block_pool import BlockCounts, BlockPool
 from baton.engine.block_state import BLOCK_TRANSITIONS, BlockState
 
 
@@ -42,7 +42,7 @@ def test_a_block_goes_once_around() -> None:
 def test_a_block_that_was_not_full_is_free_when_released() -> None:
     pool = BlockPool(2)
     pool.release(pool.allocate(2))
-    assert pool.counts == PoolCounts(2, free=2, filling=0, idle=0, referenced=0, quarantined=0)
+    assert pool.counts == BlockCounts(2, free=2, filling=0, idle=0, referenced=0, quarantined=0)
 
 
 def test_can_allocate_counts_free_and_idle() -> None:
@@ -150,7 +150,7 @@ def test_quarantine_keeps_blocks_out_of_use() -> None:
     blocks = pool.allocate(2)
     pool.quarantine(blocks)
     assert not pool.can_allocate(1)
-    assert pool.counts == PoolCounts(2, free=0, filling=0, idle=0, referenced=0, quarantined=2)
+    assert pool.counts == BlockCounts(2, free=0, filling=0, idle=0, referenced=0, quarantined=2)
     pool.release_quarantine([blocks[1]])
     assert pool.allocate(1) == [blocks[1]]
     pool.check_integrity()

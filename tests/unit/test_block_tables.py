@@ -7,8 +7,8 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import make_batch
-from baton.engine.attention.tables import BlockTables
+from baton.engine.attention.base import pack_batch
+from baton.engine.attention.block_tables import BlockTables
 from baton.engine.plan import Row
 
 BLOCK_TOKENS = 4
@@ -29,7 +29,7 @@ def row(name: str, start: int, num_tokens: int, block_ids: tuple[int, ...]) -> R
 
 def test_rows_are_padded_and_cut_to_what_is_used() -> None:
     rows = [row("a", 9, 1, (7, 3, 5)), row("b", 0, 3, (4, 9, 8))]
-    batch = make_batch(rows, BLOCK_TOKENS, CPU)
+    batch = pack_batch(rows, BLOCK_TOKENS, CPU)
     assert batch.block_tables.tolist() == [[7, 3, 5], [4, 0, 0]]
     assert (batch.starts, batch.contexts, batch.offsets) == ((9, 0), (10, 3), (0, 1, 4))
     assert batch.num_decodes == 1
@@ -38,7 +38,7 @@ def test_rows_are_padded_and_cut_to_what_is_used() -> None:
 
 
 def test_decodes_alone() -> None:
-    batch = make_batch([row("a", 3, 1, (2,)), row("b", 4, 1, (6, 1))], BLOCK_TOKENS, CPU)
+    batch = pack_batch([row("a", 3, 1, (2,)), row("b", 4, 1, (6, 1))], BLOCK_TOKENS, CPU)
     assert batch.num_decodes == 2
     assert batch.positions.tolist() == [3, 4]
     assert batch.slots.tolist() == [11, 4]
@@ -54,8 +54,8 @@ def test_steps_of_requests_that_come_grow_and_go() -> None:
         chosen = [rows[n] for n in chance.permutation(6)[: int(chance.integers(1, 7))]]
         if chance.random() < 0.3:
             chosen.append(replace(chosen[0], request_id=RequestId("twin")))
-        kept = make_batch(chosen, BLOCK_TOKENS, CPU, tables)
-        fresh = make_batch(chosen, BLOCK_TOKENS, CPU)
+        kept = pack_batch(chosen, BLOCK_TOKENS, CPU, tables)
+        fresh = pack_batch(chosen, BLOCK_TOKENS, CPU)
         assert kept.block_tables.tolist() == fresh.block_tables.tolist()
         assert kept.slots.tolist() == fresh.slots.tolist()
 

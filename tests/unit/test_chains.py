@@ -2,7 +2,7 @@
 
 from baton.core.ids import BlockKey
 from baton.engine.result import SealedRun
-from baton.worker.chains import Chains
+from baton.worker.computed_chains import ComputedChains
 
 
 def run(text: str, first: int = 0) -> SealedRun:
@@ -11,12 +11,12 @@ def run(text: str, first: int = 0) -> SealedRun:
     return SealedRun(keys, first, b"t")
 
 
-def told(chains: Chains) -> list[tuple[str, int]]:
+def told(chains: ComputedChains) -> list[tuple[str, int]]:
     return [(chain.keys[-1].decode(), chain.first) for chain in chains.newest_first()]
 
 
 def test_each_chain_once_at_its_longest() -> None:
-    chains = Chains()
+    chains = ComputedChains()
     chains.add(run("ab"))
     chains.add(run("xy"))
     chains.add(run("abcd", first=2))
@@ -25,14 +25,14 @@ def test_each_chain_once_at_its_longest() -> None:
 
 
 def test_a_branch_is_a_chain_of_its_own() -> None:
-    chains = Chains()
+    chains = ComputedChains()
     chains.add(run("abcd"))
     chains.add(run("abef", first=2))
     assert told(chains) == [("abef", 0), ("abcd", 0)]
 
 
 def test_the_oldest_are_forgotten() -> None:
-    chains = Chains(max_keys=6)
+    chains = ComputedChains(max_keys=6)
     for text in ("ab", "cde", "f", "gh"):
         chains.add(run(text))
     assert told(chains) == [("gh", 0), ("f", 0), ("cde", 0)]
@@ -41,6 +41,6 @@ def test_the_oldest_are_forgotten() -> None:
 
 
 def test_nothing_is_no_chain() -> None:
-    chains = Chains()
+    chains = ComputedChains()
     chains.add(run(""))
     assert len(chains) == 0

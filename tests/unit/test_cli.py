@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.runtime.state import ClusterFolder, ClusterState, ProcessState
+from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_wrong_environment_is_told_before_anything_starts(environment: dict[st
 
 def test_light_commands_import_neither_torch_nor_grpc(environment: dict[str, str]) -> None:
     code = (
-        "import sys; from baton.cli.main import app; "
+        "import sys; from command_line.main import app; "
         "from typer.testing import CliRunner; CliRunner().invoke(app, ['status']); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'grpc', 'transformers')))"
     )

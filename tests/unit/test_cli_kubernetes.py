@@ -6,16 +6,16 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from baton.cli import kubernetes
 from baton.config import Settings
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Invalid
-from baton.runtime.pools.base import PoolWorker
+from baton.pools.base import PoolWorker
+from command_line import kubernetes
 
 pytest.importorskip("kubernetes")
 
-from baton.runtime.pools.kubernetes_api import Workload
+from baton.pools.kubernetes.api import KubernetesWorkload
 
 SETTINGS = Settings(cluster="test")
 
@@ -24,10 +24,12 @@ class RecordedPools:
     def __init__(self) -> None:
         self.asked: list[object] = []
 
-    async def pools(self) -> Mapping[str, Workload]:
+    async def pools(self) -> Mapping[str, KubernetesWorkload]:
         return {
-            "prefill": Workload("Deployment", "b-prefill", Role.PREFILL, 2, "prefill"),
-            "decode-big": Workload("Deployment", "b-decode-big", Role.DECODE, 3, "decode-big"),
+            "prefill": KubernetesWorkload("Deployment", "b-prefill", Role.PREFILL, 2, "prefill"),
+            "decode-big": KubernetesWorkload(
+                "Deployment", "b-decode-big", Role.DECODE, 3, "decode-big"
+            ),
         }
 
     async def workers(self) -> list[PoolWorker]:
@@ -50,7 +52,7 @@ def pools(monkeypatch: pytest.MonkeyPatch) -> RecordedPools:
         assert settings is SETTINGS
         yield made
 
-    monkeypatch.setattr(kubernetes, "kubernetes_pools", opened)
+    monkeypatch.setattr(kubernetes, "open_kubernetes_pools", opened)
     return made
 
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from baton.cli import resize
-from baton.cli.resize import Draining, Scaling, sizes_of
-from baton.core.ids import Generation, WorkerId
-from baton.core.load import Load
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
+from baton.core.worker_load import WorkerLoad
 from baton.errors import Invalid, Unavailable
-from baton.runtime.pools.base import PoolWorker
+from baton.pools.base import PoolWorker
+from command_line import scale
+from command_line.scale import DrainWatch, ScaleWatch, parse_role_pool_sizes
 
 NOBODY: dict[str, Member] = {}
 
@@ -20,14 +20,14 @@ def worker(name: str, state: str, message: str = "") -> PoolWorker:
 
 def busy(name: str, running: int, waiting: int) -> dict[str, Member]:
     member = Member(
-        WorkerId(name), Role.DECODE, "", Generation(1), WorkerState.DRAINING,
-        load=Load(running=running, waiting=waiting),
+        WorkerId(name), Role.DECODE, "", Incarnation(1), WorkerState.DRAINING,
+        load=WorkerLoad(running=running, waiting=waiting),
     )  # fmt: skip
     return {name: member}
 
 
-def growing() -> Scaling:
-    return Scaling({Role.PREFILL: 3, Role.DECODE: 1}, {Role.PREFILL: 1, Role.DECODE: 2})
+def growing() -> ScaleWatch:
+    return ScaleWatch({Role.PREFILL: 3, Role.DECODE: 1}, {Role.PREFILL: 1, Role.DECODE: 2})
 
 
 def test_both_pools_are_told_of_until_they_are_as_wanted() -> None:
@@ -46,7 +46,7 @@ def test_both_pools_are_told_of_until_they_are_as_wanted() -> None:
 
 
 def test_a_change_of_roles_is_told_of_both_pools() -> None:
-    scaling = Scaling({Role.PREFILL: 1, Role.DECODE: 3}, {Role.PREFILL: 3, Role.DECODE: 1})
+    scaling = ScaleWatch({Role.PREFILL: 1, Role.DECODE: 3}, {Role.PREFILL: 3, Role.DECODE: 1})
     changing = [
         PoolWorker(WorkerId(f"prefill-{number}"), Role.DECODE, "converting") for number in (2, 1)
     ]
@@ -59,7 +59,7 @@ def test_a_change_of_roles_is_told_of_both_pools() -> None:
 
 
 def test_a_pool_that_nobody_asked_for_is_not_watched() -> None:
-    scaling = Scaling({Role.PREFILL: 1}, {Role.PREFILL: 1})
+    scaling = ScaleWatch({Role.PREFILL: 1}, {Role.PREFILL: 1})
     assert scaling.look([worker("decode-0", "failed", "no")], NOBODY) == ""
 
 
@@ -70,7 +70,7 @@ def test_a_worker_that_fails_to_start_ends_the_watch() -> None:
 
 def test_who_only_waits_for_a_machine_is_not_watched_for_ever() -> None:
     scaling, workers = growing(), [worker("prefill-1", "pending", "waits for 1 GPU")]
-    looks = int(resize.PENDING_SECONDS / resize.LOOK_SECONDS)
+    looks = int(scale.PENDING_SECONDS / scale.LOOK_SECONDS)
     for _ in range(looks):
         scaling.look(workers, NOBODY)
     # As long as others are on their way, there is something to wait for.
@@ -82,7 +82,7 @@ def test_who_only_waits_for_a_machine_is_not_watched_for_ever() -> None:
 
 
 def test_a_drain_is_over_when_its_worker_has_gone() -> None:
-    draining = Draining(WorkerId("decode-1"))
+    draining = DrainWatch(WorkerId("decode-1"))
     left = [worker("decode-0", "serving"), worker("decode-1", "draining")]
     assert draining.look(left, busy("decode-1", 1, 0)) == "draining decode-1: 1 request left"
     assert draining.look(left[:1], NOBODY) == ""
@@ -93,4 +93,4 @@ def test_a_drain_is_over_when_its_worker_has_gone() -> None:
 )
 def test_wrong_sizes(wrong: str) -> None:
     with pytest.raises(Invalid, match="scale takes prefill=N and decode=N"):
-        sizes_of(["prefill=2", wrong])
+        parse_role_pool_sizes(["prefill=2", wrong])

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from baton.cli.main import main
-from conductor.policy.policies import POLICIES
-from conductor.simulator.synthetic import KINDS
-from conductor.simulator.traces import write_trace
+from baton.traces.files import write_trace
+from baton.traces.synthetic import TRACE_GENERATORS
+from command_line.main import main
+from conductor.policy.policies import PLACEMENT_POLICIES
 
 Ask = Callable[..., tuple[int, str, str]]
 SMALL = ("--requests", "60")
@@ -69,13 +69,13 @@ def test_all_policies_in_a_table(ask: Ask) -> None:
     assert code == 0
     lines = out.splitlines()
     assert lines[0] == "agents-0: 60 requests"
-    assert [line.split()[0] for line in lines[2:]] == list(POLICIES)
+    assert [line.split()[0] for line in lines[2:]] == list(PLACEMENT_POLICIES)
 
 
 def test_a_trace_from_a_file(ask: Ask, tmp_path: Path) -> None:
     """As it is, and at a rate or a factor that is asked for."""
     path = tmp_path / "rag.jsonl"
-    write_trace(KINDS["rag"](50, 2.0, 1), path)
+    write_trace(TRACE_GENERATORS["rag"](50, 2.0, 1), path)
     run = ("simulate", "--json", "--trace", str(path))
     plain = told(ask(*run))
     assert plain["num_requests"] == 50
@@ -181,7 +181,7 @@ def test_costs_that_were_measured(ask: Ask, tmp_path: Path) -> None:
 )
 def test_wrong_questions(ask: Ask, tmp_path: Path, arguments: str, message: str) -> None:
     trace, broken = tmp_path / "trace.jsonl", tmp_path / "broken.jsonl"
-    write_trace(KINDS["chat"](3, 2.0, 1), trace)
+    write_trace(TRACE_GENERATORS["chat"](3, 2.0, 1), trace)
     line = '{"timestamp": 0, "input_length": %d, "output_length": 1, "hash_ids": [0]}\n'
     broken.write_text(line % 5 + line % -5)
     given = arguments.replace("TRACE", str(trace)).replace("BROKEN", str(broken)).split()

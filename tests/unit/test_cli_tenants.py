@@ -6,12 +6,12 @@ from datetime import date
 import pytest
 from typer.testing import CliRunner
 
-from baton.cli.main import app
-from baton.cli.usage import first_day
 from baton.config import load_settings
-from baton.core.api_key import hashed
+from baton.core.api_key import hash_api_key
 from baton.errors import Invalid
-from router.tenants.file import parse_tenants
+from command_line.main import app
+from command_line.usage import first_day
+from router.tenants.tenants_file import parse_tenants_file
 
 RUNNER = CliRunner()
 TODAY = date(2030, 1, 8)
@@ -20,20 +20,20 @@ TODAY = date(2030, 1, 8)
 def test_a_fresh_key_and_the_lines_for_the_file() -> None:
     told = RUNNER.invoke(app, ["key", "new", "acme"]).output
     key = told.splitlines()[0].removeprefix("the key, shown this once: ")
-    roll = parse_tenants(told.partition("\n\n")[2].encode())
-    assert roll.keys == parse_tenants(_file("acme", key)).keys
+    roll = parse_tenants_file(told.partition("\n\n")[2].encode())
+    assert roll.keys == parse_tenants_file(_file("acme", key)).keys
     other = json.loads(RUNNER.invoke(app, ["key", "new", "acme", "--json"]).output)
-    assert other["hash"] == hashed(other["key"])
+    assert other["hash"] == hash_api_key(other["key"])
     assert other["key"] != key
 
 
 def _file(tenant: str, key: str) -> bytes:
-    return f"tenants: {{{tenant}: {{keys: ['{hashed(key)}']}}}}".encode()
+    return f"tenants: {{{tenant}: {{keys: ['{hash_api_key(key)}']}}}}".encode()
 
 
 def test_a_key_of_ones_own_comes_by_stdin() -> None:
     key = "a-key-of-one's-own-made-elsewhere"
-    assert RUNNER.invoke(app, ["key", "hash"], input=key + "\n").output == hashed(key) + "\n"
+    assert RUNNER.invoke(app, ["key", "hash"], input=key + "\n").output == hash_api_key(key) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from baton.errors import Invalid, NotFound
-from baton.runtime.state import ClusterFolder, ClusterState, ProcessState
+from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
 
 
 def state(**changes: object) -> ClusterState:
@@ -21,7 +21,7 @@ def state(**changes: object) -> ClusterState:
 def owner_elsewhere(home: Path) -> "subprocess.Popen[bytes]":
     """Another process that owns the folder until it is killed."""
     code = (
-        "import sys; from pathlib import Path; from baton.runtime.state import *; "
+        "import sys; from pathlib import Path; from orchestrator.cluster_state import *; "
         f"f = ClusterFolder(Path({str(home)!r}), 'c'); f.take(); "
         "print('taken', flush=True); sys.stdin.read()"
     )

@@ -13,22 +13,22 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import ManualClock
 from baton.core.ids import TenantId
-from router.gate import Gate
-from router.tenants.bank import Bank
-from router.tenants.limited import RateLimited
-from router.tenants.meter import Meter
+from router.tenants.admission import AdmissionController, RequestAdmission
+from router.tenants.fair_limiter import FairLimiter
+from router.tenants.leaky_bucket import LeakyBucket
 from router.tenants.metrics import TenantMetrics
-from router.tenants.roll import Roll, make_roll
-from router.tenants.spent import Spent
-from router.tenants.tenant import Limits, Tenant
-from router.tenants.treasury import LEASE_SECONDS, MemoryTreasury
-from router.tenants.visit import Entrance, Visit
+from router.tenants.quota_client import QuotaClient
+from router.tenants.quota_store import LEASE_SECONDS, MemoryQuotaStore
+from router.tenants.rate_limit_errors import RateLimited
+from router.tenants.request_usage import RequestUsage
+from router.tenants.tenant import Tenant, TenantLimits
+from router.tenants.tenant_directory import TenantDirectory, build_tenant_directory
 
 A = TenantId("a")
 
 
 class Notes:
-    def note_spent(self, tenant: TenantId, spent: Spent) -> None: ...
+    def note_spent(self, tenant: TenantId, spent: RequestUsage) -> None: ...
 
     def note_refused(self, tenant: TenantId, reason: str) -> None: ...
 
@@ -44,9 +44,9 @@ class EagerClock(ManualClock):
 class Router:
     def __init__(self, name: str, fleet: "Fleet") -> None:
         self.metrics = TenantMetrics(CollectorRegistry())
-        self.bank = Bank(fleet.treasury, name, fleet.clock, self.metrics.limits_split)
-        self.entrance = Entrance(
-            Gate(1000), lambda: fleet.roll, lambda: len(fleet.routers), Notes(), fleet.clock,
+        self.bank = QuotaClient(fleet.treasury, name, fleet.clock, self.metrics.limits_split)
+        self.entrance = AdmissionController(
+            FairLimiter(1000), lambda: fleet.roll, lambda: len(fleet.routers), Notes(), fleet.clock,
             self.bank,
         )  # fmt: skip
         self.num_begun = 0
@@ -54,7 +54,7 @@ class Router:
         self._fleet = fleet
 
     @asynccontextmanager
-    async def visit(self, tokens: int = 0) -> AsyncIterator[Visit]:
+    async def visit(self, tokens: int = 0) -> AsyncIterator[RequestAdmission]:
         """Of one prompt with so many tokens. Raises RateLimited."""
         visit = self.entrance.enter(A)
         await visit.prepare()
@@ -82,16 +82,18 @@ class Router:
 class Fleet:
     """Routers that share the limits of one tenant."""
 
-    def __init__(self, count: int, limits: Limits) -> None:
+    def __init__(self, count: int, limits: TenantLimits) -> None:
         self.clock = EagerClock(1000.0)
-        self.treasury = MemoryTreasury(self.clock)
+        self.treasury = MemoryQuotaStore(self.clock)
         self.routers: list[Router] = []
         self.limit(limits)
         for number in range(count):
             self.routers.append(Router(f"r{number}", self))
 
-    def limit(self, limits: Limits) -> None:
-        self.roll: Roll = make_roll({A: Tenant(A, limits=limits)}, (), needs_keys=True)
+    def limit(self, limits: TenantLimits) -> None:
+        self.roll: TenantDirectory = build_tenant_directory(
+            {A: Tenant(A, limits=limits)}, (), needs_keys=True
+        )
 
 
 async def admitted(router: Router, attempts: int) -> int:
@@ -99,14 +101,14 @@ async def admitted(router: Router, attempts: int) -> int:
 
 
 async def test_all_of_a_limit_is_there_at_one_router() -> None:
-    fleet = Fleet(4, Limits(requests_per_minute=60))
+    fleet = Fleet(4, TenantLimits(requests_per_minute=60))
     assert await admitted(fleet.routers[0], 100) == 60
     fleet.clock.advance(10)
     assert await admitted(fleet.routers[1], 100) == 10
 
 
 async def test_routers_that_take_turns_get_all_of_it_and_no_more() -> None:
-    fleet = Fleet(2, Limits(requests_per_minute=60))
+    fleet = Fleet(2, TenantLimits(requests_per_minute=60))
     counts = [0, 0]
     for number in range(100):
         counts[number % 2] += await fleet.routers[number % 2].admits()
@@ -114,7 +116,7 @@ async def test_routers_that_take_turns_get_all_of_it_and_no_more() -> None:
 
 
 async def test_a_flood_at_one_router_leaves_others_their_part() -> None:
-    fleet = Fleet(2, Limits(requests_per_minute=600))
+    fleet = Fleet(2, TenantLimits(requests_per_minute=600))
     flooded, quiet = fleet.routers
     await quiet.admits()
     await admitted(flooded, 1000)
@@ -127,7 +129,7 @@ async def test_a_flood_at_one_router_leaves_others_their_part() -> None:
 
 
 async def test_a_flood_is_not_asked_about_once_each() -> None:
-    fleet = Fleet(2, Limits(requests_per_minute=60, concurrent_requests=10))
+    fleet = Fleet(2, TenantLimits(requests_per_minute=60, concurrent_requests=10))
     await admitted(fleet.routers[0], 60)
     before = fleet.treasury.num_exchanges
     assert await admitted(fleet.routers[0], 1000) == 0
@@ -135,7 +137,7 @@ async def test_a_flood_is_not_asked_about_once_each() -> None:
 
 
 async def test_the_treasury_is_off_the_path_of_a_steady_stream() -> None:
-    fleet = Fleet(2, Limits(60_000, 6_000_000, 100))
+    fleet = Fleet(2, TenantLimits(60_000, 6_000_000, 100))
     router = fleet.routers[0]
     waited = 0
     for number in range(1000):
@@ -151,7 +153,7 @@ async def test_the_treasury_is_off_the_path_of_a_steady_stream() -> None:
 
 
 async def test_what_one_router_does_not_use_comes_back_to_the_others() -> None:
-    fleet = Fleet(2, Limits(requests_per_minute=6000))
+    fleet = Fleet(2, TenantLimits(requests_per_minute=6000))
     first, second = fleet.routers
     assert await admitted(first, 200) == 200
     for _ in range(10):
@@ -162,7 +164,7 @@ async def test_what_one_router_does_not_use_comes_back_to_the_others() -> None:
 
 
 async def test_tokens_that_were_not_used_are_there_for_others() -> None:
-    fleet = Fleet(2, Limits(tokens_per_minute=1000))
+    fleet = Fleet(2, TenantLimits(tokens_per_minute=1000))
     first, second = fleet.routers
     async with first.visit(900):
         assert not await second.admits(200)
@@ -172,7 +174,7 @@ async def test_tokens_that_were_not_used_are_there_for_others() -> None:
 
 
 async def test_headers_tell_of_all_routers() -> None:
-    fleet = Fleet(2, Limits(60, 1000))
+    fleet = Fleet(2, TenantLimits(60, 1000))
     first, second = fleet.routers
     async with first.visit(100) as visit:
         assert visit.headers()["x-ratelimit-limit-requests"] == "60"
@@ -184,7 +186,7 @@ async def test_headers_tell_of_all_routers() -> None:
 
 
 async def test_seats_are_shared_and_come_back() -> None:
-    fleet = Fleet(2, Limits(concurrent_requests=3))
+    fleet = Fleet(2, TenantLimits(concurrent_requests=3))
     first, second = fleet.routers
     async with AsyncExitStack() as held:
         for router in (first, first, second):
@@ -199,7 +201,7 @@ async def test_seats_are_shared_and_come_back() -> None:
 
 
 async def test_a_seat_that_was_given_back_can_be_had_again_at_once() -> None:
-    fleet = Fleet(2, Limits(concurrent_requests=2))
+    fleet = Fleet(2, TenantLimits(concurrent_requests=2))
     for _ in range(5):
         for router in fleet.routers:
             assert await router.admits()
@@ -207,7 +209,7 @@ async def test_a_seat_that_was_given_back_can_be_had_again_at_once() -> None:
 
 
 async def test_a_seat_that_is_just_being_given_up_is_waited_for() -> None:
-    fleet = Fleet(2, Limits(concurrent_requests=1))
+    fleet = Fleet(2, TenantLimits(concurrent_requests=1))
     first, second = fleet.routers
     assert await first.admits()
 
@@ -220,7 +222,7 @@ async def test_a_seat_that_is_just_being_given_up_is_waited_for() -> None:
 
 
 async def test_the_seats_of_a_router_that_died_come_back() -> None:
-    fleet = Fleet(2, Limits(concurrent_requests=1))
+    fleet = Fleet(2, TenantLimits(concurrent_requests=1))
     first, second = fleet.routers
     async with first.visit():
         assert not await second.admits()
@@ -229,7 +231,7 @@ async def test_the_seats_of_a_router_that_died_come_back() -> None:
 
 
 async def test_each_gives_its_part_while_the_treasury_is_gone() -> None:
-    fleet = Fleet(2, Limits(requests_per_minute=60, concurrent_requests=10))
+    fleet = Fleet(2, TenantLimits(requests_per_minute=60, concurrent_requests=10))
     first, second = fleet.routers
     fleet.treasury.reachable = False
     assert await admitted(first, 100) == 30
@@ -249,7 +251,7 @@ async def test_each_gives_its_part_while_the_treasury_is_gone() -> None:
 
 
 async def test_alone_nobody_is_asked() -> None:
-    fleet = Fleet(1, Limits(60, 1000, 10))
+    fleet = Fleet(1, TenantLimits(60, 1000, 10))
     [router] = fleet.routers
     assert await admitted(router, 100) == 60
     assert fleet.treasury.num_exchanges == 0
@@ -259,7 +261,7 @@ async def test_alone_nobody_is_asked() -> None:
 
 
 async def test_whoever_leaves_while_the_treasury_is_asked_costs_no_seat() -> None:
-    fleet = Fleet(2, Limits(requests_per_minute=60, concurrent_requests=2))
+    fleet = Fleet(2, TenantLimits(requests_per_minute=60, concurrent_requests=2))
     first, second = fleet.routers
     exchange, asked = fleet.treasury.exchange, asyncio.Event()
 
@@ -291,10 +293,10 @@ class LimitsMachine(RuleBasedStateMachine):
     )
     def start(self, count: int, requests: int, tokens: int, at_once: int) -> None:
         self.loop = asyncio.new_event_loop()
-        self.limits = Limits(requests, tokens, at_once)
+        self.limits = TenantLimits(requests, tokens, at_once)
         self.fleet = Fleet(count, self.limits)
-        self.requests, self.tokens = Meter(), Meter()
-        self.open: list[tuple[AsyncExitStack, Visit, int]] = []
+        self.requests, self.tokens = LeakyBucket(), LeakyBucket()
+        self.open: list[tuple[AsyncExitStack, RequestAdmission, int]] = []
         self.outage = False
 
     @property
@@ -321,7 +323,7 @@ class LimitsMachine(RuleBasedStateMachine):
         self._spend(self.tokens, self.limits.tokens_per_minute, tokens)
         self.open.append((held, visit, tokens))
 
-    def _spend(self, meter: Meter, limit: int | None, amount: int) -> None:
+    def _spend(self, meter: LeakyBucket, limit: int | None, amount: int) -> None:
         assert limit is not None
         meter.remaining(limit, self.fleet.clock.monotonic())
         meter.spend(amount)

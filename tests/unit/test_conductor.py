@@ -7,22 +7,32 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.ids import BlockKey, Generation, WorkerId
-from baton.core.load import Load, QueuedWork
+from baton.core.ids import BlockKey, Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.placement import MAX_ALTERNATIVES, Placement
 from baton.core.states import Role, WorkerState
-from baton.core.store import StoreHint, Tier, WatchPage
+from baton.core.store import StoreHint, Tier, WatchEvent
+from baton.core.worker_load import QueuedWork, WorkerLoad
 from baton.errors import Invalid, Overloaded, Unavailable
-from baton.registry.codec import LEAST_RATE, MOST
+from baton.registry.member_codec import MAX_NUMBER, MIN_RATE
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
-from conductor.conductor import STALE_SECONDS, Conductor, ConductorConfig
-from conductor.mirror import Mirror
-from conductor.policy.fleet import DecodeView, Due, Link, PrefillView, Stored
-from conductor.policy.policies import POLICIES
-from conductor.roster import OLDEST_SECONDS, PRIOR_DECODE, UNKNOWN_TOKENS
-from conductor.speeds import FRESH_SECONDS, PRIOR_PREFILL
+from conductor.conductor import MAX_REGISTRY_AGE_SECONDS, Conductor, ConductorConfig
+from conductor.policy.policies import PLACEMENT_POLICIES
+from conductor.policy.snapshot import (
+    DecodeView,
+    LinkSpeed,
+    PrefillView,
+    QueuedPrefill,
+    StoredPrefix,
+)
+from conductor.prefill_costs import MAX_MEASUREMENT_AGE_SECONDS, PRIOR_PREFILL_COST
+from conductor.store_mirror import StoreMirror
+from conductor.worker_directory import (
+    MAX_REPORT_AGE_SECONDS,
+    PRIOR_DECODE_COST,
+    UNKNOWN_CAPACITY_TOKENS,
+)
 
 READS = PrefillCost(0.0, 0.001, 0.0)
 WRITES = DecodeCost(0.01, 0.001, 0.0)
@@ -34,8 +44,8 @@ def keys(*numbers: int) -> tuple[BlockKey, ...]:
 
 def member(name: str, role: Role, generation: int = 1, host: str = "", **load: object) -> Member:
     return Member(
-        WorkerId(name), role, f"{name}:1", Generation(generation), WorkerState.READY,
-        block_tokens=16, host=host, load=Load(**load),  # type: ignore[arg-type]
+        WorkerId(name), role, f"{name}:1", Incarnation(generation), WorkerState.READY,
+        block_tokens=16, host=host, load=WorkerLoad(**load),  # type: ignore[arg-type]
     )  # fmt: skip
 
 
@@ -61,7 +71,7 @@ class House:
         self.clock = Clock(100.0)
         self.registry = MemoryRegistry(self.clock)
         self.membership = Membership(self.registry, self.clock)
-        self.mirror = Mirror()
+        self.mirror = StoreMirror()
         settings = ConductorConfig(read_alone=read_alone, **config)  # type: ignore[arg-type]
         self.conductor = Conductor(self.membership, self.mirror, self.clock, settings)
 
@@ -90,14 +100,14 @@ class House:
         return self.conductor.snapshot().decodes[name]
 
     def hold(self, node: str, *held: BlockKey) -> None:
-        page = WatchPage(Generation(1), 0, Tier.DRAM, held, reset=True)
+        page = WatchEvent(Incarnation(1), 0, Tier.DRAM, held, reset=True)
         assert self.mirror.apply(WorkerId(node), page)
 
 
 # -- members that say anything ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [0, LEAST_RATE, MOST])
+@pytest.mark.parametrize("number", [0, MIN_RATE, MAX_NUMBER])
 async def test_no_report_keeps_the_others_from_being_placed(number: float) -> None:
     """Whatever the codec lets through, a conductor can compute with."""
     house, count = House(read_alone=True), int(number)
@@ -108,7 +118,7 @@ async def test_no_report_keeps_the_others_from_being_placed(number: float) -> No
         "prefill_cost": PrefillCost(number, number, number), "prefill_error": number,
         "decode_cost": DecodeCost(number, number, number),
         "queue": tuple(QueuedWork(due, number) for due in (-number, number, None)),
-        "link_bytes_per_second": max(number, LEAST_RATE),
+        "link_bytes_per_second": max(number, MIN_RATE),
     }  # fmt: skip
     await house.announce(
         reader("p0"), reader("p1", **wild), writer("d0"), writer("d1", **wild),
@@ -151,7 +161,7 @@ async def test_a_snapshot_holds_those_that_take_requests() -> None:
     assert len(members) == 4 and ring == "d0 p0 p1"
     await house.announce(replace(reader("p0"), state=WorkerState.DRAINING), reader("p1"))
     assert house.conductor.snapshot().prefills.ids == ("p1",)
-    await house.registry.withdraw(WorkerId("d0"), Generation(1))
+    await house.registry.withdraw(WorkerId("d0"), Incarnation(1))
     await house.membership.refresh()
     assert house.conductor.snapshot().decodes.ids == ()
 
@@ -196,7 +206,7 @@ async def test_nobody_all_draining_or_one_pool_only() -> None:
     assert house.reader("p").num_requests == 1
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", PLACEMENT_POLICIES)
 async def test_every_policy_lives_with_what_happens(policy: str) -> None:
     house = House(policy=policy)
     with pytest.raises(Unavailable, match="no worker is ready"):
@@ -234,14 +244,14 @@ async def test_reports_become_views() -> None:
     snapshot = house.conductor.snapshot()
     view = snapshot.prefills["p"]
     assert (view.cost, view.measured) == (READS, True)
-    assert view.queue == [Due(pytest.approx(101.0), 0.25), Due(math.inf, 0.5)]
+    assert view.queue == [QueuedPrefill(pytest.approx(101.0), 0.25), QueuedPrefill(math.inf, 0.5)]
     assert view.free_at_seconds == pytest.approx(100.75)
     assert (view.num_requests, view.queued_tokens) == (3, 750)
     other = snapshot.decodes["d"]
     assert (other.cost, other.capacity_tokens, other.measured) == (WRITES, 16_000, True)
     assert (other.num_requests, other.context_tokens, other.promised_tokens) == (3, 600, 900)
     assert (snapshot.answer_tokens, snapshot.short_answer_tokens) == (100.0, 7.0)
-    assert snapshot.link == Link(1e8, 1e8)
+    assert snapshot.link == LinkSpeed(1e8, 1e8)
 
 
 async def test_who_has_measured_nothing_is_taken_for_another_of_its_pool() -> None:
@@ -249,16 +259,16 @@ async def test_who_has_measured_nothing_is_taken_for_another_of_its_pool() -> No
     new = member("p0", Role.PREFILL, at_seconds=1e9, running=1, queued_tokens=100)
     await house.announce(new, member("d0", Role.DECODE))
     view, other = house.reader("p0"), house.writer("d0")
-    assert (view.cost, view.measured) == (PRIOR_PREFILL, False)
-    assert view.queue == [Due(math.inf, pytest.approx(0.01))]
-    assert (other.cost, other.capacity_tokens) == (PRIOR_DECODE, UNKNOWN_TOKENS)
+    assert (view.cost, view.measured) == (PRIOR_PREFILL_COST, False)
+    assert view.queue == [QueuedPrefill(math.inf, pytest.approx(0.01))]
+    assert (other.cost, other.capacity_tokens) == (PRIOR_DECODE_COST, UNKNOWN_CAPACITY_TOKENS)
     house.clock.advance(1.0)
     await house.announce(new, reader("p1"), writer("d1"))
     house.clock.advance(1.0)
     await house.announce(new, member("d0", Role.DECODE, at_seconds=1e9))
     view, other = house.reader("p0"), house.writer("d0")
     assert (view.cost, view.measured) == (READS, False)
-    assert view.queue == [Due(math.inf, pytest.approx(0.1))]
+    assert view.queue == [QueuedPrefill(math.inf, pytest.approx(0.1))]
     assert (other.cost, other.measured) == (WRITES, False)
 
 
@@ -290,7 +300,7 @@ async def test_what_was_sent_counts_until_it_is_reported() -> None:
 async def test_a_workers_clock_need_not_be_right(skew: float) -> None:
     house = House()
     await house.announce(reader("p", at_seconds=1e9 + 100 + skew), writer("d"))
-    assert house.reader("p").busy_until_seconds in (100.0, 100.0 - OLDEST_SECONDS)
+    assert house.reader("p").busy_until_seconds in (100.0, 100.0 - MAX_REPORT_AGE_SECONDS)
     house.place("one", 50)
     house.clock.advance(0.5)
     await house.membership.refresh()
@@ -353,7 +363,7 @@ async def test_a_reborn_worker_holds_nothing() -> None:
     await house.announce(reader("p"))
     assert at_hand() == 3
     house.place("two", 48, keys(1, 2, 3))
-    await house.announce(replace(reader("p", running=0), generation=Generation(2)))
+    await house.announce(replace(reader("p", running=0), generation=Incarnation(2)))
     assert at_hand() == 0
     assert house.reader("p").num_requests == 0
     house.place("three", 33, keys(1, 2))
@@ -397,7 +407,7 @@ async def test_stores_count_for_their_own_host_and_as_a_source() -> None:
     snapshot = house.conductor.snapshot()
     cache = snapshot.cache
     assert [cache.local_blocks(snapshot.prefills[f"p{n}"], chain) for n in range(4)] == [3, 3, 1, 1]
-    assert cache.stored(chain) == Stored("s0", 3)
+    assert cache.stored(chain) == StoredPrefix("s0", 3)
     assert cache.holders(chain, 2) == ["p0", "p1"]
     placement = house.place("one", 70, chain)
     assert placement.prefill is not None and placement.prefill.id in ("p0", "p1")
@@ -461,7 +471,7 @@ async def test_on_a_cpu_it_is_off_unless_asked_for() -> None:
 async def test_who_has_no_news_refuses_nobody() -> None:
     house = await crowded()
     house.registry.reachable = False
-    house.clock.advance(STALE_SECONDS + 1)
+    house.clock.advance(MAX_REGISTRY_AGE_SECONDS + 1)
     await house.membership.refresh()
     assert house.place("new").prefill is not None
 
@@ -579,7 +589,7 @@ async def test_who_was_slow_is_tried_again() -> None:
     fast, slow = paced("p0", 0.001, 0.0), paced("p1", 0.01, 0.0)
     await house.announce(fast, slow, writer("d"))
     assert paces(house, "p0", "p1") == [0.001, 0.01]
-    house.clock.advance(FRESH_SECONDS + 1)
+    house.clock.advance(MAX_MEASUREMENT_AGE_SECONDS + 1)
     await house.announce(paced("p0", 0.0011, 0.0), slow, writer("d"))
     assert paces(house, "p0", "p1") == [0.0011, 0.0011]
     await house.announce(paced("p0", 0.0011, 0.0), paced("p1", 0.0101, 0.0), writer("d"))

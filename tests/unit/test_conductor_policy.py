@@ -7,16 +7,16 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.errors import Invalid, Overloaded, Unavailable
-from baton.ring import successors
-from conductor.policy.baton import LATE_SCORE, BatonConfig, place
-from conductor.policy.candidates import candidates, drawn, ring_key
-from conductor.policy.decision import Scored
-from conductor.policy.fleet import Admitted, Due, Stored
-from conductor.policy.outlook import Outlook, outlook
-from conductor.policy.reuse import Service, service
+from baton.hash_ring import ring_successors
+from conductor.policy.baton import SLO_MISS_PENALTY, BatonPolicyConfig, place
+from conductor.policy.candidates import candidates, hash_to_index, ring_key
+from conductor.policy.decision import ScoredWorker
+from conductor.policy.prefill_work import PrefillWork, prefill_work
+from conductor.policy.queue_forecast import QueueForecast, forecast_queue
+from conductor.policy.snapshot import AdmissionRates, QueuedPrefill, StoredPrefix
 from tests.fleet import CHAIN, NOW, PREFILL, FakeCache, decode, prefill, query, snapshot
 
-CONFIG = BatonConfig()
+CONFIG = BatonPolicyConfig()
 W = CONFIG.service_weight
 OWN = 1.33
 """Seconds that the request takes an idle worker with an empty cache."""
@@ -56,17 +56,17 @@ def test_the_ring_key_of_what_everybody_asks_is_the_session_or_the_request() -> 
 
 def test_candidates_are_the_ring_the_holders_and_one_of_the_least_loaded() -> None:
     names = tuple(f"p{number:02}" for number in range(12))
-    ring = list(successors(names, CHAIN[0]))
+    ring = list(ring_successors(names, CHAIN[0]))
     cached = {ring[5]: 1, ring[6]: 3, ring[7]: 2, "stranger": 9}
     idle = sorted(ring[8:])
     workers = [prefill(n) if n in idle else prefill(n, (9.0, 1.0)) for n in names]
     seen = snapshot(workers, [], FakeCache(cached))
     for number in range(8):
         asked = query(f"r{number}")
-        least = idle[drawn(asked.request_id, 4)]
+        least = idle[hash_to_index(asked.request_id, 4)]
         found = [view.id for view in candidates(seen, asked, 3, 3, 4)]
         assert found == [*ring[:3], ring[6], ring[7], least]
-    picks = {drawn(f"r{number}", 4) for number in range(32)}
+    picks = {hash_to_index(f"r{number}", 4) for number in range(32)}
     assert picks == {0, 1, 2, 3}
     narrow = [view.id for view in candidates(seen, query(), 1, 0, 1)]
     assert narrow == [ring[0], idle[0]]
@@ -103,21 +103,25 @@ def test_prefill_scores_are_queue_and_weighted_service() -> None:
 def test_the_last_token_is_never_cached() -> None:
     seen = snapshot([prefill("p")], [decode("d")], FakeCache({"p": 8}))
     [scored] = place(seen, query("r", 128), CONFIG).prefill_scores
-    assert scored == Scored(WorkerId("p"), pytest.approx(W * 0.01), 0.0, pytest.approx(0.01), 8)
+    assert scored == ScoredWorker(
+        WorkerId("p"), pytest.approx(W * 0.01), 0.0, pytest.approx(0.01), 8
+    )
 
 
 def test_what_is_worth_its_way_is_fetched() -> None:
-    cache = FakeCache({"p": 2}, Stored("s", 8))
+    cache = FakeCache({"p": 2}, StoredPrefix("s", 8))
     seen = snapshot([prefill("p")], [decode("d")], cache)
-    work = service(seen, query(), seen.prefills["p"], cache.held)
+    work = prefill_work(seen, query(), seen.prefills["p"], cache.held)
     # 96 tokens in 0.096 s instead of 0.96 s.
-    assert work == Service(pytest.approx(0.05), 2, 6, pytest.approx(0.096))
+    assert work == PrefillWork(pytest.approx(0.05), 2, 6, pytest.approx(0.096))
     decision = place(seen, query(), CONFIG)
-    assert decision.reuse == Stored("s", 8)
+    assert decision.reuse == StoredPrefix("s", 8)
     assert decision.prefill_scores[0].fetched_blocks == 6
     assert decision.ttft_seconds == pytest.approx(0.146)
     slow = replace(seen, kv_bytes_per_token=20_000)
-    assert service(slow, query(), seen.prefills["p"], cache.held) == Service(pytest.approx(1.01), 2)
+    assert prefill_work(slow, query(), seen.prefills["p"], cache.held) == PrefillWork(
+        pytest.approx(1.01), 2
+    )
     assert place(slow, query(), CONFIG).reuse is None
 
 
@@ -130,7 +134,7 @@ def test_who_would_be_late_comes_after_who_would_not() -> None:
     # What is due later waits for it, and is in time all the same.
     assert first.queue_seconds == 0.0
     assert second.late_seconds == pytest.approx(0.3)
-    assert second.score == pytest.approx(LATE_SCORE + 2.0 + W * OWN)
+    assert second.score == pytest.approx(SLO_MISS_PENALTY + 2.0 + W * OWN)
 
 
 def test_who_would_make_others_late_comes_last() -> None:
@@ -139,7 +143,7 @@ def test_who_would_make_others_late_comes_last() -> None:
     decision = place(snapshot(workers, [decode("d")]), asked, CONFIG)
     assert [each.worker for each in decision.prefill_scores] == ["p1", "p0"]
     assert [each.score for each in decision.prefill_scores] == pytest.approx(
-        [2.0 + W * OWN, LATE_SCORE + 2.0 + W * OWN]
+        [2.0 + W * OWN, SLO_MISS_PENALTY + 2.0 + W * OWN]
     )
     alone = snapshot(workers[:1], [decode("d")])
     with pytest.raises(Overloaded, match="requests that were let in before would be late"):
@@ -153,8 +157,8 @@ def test_of_equals_the_first_on_the_ring_is_taken() -> None:
         asked = replace(asked, keys=(bytes([number]) * 16,))
         seen = snapshot([prefill(n) for n in names], [decode(n) for n in names])
         decision = place(seen, asked, CONFIG)
-        assert decision.prefill == next(successors(names, asked.keys[0]))
-        assert decision.decode == next(successors(names, asked.request_id.encode()))
+        assert decision.prefill == next(ring_successors(names, asked.keys[0]))
+        assert decision.decode == next(ring_successors(names, asked.request_id.encode()))
 
 
 def test_the_order_of_the_views_does_not_matter() -> None:
@@ -194,7 +198,7 @@ def test_who_would_be_too_slow_comes_last() -> None:
     others = [decode("d0", 4000), decode("d1", 1000, num_requests=40)]
     scores = place(snapshot([prefill("p")], others), query(), CONFIG).decode_scores
     assert [each.worker for each in scores] == ["d0", "d1"]
-    assert scores[1].score == pytest.approx(LATE_SCORE + 0.1233)
+    assert scores[1].score == pytest.approx(SLO_MISS_PENALTY + 0.1233)
     assert scores[1].late_seconds == pytest.approx(0.001)
 
 
@@ -253,7 +257,7 @@ def test_nobody_is_refused_for_a_guess() -> None:
 
 
 def test_short_prompts_leave_room_for_a_long_one() -> None:
-    unfair = Admitted((100, 200, 300), (1.0, 1.0, 1.0, 0.9), large_tokens=500)
+    unfair = AdmissionRates((100, 200, 300), (1.0, 1.0, 1.0, 0.9), large_tokens=500)
     nearly_full = decode("d", 9400, num_requests=9)
     seen = snapshot([prefill("p")], [nearly_full], admitted=unfair)
     seen = replace(seen, short_answer_tokens=0.0)
@@ -273,12 +277,12 @@ def test_what_nobody_can_ever_hold_is_the_callers_mistake() -> None:
 
 def test_pools_that_are_empty_or_failed() -> None:
     workers, others = [prefill("p0"), prefill("p1", (9.0, 1.0))], [decode("d0"), decode("d1", 99)]
-    seen = snapshot(workers, others, FakeCache({"p0": 8}, Stored("s", 4)))
+    seen = snapshot(workers, others, FakeCache({"p0": 8}, StoredPrefix("s", 4)))
     decision = place(seen, query(**excluding("p0", "d0")), CONFIG)
     assert (decision.prefill, decision.decode) == ("p1", "d1")
     alone = place(seen, query(**excluding("p0", "p1", "d0")), CONFIG)
     assert (alone.prefill, alone.decode, alone.reason) == (None, "d1", "no prefill worker is ready")
-    assert (alone.tbt_seconds, alone.reuse) == (pytest.approx(0.012), Stored("s", 4))
+    assert (alone.tbt_seconds, alone.reuse) == (pytest.approx(0.012), StoredPrefix("s", 4))
     reader = place(seen, query(**excluding("d0", "d1")), CONFIG)
     assert (reader.prefill, reader.decode) == (None, "p0")
     assert reader.reason == "no decode worker is ready"
@@ -293,20 +297,20 @@ def test_pools_that_are_empty_or_failed() -> None:
 
 def test_the_outlook_is_by_deadline() -> None:
     view = prefill("p", (1.0, 0.5), (3.0, 1.0), (5.0, 1.0))
-    assert outlook(view, NOW, NOW, NOW + 2.0, 0.5) == Outlook(NOW + 1.0, 0)
-    assert outlook(view, NOW, NOW, NOW + 9.0, 0.5) == Outlook(NOW + 3.0, 0)
+    assert forecast_queue(view, NOW, NOW, NOW + 2.0, 0.5) == QueueForecast(NOW + 1.0, 0)
+    assert forecast_queue(view, NOW, NOW, NOW + 9.0, 0.5) == QueueForecast(NOW + 3.0, 0)
     # Before the second, which then ends at 4.0 s, and the third, at 5.0 s.
-    assert outlook(view, NOW, NOW, NOW + 2.0, 2.0) == Outlook(NOW + 2.5, 1)
-    assert outlook(view, NOW, NOW, NOW + 2.0, 3.0) == Outlook(NOW + 3.5, 2)
-    assert outlook(view, NOW, NOW + 4.0, NOW + 9.0, 0.5) == Outlook(NOW + 4.5, 0)
+    assert forecast_queue(view, NOW, NOW, NOW + 2.0, 2.0) == QueueForecast(NOW + 2.5, 1)
+    assert forecast_queue(view, NOW, NOW, NOW + 2.0, 3.0) == QueueForecast(NOW + 3.5, 2)
+    assert forecast_queue(view, NOW, NOW + 4.0, NOW + 9.0, 0.5) == QueueForecast(NOW + 4.5, 0)
 
 
 def test_what_is_done_or_lost_holds_nobody_up() -> None:
     view = prefill("p", (1.0, 0.5), (3.0, 1.0))
     later = NOW + 0.6
-    assert outlook(view, later, later, NOW + 9.0, 0.5) == Outlook(NOW + 2.0, 0)
-    view.queue = [Due(NOW + 0.4, 0.5), Due(NOW + 3.0, 1.0)]
-    assert outlook(view, NOW, NOW, NOW + 9.0, 0.5) == Outlook(NOW + 1.5, 0)
+    assert forecast_queue(view, later, later, NOW + 9.0, 0.5) == QueueForecast(NOW + 2.0, 0)
+    view.queue = [QueuedPrefill(NOW + 0.4, 0.5), QueuedPrefill(NOW + 3.0, 1.0)]
+    assert forecast_queue(view, NOW, NOW, NOW + 9.0, 0.5) == QueueForecast(NOW + 1.5, 0)
 
 
 # -- conditional disaggregation ------------------------------------------------------------

@@ -7,27 +7,27 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.clock import ManualClock
-from baton.core.handoff import WorkerRef
-from baton.core.ids import BlockKey, Generation, WorkerId
-from baton.core.placement import Alternative, Placement
+from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.kv_transfer import WorkerRef
+from baton.core.placement import Placement, PlacementAlternative
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role, WorkerState
-from baton.core.trace import TraceContext
+from baton.core.trace_context import TraceContext
 from baton.errors import BatonError, Invalid, Overloaded, Unavailable
-from baton.obs.span import MemorySpans
-from conductor.metrics import ConductorMetrics, KnownGauges
-from conductor.witness import Witness
+from baton.obs.span import MemorySpanSink
+from conductor.metrics import ClusterGauges, ConductorMetrics
+from conductor.telemetry import ConductorTelemetry
 from tests.unit.test_conductor import House, member, reader, writer
 
 QUESTION = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 
 
 def ref(name: str) -> WorkerRef:
-    return WorkerRef(WorkerId(name), f"{name}:1", Generation(1))
+    return WorkerRef(WorkerId(name), f"{name}:1", Incarnation(1))
 
 
-def scored(*names: str) -> tuple[Alternative, ...]:
-    return tuple(Alternative(WorkerId(name), 0.0) for name in names)
+def scored(*names: str) -> tuple[PlacementAlternative, ...]:
+    return tuple(PlacementAlternative(WorkerId(name), 0.0) for name in names)
 
 
 PAIR = Placement(
@@ -65,10 +65,10 @@ class Core:
 
 class Scene:
     def __init__(self, *answers: Placement | Exception) -> None:
-        self.core, self.registry, self.spans = Core(), CollectorRegistry(), MemorySpans()
+        self.core, self.registry, self.spans = Core(), CollectorRegistry(), MemorySpanSink()
         self.core.answers = list(answers)
         metrics = ConductorMetrics(self.registry)
-        self.witness = Witness(self.core, metrics, self.core.clock, "c0", self.spans)
+        self.witness = ConductorTelemetry(self.core, metrics, self.core.clock, "c0", self.spans)
 
     def place(self, epoch: int = 1, trace: str = "") -> Placement:
         return self.witness.place(
@@ -139,7 +139,7 @@ async def test_what_is_known_of_the_cluster_is_looked_up_when_asked() -> None:
     plans: list[PoolPlan | None] = [None]
     registry = CollectorRegistry()
     leading = [False]
-    gauges = KnownGauges(
+    gauges = ClusterGauges(
         house.membership, house.mirror, lambda: plans[0], house.clock, lambda: leading[0]
     )
     registry.register(gauges)

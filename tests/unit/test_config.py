@@ -6,8 +6,8 @@ import pytest
 
 from baton.config import (
     DEMO_MODEL,
+    baton_home,
     child_environment,
-    home,
     load_settings,
     thread_environment,
     to_environment,
@@ -174,7 +174,7 @@ def test_settings_survive_the_way_to_a_child(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("BATON_HOME", str(tmp_path))
-    assert home() == tmp_path
+    assert baton_home() == tmp_path
 
 
 def test_who_waits_does_not_spin() -> None:

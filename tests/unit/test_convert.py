@@ -11,7 +11,7 @@ from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.priority import Priority
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams, TokenLogprob
 from baton.errors import Invalid
-from baton.rpc.convert import (
+from baton.rpc.convert.common import (
     block_from_proto,
     grammar_from_proto,
     output_from_proto,
@@ -19,13 +19,13 @@ from baton.rpc.convert import (
     spec_from_proto,
     spec_to_proto,
 )
-from baton.rpc.handoff_convert import event_from_proto
-from baton.rpc.kvstore_convert import (
+from baton.rpc.convert.error import parse_retry_after
+from baton.rpc.convert.kv_transfer import transfer_event_from_proto
+from baton.rpc.convert.kvstore import (
     filter_from_proto,
-    page_from_proto,
     stored_from_proto,
+    watch_event_from_proto,
 )
-from baton.rpc.refusal import retry_after
 from baton.rpc.v1 import common_pb2, kvstore_pb2, worker_pb2
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "a+")
@@ -104,7 +104,7 @@ def told(**fields: Any) -> common_pb2.RequestOutput:
     ],
 )
 def test_an_output_that_can_t_be_is_refused(message: common_pb2.RequestOutput, why: str) -> None:
-    """By a name of ours, whose request alone ends: :mod:`baton.rpc.outputs`."""
+    """By a name of ours, whose request alone ends: :mod:`baton.rpc.convert.outputs`."""
     with pytest.raises(Invalid, match=why):
         output_from_proto(message)
 
@@ -114,8 +114,8 @@ def test_enums_of_a_newer_peer_end_one_message_each() -> None:
     odd: list[tuple[Callable[[Any], Any], Any]] = [
         (grammar_from_proto, common_pb2.Grammar(kind=99, text="a")),  # type: ignore[arg-type]
         (stored_from_proto, kvstore_pb2.StoredBlock(key=bytes(16), tier=99)),  # type: ignore[arg-type]
-        (page_from_proto, kvstore_pb2.WatchEvent(tier=99)),  # type: ignore[arg-type]
-        (event_from_proto, worker_pb2.PullEvent()),
+        (watch_event_from_proto, kvstore_pb2.WatchEvent(tier=99)),  # type: ignore[arg-type]
+        (transfer_event_from_proto, worker_pb2.PullEvent()),
         (stored_from_proto, kvstore_pb2.StoredBlock(key=b"short", tier=1)),  # type: ignore[arg-type]
         (block_from_proto, common_pb2.BlockRef(key=b"short")),
         (filter_from_proto, kvstore_pb2.BlockFilter(stored_before=float("nan"))),
@@ -127,8 +127,8 @@ def test_enums_of_a_newer_peer_end_one_message_each() -> None:
 
 @pytest.mark.parametrize("told", ["inf", "nan", "-1", "soon", "1e9", "", float("inf"), -0.5])
 def test_nobody_waits_for_ever_because_a_peer_says_so(told: str | float) -> None:
-    assert retry_after(told) == 1.0
+    assert parse_retry_after(told) == 1.0
 
 
 def test_a_time_to_wait_is_as_it_was_told() -> None:
-    assert retry_after("2.500") == retry_after(2.5) == 2.5
+    assert parse_retry_after("2.500") == parse_retry_after(2.5) == 2.5

@@ -11,9 +11,9 @@ import torch
 
 from baton.core.ids import BlockId, RequestId, TokenId
 from baton.core.request import SamplingParams
-from baton.engine.attention.base import Batch, make_batch
+from baton.engine.attention.base import PackedBatch, pack_batch
 from baton.engine.cuda.buckets import BUCKETS, SPLITS_BYTES, bucket_for, context_limit
-from baton.engine.cuda.static_batch import NOWHERE, StaticBatch
+from baton.engine.cuda.static_batch import NO_SLOT, StaticBatch
 from baton.engine.model import Model
 from baton.engine.plan import Plan, Row
 from baton.engine.runner import ModelRunner
@@ -56,8 +56,8 @@ def row(number: int, start: int, blocks: list[int], tokens: int = 1) -> Row:
     )  # fmt: skip
 
 
-def batch_of(*rows: Row) -> Batch:
-    return make_batch(rows, 16, CPU)
+def batch_of(*rows: Row) -> PackedBatch:
+    return pack_batch(rows, 16, CPU)
 
 
 def test_rows_that_fill_a_batch_up_touch_no_block() -> None:
@@ -66,7 +66,7 @@ def test_rows_that_fill_a_batch_up_touch_no_block() -> None:
     seen = static.device
     assert static.token_ids.tolist() == [5, 6, 7, 0]
     assert seen.positions.tolist() == [17, 0, 50, 0]
-    assert seen.slots.tolist() == [9 * 16 + 1, 16, 8 * 16 + 2, NOWHERE]
+    assert seen.slots.tolist() == [9 * 16 + 1, 16, 8 * 16 + 2, NO_SLOT]
     assert seen.contexts.tolist() == [18, 1, 51, 0]
     assert seen.tables[0, :2].tolist() == [3, 9] and seen.tables[2].tolist() == [2, 4, 6, 8]
 
@@ -77,14 +77,14 @@ def test_a_smaller_batch_leaves_nothing_of_the_one_before() -> None:
     static.fill([5, 6], batch_of(row(0, 17, [3, 9]), row(1, 0, [1])))
     static.fill([8], batch_of(row(0, 2, [7])))
     assert static.token_ids.tolist() == [8, 0, 0, 0]
-    assert static.device.slots.tolist() == [7 * 16 + 2, *[NOWHERE] * 3]
+    assert static.device.slots.tolist() == [7 * 16 + 2, *[NO_SLOT] * 3]
     assert static.device.contexts.tolist() == [3, 0, 0, 0]
     assert [static.token_ids.data_ptr(), static.device.tables.data_ptr()] == addresses
 
 
 def test_before_it_is_filled_no_row_is_real() -> None:
     static = StaticBatch(2, 64, 16, CPU)
-    assert static.device.slots.tolist() == [NOWHERE] * 2
+    assert static.device.slots.tolist() == [NO_SLOT] * 2
     assert static.device.contexts.tolist() == [0, 0]
 
 
@@ -105,7 +105,7 @@ class Replayed:
         self.asked: list[int] = []
         self.warmed: list[int] = []
 
-    def logits(self, token_ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
+    def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
         self.asked.append(batch.num_rows)
         if batch.num_decodes < batch.num_rows:
             return None

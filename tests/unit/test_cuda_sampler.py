@@ -10,7 +10,7 @@ from baton.core.philox import uniform
 from baton.core.request import SamplingParams
 from baton.engine.cuda import sampler as batched
 from baton.engine.cuda.sampler import sample_batch
-from baton.engine.draws import uniforms
+from baton.engine.philox_batch import uniforms
 from baton.engine.sampler import sample
 from tests.unit.test_sampler import CASES, PLAIN, VOCAB, all_kinds, row
 
@@ -32,10 +32,10 @@ def mixed(trial: int) -> list[SamplingParams]:
     return [replace(params, seed=100 * trial + n) for n, params in enumerate(every)]
 
 
-@pytest.mark.parametrize("window", [batched.WINDOW, 5])
+@pytest.mark.parametrize("window", [batched.TOP_WINDOW_TOKENS, 5])
 def test_the_same_tokens_as_row_by_row(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where a choice may lie outside of the window."""
-    monkeypatch.setattr(batched, "WINDOW", window)
+    monkeypatch.setattr(batched, "TOP_WINDOW_TOKENS", window)
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
     for trial in range(60):
@@ -44,9 +44,9 @@ def test_the_same_tokens_as_row_by_row(window: int, monkeypatch: pytest.MonkeyPa
         assert sample_batch(logits, rows) == sample(logits, rows), trial
 
 
-@pytest.mark.parametrize("window", [batched.WINDOW, 5])
+@pytest.mark.parametrize("window", [batched.TOP_WINDOW_TOKENS, 5])
 def test_ties_stay_with_lower_ids(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batched, "WINDOW", window)
+    monkeypatch.setattr(batched, "TOP_WINDOW_TOKENS", window)
     logits = torch.zeros(1, VOCAB)
     logits[0, 9:] = 1.0
     seen = set()
@@ -61,8 +61,8 @@ def test_a_choice_within_the_window_is_not_done_again(monkeypatch: pytest.Monkey
     def refuse(*_: object) -> int:
         raise AssertionError("it was sure")
 
-    monkeypatch.setattr(batched, "WINDOW", 10)
-    monkeypatch.setattr(batched, "choose", refuse)
+    monkeypatch.setattr(batched, "TOP_WINDOW_TOKENS", 10)
+    monkeypatch.setattr(batched, "choose_token", refuse)
     logits = torch.arange(float(VOCAB))[None]
     sample_batch(logits, [row(replace(PLAIN, top_k=4, top_p=0.9))])
     with pytest.raises(AssertionError, match="it was sure"):

@@ -9,8 +9,8 @@ import pytest
 
 from baton.errors import Invalid
 from tools.dashboards import DASHBOARDS, FOLDER
-from tools.dashboards.grafana import COLUMNS, Dashboard, Query
-from tools.promql import Use, uses
+from tools.dashboards.grafana import COLUMNS, Dashboard, PromQuery
+from tools.promql import MetricUse, uses
 from tools.scrape import Scrape
 from tools.watching import RULES, alerts, watched_for
 
@@ -57,7 +57,7 @@ def test_every_query_is_of_the_chosen_cluster() -> None:
 
 
 def test_the_cluster_is_put_into_a_query_whatever_it_has() -> None:
-    query = Query('rate(baton_a_total[5m]) / on (instance) baton_b{x="y"} > 0')
+    query = PromQuery('rate(baton_a_total[5m]) / on (instance) baton_b{x="y"} > 0')
     assert query.of_cluster == (
         'rate(baton_a_total{baton_dev_cluster=~"$cluster"}[5m]) / on (instance) '
         'baton_b{baton_dev_cluster=~"$cluster",x="y"} > 0'
@@ -107,14 +107,14 @@ def test_rules_are_groups_as_the_chart_puts_them_into_a_spec() -> None:
 
 def test_what_an_expression_names() -> None:
     assert uses('sum by (le) (rate(a_bucket{x="1"}[5m])) / b') == [
-        Use("a_bucket", frozenset({"le", "x"})),
-        Use("b", frozenset()),
+        MetricUse("a_bucket", frozenset({"le", "x"})),
+        MetricUse("b", frozenset()),
     ]
     assert uses('label_replace(max by (role) (a), "pool", "$1", "role", "(.+)")') == [
-        Use("a", frozenset({"role"}))
+        MetricUse("a", frozenset({"role"}))
     ]
     assert uses('max by (pool) (label_replace(a, "pool", "$1", "role", "(.+)"))') == [
-        Use("a", frozenset())
+        MetricUse("a", frozenset())
     ]
     with pytest.raises(Invalid, match="sum by"):
         uses("sum by (a")

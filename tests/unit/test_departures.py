@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
-from baton.transport.base import Region, Span
-from baton.transport.departures import GRACE_SECONDS, Departures
-from baton.transport.region import HostMemory
+from baton.transport.base import Region, TransferRange
+from baton.transport.host_memory import HostMemory
 from baton.transport.shm import ShmTransport
+from baton.transport.stale_peers import GRACE_SECONDS, StalePeerSweeper
 
 SIZE = 1 << 20
 
@@ -43,7 +43,7 @@ class House:
         self.memories = {name: HostMemory(name, SIZE) for name in ("reader", "stays", "leaves")}
         self.sides = {name: self._transport(name) for name in self.memories}
         self.reader = self.sides["reader"]
-        self.departures = Departures([self.reader], self.members, self.clock)
+        self.departures = StalePeerSweeper([self.reader], self.members, self.clock)
         for name in ("stays", "leaves"):
             self.reader.connect(self.sides[name].export())
         self.members.members = [member("reader"), member("stays")]
@@ -80,7 +80,7 @@ class House:
 
 
 def member(name: str, generation: int = 1) -> Member:
-    return Member(WorkerId(name), Role.PREFILL, "a:1", Generation(generation), WorkerState.READY)
+    return Member(WorkerId(name), Role.PREFILL, "a:1", Incarnation(generation), WorkerState.READY)
 
 
 @pytest.fixture
@@ -131,14 +131,14 @@ def test_a_registry_that_does_not_answer_says_nothing(house: House) -> None:
 def test_who_is_being_read_stays_until_the_read_has_ended(house: House) -> None:
     read = house.reader.copy
 
-    def copy_meanwhile(endpoint: object, span: Span) -> None:
+    def copy_meanwhile(endpoint: object, span: TransferRange) -> None:
         house.pass_grace()
         assert house.reader.connect(peer.endpoint) is peer
         read(endpoint, span)  # type: ignore[arg-type]
 
     house.reader.copy = copy_meanwhile  # type: ignore[method-assign, assignment]
     peer = house.reader.connect(house.sides["leaves"].export())
-    transfer = house.reader.prepare(peer, [Span(0, 0, 4096)], 1.0)
+    transfer = house.reader.prepare(peer, [TransferRange(0, 0, 4096)], 1.0)
     house.reader.post(transfer)
     assert transfer.error == ""
     house.pass_grace()

@@ -9,22 +9,22 @@ import torch
 
 from baton.clock import ManualClock
 from baton.config import load_settings
-from baton.core.arithmetic import at_odds, opponent
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
+from baton.core.numerics import incompatible_peer, incompatible_workers
 from baton.core.states import Role, WorkerState
 from baton.engine import determinism
-from baton.engine.determinism import arithmetic, promising
-from baton.engine.native.choice import TORCH, Choice
+from baton.engine.determinism import numerics_fingerprint, require_deterministic
+from baton.engine.native.backend_choice import TORCH_BACKEND, BackendChoice
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
-from baton.registry.codec import member_from_json, member_to_json
+from baton.registry.member_codec import member_from_json, member_to_json
 from baton.registry.membership import Membership
 from baton.registry.memory import MemoryRegistry
-from baton.worker.alike import check_alike
+from baton.worker.numerics_check import check_same_numerics
 from tests.model_zoo import make_model
 from tests.unit.native_house import needs_kernels
-from tools.determinism import Differs, Placement, cell_of, parse, requests_alone
+from tools.determinism import Differs, RandomPlacement, cell_of, parse, requests_alone
 
 SEED = 20261121
 
@@ -62,12 +62,12 @@ def test_equal_workers_have_equal_arithmetic_and_others_another(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "choice",
-    [TORCH, Choice(False, "torch: the processor lacks avx512f", is_fallback=True)],
+    [TORCH_BACKEND, BackendChoice(False, "torch: the processor lacks avx512f", is_fallback=True)],
     ids=lambda choice: choice.told,
 )
-def test_torch_promises_nothing(choice: Choice) -> None:
+def test_torch_promises_nothing(choice: BackendChoice) -> None:
     with pytest.raises(Invalid, match="would be computed by torch") as caught:
-        promising(choice, torch.device("cpu"))
+        require_deterministic(choice, torch.device("cpu"))
     assert choice.told in str(caught.value) and "`baton doctor`" in str(caught.value)
 
 
@@ -111,9 +111,9 @@ def test_a_machine_that_does_not_keep_it_is_found_out(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3")
     runner = load(tmp_path)
     vocabulary = runner.model_config.vocab_size
-    assert arithmetic(runner._model, runner.pool, vocabulary)
+    assert numerics_fingerprint(runner._model, runner.pool, vocabulary)
     with pytest.raises(Invalid, match="depend on how a step is put together"):
-        arithmetic(Swayed(runner), runner.pool, vocabulary)
+        numerics_fingerprint(Swayed(runner), runner.pool, vocabulary)
 
 
 def test_the_probe_goes_beyond_a_block_and_a_tile() -> None:
@@ -133,7 +133,7 @@ def test_the_tool_finds_what_differs(tmp_path: Path) -> None:
             wrong[0, 0] = torch.nextafter(wrong[0, 0], wrong[0, 0] + 1)
             requests.append((tokens, wrong))
         with pytest.raises(Differs, match="tokens 0 to"):
-            Placement(tmp_path, torch.bfloat16, chance).run(requests)
+            RandomPlacement(tmp_path, torch.bfloat16, chance).run(requests)
         options = parse(["--kernels", "off", "--seed", str(SEED)])
         cell = cell_of("qwen3", torch.bfloat16, 3, options)
     finally:
@@ -152,7 +152,7 @@ def test_the_setting() -> None:
 
 
 def member(name: str, generation: int, arithmetic: str, role: Role = Role.PREFILL) -> Member:
-    born, state = Generation(generation), WorkerState.READY
+    born, state = Incarnation(generation), WorkerState.READY
     return Member(WorkerId(name), role, "127.0.0.1:1", born, state, arithmetic=arithmetic)
 
 
@@ -174,24 +174,24 @@ ONE, OTHER = "a1" * 8, "b2" * 8
     ],
 )
 def test_the_oldest_worker_says_how_it_is_computed(members: list[Member], odd: set[str]) -> None:
-    assert at_odds(members) == odd
-    assert at_odds(reversed(members)) == odd
+    assert incompatible_workers(members) == odd
+    assert incompatible_workers(reversed(members)) == odd
 
 
 def test_who_comes_last_does_not_join() -> None:
     """What it is told names the other, and what would help."""
     promising, plain = [member("a", 1, ONE)], [member("a", 1, "")]
-    check_alike([], WorkerId("b"), ONE)
-    check_alike(promising, WorkerId("b"), ONE)
-    check_alike(plain, WorkerId("b"), "")
-    check_alike(promising, WorkerId("a"), OTHER)  # itself, in its last life
+    check_same_numerics([], WorkerId("b"), ONE)
+    check_same_numerics(promising, WorkerId("b"), ONE)
+    check_same_numerics(plain, WorkerId("b"), "")
+    check_same_numerics(promising, WorkerId("a"), OTHER)  # itself, in its last life
     with pytest.raises(Invalid, match="has worker a, which promises determinism"):
-        check_alike(promising, WorkerId("b"), "")
+        check_same_numerics(promising, WorkerId("b"), "")
     with pytest.raises(Invalid, match="a, which doesn't promise determinism"):
-        check_alike(plain, WorkerId("b"), ONE)
+        check_same_numerics(plain, WorkerId("b"), ONE)
     with pytest.raises(Invalid, match="a, which computes the same with other bits"):
-        check_alike(promising, WorkerId("b"), OTHER)
-    oldest = opponent([*promising, member("c", 0, OTHER)], WorkerId("b"), ONE)
+        check_same_numerics(promising, WorkerId("b"), OTHER)
+    oldest = incompatible_peer([*promising, member("c", 0, OTHER)], WorkerId("b"), ONE)
     assert oldest is not None and oldest.id == "c"
 
 
@@ -206,7 +206,7 @@ async def test_who_came_at_once_is_left_out() -> None:
     await mirror.refresh()
     assert mirror.ready(Role.DECODE) == [first] and mirror.odd == {"a"}
     assert mirror.members == [second, first]
-    await registry.withdraw(WorkerId("b"), Generation(1))
+    await registry.withdraw(WorkerId("b"), Incarnation(1))
     clock.advance(60.0)
     await registry.announce(second, 60.0)
     await mirror.refresh()

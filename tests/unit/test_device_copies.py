@@ -10,11 +10,11 @@ import pytest
 
 from baton.clock import SystemClock
 from baton.errors import Unavailable
-from baton.transport import device
-from baton.transport.base import Region, Span
-from baton.transport.device import CudaCopies, copies_of
-from baton.transport.flow import TransferFailed, transfer
-from baton.transport.grpc_stream import GrpcTransport
+from baton.transport import memory_copier
+from baton.transport.base import Region, TransferRange
+from baton.transport.grpc_transport import GrpcTransport
+from baton.transport.memory_copier import CudaMemoryCopier, open_memory_copier
+from baton.transport.reads import TransferFailed, read_ranges
 
 SIZE = 5 * 2**20 + 3
 """More than two messages."""
@@ -74,7 +74,7 @@ def opened(owner: str, memory: np.ndarray) -> GrpcTransport:
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Driver:
     made = Driver()
-    monkeypatch.setattr(device, "load_driver", lambda: made)
+    monkeypatch.setattr(memory_copier, "load_driver", lambda: made)
     return made
 
 
@@ -84,15 +84,15 @@ async def test_a_gpus_blocks_cross_hosts_over_grpc(driver: Driver) -> None:
     source, reader = opened("source", there), opened("reader", here)
     assert "cuda" in reader.capabilities().devices
     half = SIZE // 2
-    spans = [Span(half, 0, SIZE - half), Span(0, SIZE - half, half)]
+    spans = [TransferRange(half, 0, SIZE - half), TransferRange(0, SIZE - half, half)]
     try:
         peer = reader.connect(source.export())
-        await transfer(reader, peer, spans, 10, SystemClock())
+        await read_ranges(reader, peer, spans, 10, SystemClock())
         assert np.array_equal(here, np.concatenate([there[half:], there[:half]]))
         assert driver.copied == 2 * SIZE
         driver.broken = "yes"
         with pytest.raises(TransferFailed):
-            await transfer(reader, peer, spans, 10, SystemClock())
+            await read_ranges(reader, peer, spans, 10, SystemClock())
     finally:
         await asyncio.to_thread(reader.close)
         await asyncio.to_thread(source.close)
@@ -100,10 +100,10 @@ async def test_a_gpus_blocks_cross_hosts_over_grpc(driver: Driver) -> None:
 
 def test_what_the_driver_refuses_is_told(driver: Driver) -> None:
     with pytest.raises(Unavailable, match=r"cuDeviceGet failed: an illegal memory access.*\(101\)"):
-        CudaCopies(5, driver)
+        CudaMemoryCopier(5, driver)
 
 
 def test_without_a_driver_a_gpu_can_t_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "DRIVER", "libnothing.so.1")
+    monkeypatch.setattr(memory_copier, "DRIVER", "libnothing.so.1")
     with pytest.raises(Unavailable, match="CUDA's driver can't be loaded"):
-        copies_of("cuda:0")
+        open_memory_copier("cuda:0")

@@ -12,11 +12,11 @@ import pytest
 import xxhash
 from structlog.testing import capture_logs
 
-from baton.core.handoff import CHECKSUM_XXH3
 from baton.core.ids import BlockKey
+from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.errors import Corrupt, Invalid, Unavailable
-from kvstore.disk import DiskTier
-from kvstore.segment import PAGE_BYTES, RECORD_BYTES, Record, Segment, slots_of
+from kvstore.disk_tier import DiskTier
+from kvstore.segment import PAGE_BYTES, RECORD_BYTES, BlockRecord, Segment, num_slots_in
 from tests.store_house import reserve
 
 SEGMENT = 64 * 1024
@@ -28,10 +28,10 @@ def payload(number: int, size: int = LARGE) -> bytes:
     return bytes([number]) * size
 
 
-def record(number: int, size: int = LARGE, depth: int = 0) -> Record:
+def record(number: int, size: int = LARGE, depth: int = 0) -> BlockRecord:
     checksum = xxhash.xxh3_64_intdigest(payload(number, size))
     key = BlockKey(bytes([number]) * 16)
-    return Record(key, size, checksum, CHECKSUM_XXH3, depth, b"t" * 16, b"", float(number))
+    return BlockRecord(key, size, checksum, CHECKSUM_XXH3, depth, b"t" * 16, b"", float(number))
 
 
 def opened(folder: Path, segments: int = 2) -> DiskTier:
@@ -82,13 +82,13 @@ def test_what_was_written_is_read_also_in_another_life(tmp_path: Path) -> None:
 
 
 def test_the_table_lies_before_the_slots() -> None:
-    assert slots_of(SEGMENT, 16384) == 3
-    assert slots_of(SEGMENT, 4096) == 14
+    assert num_slots_in(SEGMENT, 16384) == 3
+    assert num_slots_in(SEGMENT, 4096) == 14
     for slot_bytes in (4096, 8192, 16384):
-        count = slots_of(SEGMENT, slot_bytes)
+        count = num_slots_in(SEGMENT, slot_bytes)
         table = -(-count * RECORD_BYTES // PAGE_BYTES) * PAGE_BYTES
         assert PAGE_BYTES + table + count * slot_bytes <= SEGMENT
-    assert slots_of(SEGMENT, SEGMENT) == 0 and slots_of(SEGMENT, 0) == 0
+    assert num_slots_in(SEGMENT, SEGMENT) == 0 and num_slots_in(SEGMENT, 0) == 0
 
 
 def test_a_block_too_large_is_not_kept(tmp_path: Path) -> None:
@@ -288,7 +288,9 @@ def test_records_of_blocks_that_are_here_twice(tmp_path: Path) -> None:
     disk = opened(tmp_path)
     store(disk, 1)
     segment: Segment = next(iter(disk._segments.values()))
-    newer = Record(**{**{f: getattr(record(1), f) for f in Record.__slots__}, "stored_at": 9.0})
+    newer = BlockRecord(
+        **{**{f: getattr(record(1), f) for f in BlockRecord.__slots__}, "stored_at": 9.0}
+    )
     segment.write(2, newer, memoryview(payload(1)))
     disk.close()
     disk = opened(tmp_path)

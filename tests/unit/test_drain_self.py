@@ -8,19 +8,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner
 
-from baton.cli.drain_self import _drain, run_drain_self
-from baton.cli.main import app
 from baton.clock import ManualClock
 from baton.config import load_settings
 from baton.errors import DeadlineExceeded, Invalid, Unavailable
-from baton.runtime.last_words import MAX_BYTES, note_termination
-from baton.runtime.ops import OpsServer
-from baton.runtime.vitals import Vitals
+from baton.serve.ops_server import OpsServer
+from baton.serve.process_health import ProcessHealth
+from baton.serve.termination_message import MAX_BYTES, write_termination_message
+from command_line.drain_self import _drain, run_drain_self
+from command_line.main import app
 
 
 @pytest.fixture
 def ops() -> Iterator[tuple[OpsServer, int]]:
-    vitals = Vitals(ManualClock())
+    vitals = ProcessHealth(ManualClock())
     vitals.begin()
     vitals.move("serving")
     ops = OpsServer(vitals, hung_seconds=20.0)
@@ -80,10 +80,10 @@ def test_one_or_the_other(arguments: list[str]) -> None:
 
 def test_last_words(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
-    note_termination("nobody wants to know", path)
+    write_termination_message("nobody wants to know", path)
     assert not path.exists()  # not in a container
     path.touch()
-    note_termination("model is 'x': no such directory", path)
+    write_termination_message("model is 'x': no such directory", path)
     assert path.read_text() == "model is 'x': no such directory"
-    note_termination("ä" * MAX_BYTES, path)
+    write_termination_message("ä" * MAX_BYTES, path)
     assert path.stat().st_size == MAX_BYTES

@@ -4,7 +4,7 @@ import pytest
 
 from baton.core.states import Role, WorkerState
 from baton.errors import Invalid, Unavailable
-from baton.worker.duty import Duty
+from baton.worker.role_state import RoleState
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 READY, DRAINING = WorkerState.READY, WorkerState.DRAINING
@@ -13,7 +13,7 @@ READY, DRAINING = WorkerState.READY, WorkerState.DRAINING
 class House:
     def __init__(self) -> None:
         self.heard: list[tuple[Role, WorkerState]] = []
-        self.duty = Duty(PREFILL, lambda: self.heard.append((self.duty.role, self.duty.state)))
+        self.duty = RoleState(PREFILL, lambda: self.heard.append((self.duty.role, self.duty.state)))
         self.duty.begin()
 
 
@@ -45,7 +45,7 @@ def test_the_role_that_it_has_is_no_change_but_told_again() -> None:
 
 def test_before_it_is_ready_there_is_nothing_to_drain() -> None:
     house = House()
-    duty = Duty(PREFILL, lambda: None)
+    duty = RoleState(PREFILL, lambda: None)
     duty.convert(DECODE, 5.0)
     duty.begin()
     assert (duty.role, duty.state) == (DECODE, READY)
@@ -84,7 +84,7 @@ def test_for_good_stays_for_good() -> None:
 
 
 def test_who_was_told_to_leave_before_it_was_ready() -> None:
-    duty = Duty(PREFILL, lambda: None)
+    duty = RoleState(PREFILL, lambda: None)
     duty.leave(5.0)
     duty.begin()
     assert duty.state is DRAINING

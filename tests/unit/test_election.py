@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 
 from baton.clock import ManualClock
 from baton.errors import BatonError, Overloaded, Unauthorized, Unavailable
-from baton.runtime.election import NOBODY, Election, LeaseRecord
+from baton.pools.leader_election import NO_HOLDER, LeaderElection, LeaseRecord
 
 
 class Store:
@@ -49,8 +49,8 @@ class House:
         self.led: list[str] = []
         self.one, self.two = self.elect("one"), self.elect("two")
 
-    def elect(self, name: str, store: Store | None = None) -> Election:
-        return Election(store or self.store, name, self.clock, lambda: self.led.append(name))
+    def elect(self, name: str, store: Store | None = None) -> LeaderElection:
+        return LeaderElection(store or self.store, name, self.clock, lambda: self.led.append(name))
 
     @property
     def leads(self) -> tuple[bool, bool]:
@@ -154,7 +154,7 @@ async def test_who_leaves_gives_it_back(house: House) -> None:
     await house.two.look()
     await house.one.resign()
     assert house.leads == (False, False)
-    assert house.store.record is not None and house.store.record.holder == NOBODY
+    assert house.store.record is not None and house.store.record.holder == NO_HOLDER
     await house.two.look()
     assert house.leads == (False, True)
     await house.one.resign()  # it has nothing to give

@@ -10,12 +10,12 @@ from baton.core.block_key import KeyRoot, block_keys
 from baton.core.ids import BlockId, BlockKey, Epoch, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
 from baton.core.task import Task
-from baton.engine.block_pool import PoolCounts
+from baton.engine.block_pool import BlockCounts
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine, EngineStats, PrefillProgress, Reservation, StepResult
 from baton.engine.fake_runner import FakeRunner, reference_answer
 from baton.engine.plan import Plan, StepOutput
-from baton.engine.result import Admitted, StepWork
+from baton.engine.result import ScheduledPrompt, StepWork
 from baton.errors import Invalid, NotFound, Overloaded
 from tests.engine_state import cached_tokens
 
@@ -68,7 +68,7 @@ class Bench:
             self.engine.check_integrity()
         return outputs
 
-    def pool(self) -> PoolCounts:
+    def pool(self) -> BlockCounts:
         return self.engine.stats().pool
 
 
@@ -105,7 +105,7 @@ def test_a_whole_request() -> None:
     assert [each.epoch for each in outputs] == [2] * 5
     assert [each.finish_reason for each in outputs] == [None] * 4 + [FinishReason.LENGTH]
     # 14 tokens computed: three full blocks stay cached, the partial one is free.
-    assert bench.pool() == PoolCounts(16, free=13, filling=0, idle=3, referenced=0, quarantined=0)
+    assert bench.pool() == BlockCounts(16, free=13, filling=0, idle=3, referenced=0, quarantined=0)
 
 
 def test_a_step_says_whose_prompt_it_begins_and_how_long_that_waited() -> None:
@@ -117,8 +117,8 @@ def test_a_step_says_whose_prompt_it_begins_and_how_long_that_waited() -> None:
     bench.clock.advance(1.0)
     first = bench.engine.step()  # all of a, and the beginning of b
     assert first.admitted == (
-        Admitted(RequestId("a"), 3.0, 3.0),
-        Admitted(RequestId("b"), 3.0, 1.0),
+        ScheduledPrompt(RequestId("a"), 3.0, 3.0),
+        ScheduledPrompt(RequestId("b"), 3.0, 1.0),
     )
     assert first.work is not None
     assert (first.work.num_rows, first.work.num_decodes, first.work.num_tokens) == (2, 0, 12)
@@ -276,7 +276,7 @@ def test_prefill_progress_then_held_until_released() -> None:
     assert first == StepResult(
         progress=(PrefillProgress(request.request_id, 6, table, keys[:1], 0),),
         work=StepWork(6, 21, 0.0, is_prefill=True),
-        admitted=(Admitted(request.request_id, 0.0, 0.0),),
+        admitted=(ScheduledPrompt(request.request_id, 0.0, 0.0),),
     )
     assert last.admitted == ()
     assert last.progress == (PrefillProgress(request.request_id, 10, table, keys, 0),)
@@ -293,13 +293,13 @@ def test_prefill_progress_then_held_until_released() -> None:
         num_steps=2,
         num_preemptions=0,
         num_pauses=0,
-        pool=PoolCounts(16, free=13, filling=1, idle=0, referenced=2, quarantined=0),
+        pool=BlockCounts(16, free=13, filling=1, idle=0, referenced=2, quarantined=0),
     )
     bench.engine.check_integrity()
     bench.engine.release(request.request_id)
     bench.engine.release(request.request_id)
     bench.engine.check_integrity()
-    assert bench.pool() == PoolCounts(16, free=14, filling=0, idle=2, referenced=0, quarantined=0)
+    assert bench.pool() == BlockCounts(16, free=14, filling=0, idle=2, referenced=0, quarantined=0)
 
 
 def test_a_cached_prefix_is_progress_at_once() -> None:
@@ -379,7 +379,7 @@ def test_an_aborted_reservation_is_quarantined_if_asked() -> None:
     assert (reservation.num_cached_blocks, len(reservation.block_ids)) == (2, 3)
     assert bench.engine.abort(RequestId("b"), quarantine=True)
     bench.engine.check_integrity()
-    assert bench.pool() == PoolCounts(16, free=13, filling=0, idle=2, referenced=0, quarantined=1)
+    assert bench.pool() == BlockCounts(16, free=13, filling=0, idle=2, referenced=0, quarantined=1)
     bench.engine.release_quarantine(reservation.block_ids[2:])
     assert bench.pool().free == 14
 
@@ -431,7 +431,7 @@ def test_an_import_that_failed_in_part() -> None:
     assert block_ids is not None
     bench.engine.finish_import(keys, block_ids, 1, quarantine=True)
     assert cached_tokens(bench.engine, spec("a")) == 4
-    assert bench.pool() == PoolCounts(16, free=14, filling=0, idle=1, referenced=0, quarantined=1)
+    assert bench.pool() == BlockCounts(16, free=14, filling=0, idle=1, referenced=0, quarantined=1)
     bench.engine.release_quarantine(block_ids[1:])
     bench.engine.check_integrity()
 
@@ -445,7 +445,7 @@ def test_an_import_of_what_was_computed_meanwhile_is_freed() -> None:
     bench.run()
     bench.engine.finish_import(keys, block_ids, 2)
     bench.engine.check_integrity()
-    assert bench.pool() == PoolCounts(16, free=14, filling=0, idle=2, referenced=0, quarantined=0)
+    assert bench.pool() == BlockCounts(16, free=14, filling=0, idle=2, referenced=0, quarantined=0)
 
 
 def test_an_import_does_not_evict_what_it_extends() -> None:

@@ -11,20 +11,32 @@ import pytest
 import torch
 
 from baton.checkpoint import ModelConfig, load_model_config
-from baton.cli.bench.engine.question import counts_of
-from baton.cli.bench.engine.roofline import roof_at
-from baton.cli.main import main
 from baton.engine.bench import ceilings
-from baton.engine.bench.ceilings import Ceilings, Measured, best_of, measure
-from baton.engine.bench.demand import Demand, Widths, demand_of, num_weights
-from baton.engine.bench.figure import Figure
-from baton.engine.bench.room import split
-from baton.engine.bench.stage import Stage, blocks_of, most_blocks
-from baton.engine.bench.stopwatch import Spent, least, mean, median, repeated, take
-from baton.engine.bench.work import Work, works
+from baton.engine.bench.bench_case import BenchCase, bench_cases
+from baton.engine.bench.bench_result import BenchResult
+from baton.engine.bench.bench_runner import BenchRunner, blocks_of, max_blocks
+from baton.engine.bench.ceilings import Ceilings, MeasuredCeilings, best_of, measure_ceilings
+from baton.engine.bench.memory_fit import split_by_memory
+from baton.engine.bench.roofline_demand import (
+    ElementSizes,
+    RooflineDemand,
+    num_weights,
+    roofline_demand,
+)
+from baton.engine.bench.stopwatch import (
+    ElapsedTime,
+    median_time,
+    min_time,
+    time_mean,
+    time_once,
+    time_repeatedly,
+)
 from baton.engine.native.processor import model_name
 from baton.engine.plan import Plan
 from baton.errors import Invalid
+from command_line.bench_engine.config import parse_counts
+from command_line.bench_engine.roofline_plot import roof_at
+from command_line.main import main
 from tests.model_zoo import make_model
 from tests.unit.native_house import needs_kernels
 
@@ -69,18 +81,18 @@ def ask(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_works_in_order() -> None:
-    assert list(works([1], [1, 8], [16, 64])) == [
-        Work("prefill", 1, 16), Work("prefill", 1, 64),
-        Work("decode", 1, 16), Work("decode", 8, 16),
-        Work("decode", 1, 64), Work("decode", 8, 64),
+    assert list(bench_cases([1], [1, 8], [16, 64])) == [
+        BenchCase("prefill", 1, 16), BenchCase("prefill", 1, 64),
+        BenchCase("decode", 1, 16), BenchCase("decode", 8, 16),
+        BenchCase("decode", 1, 64), BenchCase("decode", 8, 64),
     ]  # fmt: skip
 
 
 def test_a_work_counts() -> None:
-    read, written = Work("prefill", 2, 5), Work("decode", 3, 5)
+    read, written = BenchCase("prefill", 2, 5), BenchCase("decode", 3, 5)
     assert (read.num_tokens, read.kv_tokens, read.num_pairs) == (10, 10, 2 * (1 + 2 + 3 + 4 + 5))
     assert (written.num_tokens, written.kv_tokens, written.num_pairs) == (3, 15, 15)
-    assert str(Work("decode", 8, 4096)) == "decode of 8 × 4,096"
+    assert str(BenchCase("decode", 8, 4096)) == "decode of 8 × 4,096"
 
 
 @pytest.mark.parametrize("kind", ["qwen3", "llama", "qwen3-moe"])
@@ -95,11 +107,11 @@ def test_weights_are_those_of_the_file(tmp_path: Path, kind: str) -> None:
 
 
 def test_demand_of_a_decode(config: ModelConfig) -> None:
-    work = Work("decode", 3, 40)
+    work = BenchCase("decode", 3, 40)
     head = config.vocab_size * config.hidden_size
     layers = num_weights(config) - head * (1 if config.tie_word_embeddings else 2)
     pairs = 4 * 120 * config.num_layers * config.num_heads * config.head_dim
-    demand = demand_of(work, config, Widths(layers=1, head=2, kv=4))
+    demand = roofline_demand(work, config, ElementSizes(layers=1, head=2, kv=4))
     assert demand.flops == 2 * 3 * (layers + head) + pairs
     assert demand.num_bytes == layers + 2 * head + 4 * 120 * config.kv_elements_per_token
 
@@ -107,7 +119,9 @@ def test_demand_of_a_decode(config: ModelConfig) -> None:
 def test_a_prompt_asks_for_one_row_of_logits(config: ModelConfig) -> None:
     head = config.vocab_size * config.hidden_size
     flops = [
-        demand_of(Work("prefill", 1, context), config, Widths.of(torch.bfloat16)).flops
+        roofline_demand(
+            BenchCase("prefill", 1, context), config, ElementSizes.of(torch.bfloat16)
+        ).flops
         for context in (1, 2)
     ]
     pairs = 4 * 2 * config.num_layers * config.num_heads * config.head_dim
@@ -118,7 +132,9 @@ def test_a_prompt_asks_for_one_row_of_logits(config: ModelConfig) -> None:
 def test_experts_are_read_as_they_are_chosen(tmp_path: Path) -> None:
     config = load_model_config(make_model(tmp_path / "model", "qwen3-moe"))
     one, many = (
-        demand_of(Work("decode", batch, 1), config, Widths(layers=1, head=0, kv=0)).num_bytes
+        roofline_demand(
+            BenchCase("decode", batch, 1), config, ElementSizes(layers=1, head=0, kv=0)
+        ).num_bytes
         for batch in (1, 10_000)
     )
     assert config.moe is not None
@@ -129,7 +145,7 @@ def test_experts_are_read_as_they_are_chosen(tmp_path: Path) -> None:
 
 def test_the_roof() -> None:
     for flops, num_bytes, seconds, bound in ((50.0, 10.0, 1.0, True), (400.0, 10.0, 4.0, False)):
-        demand = Demand(flops, num_bytes)
+        demand = RooflineDemand(flops, num_bytes)
         assert demand.intensity == flops / num_bytes
         assert demand.seconds_at(ROOF) == seconds
         assert demand.is_bound_by_memory(ROOF) is bound
@@ -138,8 +154,11 @@ def test_the_roof() -> None:
 
 def test_a_figure() -> None:
     core = Ceilings(50.0, 5.0)
-    figure = Figure(
-        Work("decode", 4, 8), Spent(2.0, 3.0), Demand(50.0, 10.0), Measured(ROOF, core, "so")
+    figure = BenchResult(
+        BenchCase("decode", 4, 8),
+        ElapsedTime(2.0, 3.0),
+        RooflineDemand(50.0, 10.0),
+        MeasuredCeilings(ROOF, core, "so"),
     )
     assert (figure.tokens_per_second, figure.flops_per_second) == (2.0, 25.0)
     assert (figure.bytes_per_second, figure.bound) == (5.0, "memory")
@@ -153,34 +172,34 @@ def test_a_figure() -> None:
 def test_both_clocks_are_read_around_the_action() -> None:
     told: list[str] = []
     walls, cpus = iter([1.0, 4.0]), iter([10.0, 15.0])
-    spent = take(lambda: told.append("done"), lambda: next(walls), lambda: next(cpus))
-    assert (spent, told) == (Spent(3.0, 5.0), ["done"])
-    times = [Spent(1, 9), Spent(5, 2), Spent(2, 3)]
-    assert (median(times), least(times)) == (Spent(2, 3), Spent(1, 2))
+    spent = time_once(lambda: told.append("done"), lambda: next(walls), lambda: next(cpus))
+    assert (spent, told) == (ElapsedTime(3.0, 5.0), ["done"])
+    times = [ElapsedTime(1, 9), ElapsedTime(5, 2), ElapsedTime(2, 3)]
+    assert (median_time(times), min_time(times)) == (ElapsedTime(2, 3), ElapsedTime(1, 2))
 
 
 def test_the_mean_of_some() -> None:
     told: list[int] = []
-    mean(lambda: told.append(1), 3)
+    time_mean(lambda: told.append(1), 3)
     assert len(told) == 3
 
 
 @pytest.mark.parametrize(("seconds", "calls"), [(1e9, 5), (0.0, 2)])
 def test_rounds_end_with_their_time(seconds: float, calls: int) -> None:
     told: list[int] = []
-    times = repeated(lambda: told.append(1), rounds=4, most_seconds=seconds)
+    times = time_repeatedly(lambda: told.append(1), rounds=4, most_seconds=seconds)
     assert (len(told), len(times)) == (calls, calls - 1)
 
 
 def test_the_best_ceilings_of_a_run() -> None:
-    first = Measured(Ceilings(1.0, 20.0), Ceilings(3.0, 4.0), "so")
-    second = Measured(Ceilings(10.0, 2.0), Ceilings(3.5, 0.5), "so")
-    best = Measured(Ceilings(10.0, 20.0), Ceilings(3.5, 4.0), "so")
+    first = MeasuredCeilings(Ceilings(1.0, 20.0), Ceilings(3.0, 4.0), "so")
+    second = MeasuredCeilings(Ceilings(10.0, 2.0), Ceilings(3.5, 0.5), "so")
+    best = MeasuredCeilings(Ceilings(10.0, 20.0), Ceilings(3.5, 4.0), "so")
     assert best_of([first, second]) == best
 
 
 def check_ceilings(told: str) -> None:
-    found = measure(CPU, torch.float32, threads=2, rounds=1)
+    found = measure_ceilings(CPU, torch.float32, threads=2, rounds=1)
     for each in (found.wall, found.cpu):
         assert each.flops_per_second > 1e6 and each.bytes_per_second > 1e6
     assert found.method.startswith(told)
@@ -192,7 +211,7 @@ def test_ceilings_by_kernels() -> None:
 
 
 def test_ceilings_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ceilings, "unavailable", lambda: "none of it")
+    monkeypatch.setattr(ceilings, "unavailable_reason", lambda: "none of it")
     check_ceilings("torch: a product")
 
 
@@ -219,7 +238,7 @@ def rows_of(runner: Recorder) -> list[list[tuple[str, int, int, bool]]]:
 
 def test_prompts_fill_their_steps() -> None:
     runner = Recorder()
-    Stage(runner, 6, seed=0).step(Work("prefill", 2, 10))()  # type: ignore[arg-type]
+    BenchRunner(runner, 6, seed=0).step(BenchCase("prefill", 2, 10))()  # type: ignore[arg-type]
     assert rows_of(runner) == [
         [("0", 0, 6, False)],
         [("0", 6, 4, True), ("1", 0, 2, False)],
@@ -233,7 +252,7 @@ def test_prompts_fill_their_steps() -> None:
 
 def test_a_decode_is_one_step() -> None:
     runner = Recorder()
-    step = Stage(runner, 6, seed=0).step(Work("decode", 3, 10))  # type: ignore[arg-type]
+    step = BenchRunner(runner, 6, seed=0).step(BenchCase("decode", 3, 10))  # type: ignore[arg-type]
     step()
     step()
     assert rows_of(runner) == [[(name, 9, 1, True) for name in "012"]] * 2
@@ -241,17 +260,17 @@ def test_a_decode_is_one_step() -> None:
 
 
 def test_blocks_of_works() -> None:
-    assert blocks_of(Work("decode", 3, 10), 4) == 9
-    assert most_blocks([Work("decode", 3, 10), Work("prefill", 1, 64)], 4) == 16
+    assert blocks_of(BenchCase("decode", 3, 10), 4) == 9
+    assert max_blocks([BenchCase("decode", 3, 10), BenchCase("prefill", 1, 64)], 4) == 16
 
 
 def test_what_does_not_fit_is_left_out(config: ModelConfig) -> None:
-    small, huge = Work("decode", 1, 16), Work("decode", 10**9, 16)
-    fitting, told = split([small, huge], config, CPU, torch.bfloat16, torch.bfloat16)
+    small, huge = BenchCase("decode", 1, 16), BenchCase("decode", 10**9, 16)
+    fitting, told = split_by_memory([small, huge], config, CPU, torch.bfloat16, torch.bfloat16)
     assert fitting == [small]
     assert len(told) == 1 and told[0].startswith("decode of 1000000000 × 16: its KV takes ")
     with pytest.raises(Invalid, match="GiB are free beside the weights"):
-        split([huge], config, CPU, torch.bfloat16, torch.bfloat16)
+        split_by_memory([huge], config, CPU, torch.bfloat16, torch.bfloat16)
 
 
 def test_what_a_processor_is_called(tmp_path: Path) -> None:
@@ -328,6 +347,6 @@ def test_a_plot(ask: Ask, path: Path, tmp_path: Path) -> None:
 
 
 def test_counts() -> None:
-    assert counts_of("--batches", "1, 8,8,32") == (1, 8, 32)
+    assert parse_counts("--batches", "1, 8,8,32") == (1, 8, 32)
     with pytest.raises(Invalid, match="33 counts; 32 at most"):
-        counts_of("--batches", ",".join(["1"] * 33))
+        parse_counts("--batches", ",".join(["1"] * 33))

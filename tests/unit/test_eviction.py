@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid
-from benchmarks.eviction import BLOCK_TOKENS, Prompt, Saved, optimum, plain_lru, replay
+from benchmarks.eviction import BLOCK_TOKENS, Saved, TracePrompt, optimum, plain_lru, replay
 from kvstore.eviction import (
-    HEAD_START_REQUESTS,
-    POLICIES,
+    BOOST_REQUESTS_PER_DOUBLING,
+    EVICTION_POLICIES,
+    BucketPolicy,
     EvictionPolicy,
-    LanePolicy,
-    new_policy,
+    new_eviction_policy,
 )
 
 
@@ -57,7 +57,7 @@ def order(policy: EvictionPolicy) -> str:
     ],
 )
 def test_who_goes(name: str, expected: str) -> None:
-    policy = new_policy(name)
+    policy = new_eviction_policy(name)
     request(policy, "abc")
     request(policy, "ab")
     request(policy, "xyz")
@@ -65,23 +65,23 @@ def test_who_goes(name: str, expected: str) -> None:
 
 
 def test_a_head_start_ends() -> None:
-    policy = new_policy("baton")
+    policy = new_eviction_policy("baton")
     request(policy, "a")
     request(policy, "a")
-    for _ in range(HEAD_START_REQUESTS):
+    for _ in range(BOOST_REQUESTS_PER_DOUBLING):
         policy.tick()
     request(policy, "b")
     assert order(policy) == "ab"
     for _ in range(2):
         request(policy, "c")
-    for _ in range(HEAD_START_REQUESTS - 2):
+    for _ in range(BOOST_REQUESTS_PER_DOUBLING - 2):
         policy.tick()
     request(policy, "d")
     assert order(policy) == "dc"
 
 
 def test_what_is_held_stays() -> None:
-    policy = new_policy("lru")
+    policy = new_eviction_policy("lru")
     request(policy, "ab")
     policy.hold(key("b"))
     assert policy.victim() == key("a")
@@ -93,18 +93,18 @@ def test_what_is_held_stays() -> None:
 
 
 def test_a_tie_goes_to_the_block_of_fewer_uses() -> None:
-    policy = new_policy("baton")
+    policy = new_eviction_policy("baton")
     request(policy, "a")
     request(policy, "a")
-    for _ in range(HEAD_START_REQUESTS - 1):
+    for _ in range(BOOST_REQUESTS_PER_DOUBLING - 1):
         policy.tick()
     request(policy, "b")
-    assert policy.last_used(key("b")) == policy.last_used(key("a")) + HEAD_START_REQUESTS
+    assert policy.last_used(key("b")) == policy.last_used(key("a")) + BOOST_REQUESTS_PER_DOUBLING
     assert order(policy) == "ba"
 
 
 def test_head_starts_are_capped() -> None:
-    policy = new_policy("baton")
+    policy = new_eviction_policy("baton")
     for name, uses in (("b", 32), ("a", 16), ("c", 15)):
         policy.admit(key(name), 0)
         for _ in range(uses - 1):
@@ -113,9 +113,9 @@ def test_head_starts_are_capped() -> None:
     assert order(policy) == "cba"
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_uses_outlive_a_hold_but_not_forgetting(name: str) -> None:
-    policy = new_policy(name)
+    policy = new_eviction_policy(name)
     for names in ("a", "a", "b"):
         request(policy, names)
     policy.hold(key("a"))
@@ -129,7 +129,7 @@ def test_uses_outlive_a_hold_but_not_forgetting(name: str) -> None:
 
 
 def test_a_use_counts_as_the_last_one_held_or_not() -> None:
-    policy = new_policy("lru")
+    policy = new_eviction_policy("lru")
     request(policy, "ab")
     assert [policy.last_used(key(name)) for name in "ab"] == [1, 1]
     policy.tick()
@@ -145,7 +145,7 @@ def test_a_use_counts_as_the_last_one_held_or_not() -> None:
 
 
 def test_a_thousand_uses_are_more_than_a_thousand_less_one() -> None:
-    policy = new_policy("lfu")
+    policy = new_eviction_policy("lfu")
     for name, uses in (("a", 2_000), ("b", 1_999)):
         policy.admit(key(name), 0)
         for _ in range(uses - 1):
@@ -155,18 +155,18 @@ def test_a_thousand_uses_are_more_than_a_thousand_less_one() -> None:
 
 
 def test_the_deepest_goes_first_at_any_depth() -> None:
-    policy = new_policy("length_aware")
+    policy = new_eviction_policy("length_aware")
     for name, depth in (("a", 0), ("b", 1_024), ("c", 1_025), ("d", 100_000)):
         policy.admit(key(name), depth)
         policy.release(key(name))
     assert order(policy) == "dcba"
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_empty_lanes_do_not_pile_up(name: str) -> None:
     """``first`` goes first all the time, so that nothing behind it comes to the front."""
-    policy = new_policy(name)
-    assert isinstance(policy, LanePolicy)
+    policy = new_eviction_policy(name)
+    assert isinstance(policy, BucketPolicy)
     policy.admit(key("first"), 10_000)
     policy.release(key("first"))
     policy.admit(key("used"), 0)
@@ -182,7 +182,7 @@ def test_empty_lanes_do_not_pile_up(name: str) -> None:
 
 def test_an_unknown_policy() -> None:
     with pytest.raises(Invalid, match="no eviction policy 'best'; there are baton, lru, lfu, len"):
-        new_policy("best")
+        new_eviction_policy("best")
 
 
 class Naive:
@@ -207,7 +207,7 @@ class Naive:
         if self.name == "length_aware":
             return (-depth, order)
         doublings = min(uses.bit_length() - 1, 4)
-        return (tick + doublings * HEAD_START_REQUESTS, doublings, order)
+        return (tick + doublings * BOOST_REQUESTS_PER_DOUBLING, doublings, order)
 
 
 DEPTHS = (0, 1, 2, 3, 1_023, 1_024, 1_025, 100_000)
@@ -221,11 +221,11 @@ ACTIONS = st.lists(
 )
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
 @settings(deadline=None, max_examples=60)
 @given(actions=ACTIONS)
 def test_every_rule_is_what_it_says(name: str, actions: list[tuple[str, int]]) -> None:
-    policy, naive = new_policy(name), Naive(name)
+    policy, naive = new_eviction_policy(name), Naive(name)
     for action, number in actions:
         one = key(str(number))
         block = naive.blocks.get(one)
@@ -257,7 +257,7 @@ def test_every_rule_is_what_it_says(name: str, actions: list[tuple[str, int]]) -
         assert victim == naive.victim()
         assert len(policy) == sum(not each[4] for each in naive.blocks.values())
         assert all(policy.last_used(k) == each[2] for k, each in naive.blocks.items())
-    assert isinstance(policy, LanePolicy)
+    assert isinstance(policy, BucketPolicy)
     policy.check_integrity()
     while (victim := naive.victim()) is not None:
         assert policy.victim() == victim
@@ -266,21 +266,21 @@ def test_every_rule_is_what_it_says(name: str, actions: list[tuple[str, int]]) -
     assert policy.victim() is None
 
 
-def prompt(names: str, num_tokens: int | None = None) -> Prompt:
-    return Prompt(tuple(map(key, names)), num_tokens or len(names) * BLOCK_TOKENS)
+def prompt(names: str, num_tokens: int | None = None) -> TracePrompt:
+    return TracePrompt(tuple(map(key, names)), num_tokens or len(names) * BLOCK_TOKENS)
 
 
 def test_a_replay_stores_full_blocks_only() -> None:
     prompts = [prompt("ab", BLOCK_TOKENS + 100)] * 2
-    assert replay(prompts, new_policy("lru"), None) == Saved(1, BLOCK_TOKENS)
+    assert replay(prompts, new_eviction_policy("lru"), None) == Saved(1, BLOCK_TOKENS)
     assert plain_lru(prompts, None) == optimum(prompts, 2) == Saved(2, BLOCK_TOKENS + 100)
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", EVICTION_POLICIES)
 def test_a_replay_leaves_out_what_finds_no_room(name: str) -> None:
     """A request's own blocks are held, so that its head stays and its end is left out."""
     prompts = [prompt("abc"), prompt("abc"), prompt("x"), prompt("ab")]
-    assert replay(prompts, new_policy(name), 2).blocks == 3
+    assert replay(prompts, new_eviction_policy(name), 2).blocks == 3
 
 
 def test_the_references_on_a_script() -> None:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from benchmarks.eviction import TRACE, Prompt, plain_lru, read_trace, replay
-from kvstore.eviction import new_policy
+from benchmarks.eviction import TRACE, TracePrompt, plain_lru, read_trace, replay
+from kvstore.eviction import new_eviction_policy
 
 pytestmark = pytest.mark.skipif(not TRACE.exists(), reason=f"the trace is not at {TRACE}")
 
 
 @pytest.fixture(scope="module")
-def prompts() -> list[Prompt]:
+def prompts() -> list[TracePrompt]:
     return read_trace(TRACE)
 
 
@@ -18,7 +18,7 @@ def prompts() -> list[Prompt]:
     [(1_000, 0.0445), (10_000, 0.2116), (30_000, 0.3257), (50_000, 0.3546), (None, 0.3664)],
 )
 def test_plain_lru_hits_what_is_known(
-    prompts: list[Prompt], capacity: int | None, share: float
+    prompts: list[TracePrompt], capacity: int | None, share: float
 ) -> None:
     num_blocks = sum(len(prompt.keys) for prompt in prompts)
     assert round(plain_lru(prompts, capacity).blocks / num_blocks, 4) == share
@@ -26,7 +26,7 @@ def test_plain_lru_hits_what_is_known(
 
 @pytest.mark.parametrize("capacity", [1_000, 10_000, 30_000])
 def test_the_default_saves_more_prefill_than_plain_lru(
-    prompts: list[Prompt], capacity: int
+    prompts: list[TracePrompt], capacity: int
 ) -> None:
-    ours = replay(prompts, new_policy("baton"), capacity)
+    ours = replay(prompts, new_eviction_policy("baton"), capacity)
     assert ours.tokens > plain_lru(prompts, capacity).tokens

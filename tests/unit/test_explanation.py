@@ -7,9 +7,9 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from baton.cli.explanation import explanation
-from baton.cli.main import app
-from baton.core.ids import short_name
+from baton.core.ids import display_name
+from command_line.explain import render_explanation
+from command_line.main import app
 
 
 def told(**fields: Any) -> dict[str, Any]:
@@ -37,7 +37,7 @@ def told(**fields: Any) -> dict[str, Any]:
 def shown(value: dict[str, Any]) -> list[list[str]]:
     console = Console(width=160, no_color=True)
     with console.capture() as capture:
-        console.print(*explanation(value), sep="\n", highlight=False, markup=False)
+        console.print(*render_explanation(value), sep="\n", highlight=False, markup=False)
     return [line.split() for line in capture.get().splitlines() if line.strip()]
 
 
@@ -74,7 +74,7 @@ def test_pods_are_called_by_their_names() -> None:
     lines = shown(told(decode={"id": pod}, alternatives={"prefill": [], "decode": [scored]}))
     assert ["decode.id", "baton-decode-7d9f-x2x4z"] in lines
     assert next(line[:2] for line in lines if line[0] == "*") == ["*", "baton-decode-7d9f-x2x4z"]
-    assert short_name("node.example.com") == "node.example.com"
+    assert display_name("node.example.com") == "node.example.com"
 
 
 def test_a_router_elsewhere_is_asked_with_the_admins_key(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from baton.core.fairness import TokenCounters
+from baton.core.fairness import VirtualTokenCounters
 
 
-def counters(**queued: int) -> TokenCounters:
+def counters(**queued: int) -> VirtualTokenCounters:
     """Tenants in the queue, each with what it was given."""
-    made = TokenCounters(slack_tokens=100)
+    made = VirtualTokenCounters(slack_tokens=100)
     for tenant in queued:
         made.join(tenant.encode())
     for tenant, count in queued.items():
@@ -77,7 +77,7 @@ def test_who_never_queued_is_not_counted() -> None:
 
 
 def test_the_tenant_that_came_first_is_forgotten_first_but_none_in_the_queue() -> None:
-    made = TokenCounters(slack_tokens=1, max_tenants=2)
+    made = VirtualTokenCounters(slack_tokens=1, max_tenants=2)
     for tenant in (b"a", b"b"):
         made.join(tenant)
         made.charge(tenant, 7, 0)
@@ -99,7 +99,7 @@ def test_two_backlogged_tenants_are_given_about_the_same(
 ) -> None:
     """Whoever the order prefers, and whatever a turn gives: the difference stays below the slack
     and the largest turn."""
-    made = TokenCounters(slack)
+    made = VirtualTokenCounters(slack)
     made.join(b"a")
     made.join(b"b")
     for num_input, num_output in shares:

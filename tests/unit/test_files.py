@@ -9,9 +9,9 @@ from openai.types import FileObject
 from baton.core.ids import TenantId
 from baton.text.tokenizer import Tokenizer
 from router.batches.file_limits import FileLimits
-from router.multipart import FormReader, boundary_of
-from router.problem import Problem
-from router.tenants.file import parse_tenants
+from router.errors import ApiError
+from router.http.multipart import MultipartParser, parse_boundary
+from router.tenants.tenants_file import parse_tenants_file
 from tests.unit import test_router_http
 from tests.unit.batch_office import COMPLETIONS, WHO, Office, kept, start, upload
 from tests.unit.test_router_http import wrong_error
@@ -108,10 +108,10 @@ def test_room_is_reserved_before_it_is_used(tokenizer: Tokenizer, tmp_path: Path
     office = Office(tokenizer, tmp_path, folder_bytes=20_000, max_file_bytes=15_000)
     first = office.desk.open_upload(WHO, 8000)
     second = office.desk.open_upload(TenantId("bob"), 8000)
-    with pytest.raises(Problem, match="there is room for 4000 bytes"):
+    with pytest.raises(ApiError, match="there is room for 4000 bytes"):
         office.desk.open_upload(WHO, 8000)
     first.write(b"x" * 9000)
-    with pytest.raises(Problem, match="there is room for 8000 bytes"):
+    with pytest.raises(ApiError, match="there is room for 8000 bytes"):
         second.write(b"x" * 10_000)
     first.close()
     assert office.library.used_bytes() == 17_000
@@ -170,7 +170,7 @@ tenants:
   alice: {limits: {files: 7, uploads_per_minute: 8, concurrent_uploads: 9}}
   bob: {}
 """
-    roll = parse_tenants(text)
+    roll = parse_tenants_file(text)
     settings = FileLimits(1, 2, 3, 4)
     assert settings.of(roll.tenant(WHO)) == FileLimits(7, 5000, 8, 9)
     assert settings.of(roll.tenant(TenantId("bob"))) == FileLimits(1, 5000, 3, 4)
@@ -223,7 +223,7 @@ def test_forms_in_pieces(size: int) -> None:
         def write(self, data: bytes) -> None:
             written.append(data)
 
-    form = FormReader(b"b", lambda _: Keep())
+    form = MultipartParser(b"b", lambda _: Keep())
     for position in range(0, len(body), size):
         form.push(body[position : position + size])
     form.close()
@@ -234,7 +234,7 @@ def test_forms_in_pieces(size: int) -> None:
 def test_forms_have_bounds() -> None:
     part = b'--b\r\nContent-Disposition: form-data; name="x"\r\n\r\n'
     for body in (part + b"y" * 5000, b"--b\r\n" + b"y" * 5000, (part + b"y\r\n") * 17, b"--bxx"):
-        with pytest.raises(Problem):
-            FormReader(b"b", lambda _: pytest.fail()).push(body)
-    with pytest.raises(Problem):
-        boundary_of("multipart/form-data; boundary=" + "x" * 71)
+        with pytest.raises(ApiError):
+            MultipartParser(b"b", lambda _: pytest.fail()).push(body)
+    with pytest.raises(ApiError):
+        parse_boundary("multipart/form-data; boundary=" + "x" * 71)

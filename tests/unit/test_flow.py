@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from baton.core.handoff import Endpoint
-from baton.transport.base import Region, Span, TransferState
-from baton.transport.flow import TransferFailed, transfer
+from baton.core.kv_transfer import Endpoint
+from baton.transport.base import Region, TransferRange, TransferState
 from baton.transport.memory import MemoryFabric, MemoryTransport
+from baton.transport.reads import TransferFailed, read_ranges
 from tests.sim.virtual_time import LoopClock, simulate
 
 CLOCK = LoopClock()
@@ -35,7 +35,9 @@ async def read_and_cancel_twice(ends_at: float) -> float:
     transport.register(Region(0, len(memory)))
     transport.ends_at = ends_at
     peer = transport.connect(Endpoint("memory", "reader", 1, "here", len(memory), b""))
-    reading = asyncio.create_task(transfer(transport, peer, [Span(0, 0, 8)], 5.0, CLOCK))
+    reading = asyncio.create_task(
+        read_ranges(transport, peer, [TransferRange(0, 0, 8)], 5.0, CLOCK)
+    )
     for _ in range(2):
         await CLOCK.sleep(0.1)
         reading.cancel()

@@ -12,17 +12,17 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.config import load_settings
+from baton.core.credentials import ClusterCredentials
 from baton.core.ids import WorkerId
 from baton.core.pool_plan import PoolPlan
 from baton.core.states import Role
-from baton.core.trust import Trust
 from baton.errors import Invalid, Unavailable
-from baton.runtime import supervisor as supervisor_module
-from baton.runtime.election import LeaseRecord
-from baton.runtime.pools.base import PoolWorker
-from conductor import resizer as resizer_module
-from conductor.resizer import Resizer
-from conductor.watched_pods import WatchedPods
+from baton.pools.base import PoolWorker
+from baton.pools.leader_election import LeaseRecord
+from conductor import leader_autoscaler as resizer_module
+from conductor.leader_autoscaler import LeaderAutoscaler
+from conductor.terminating_pods import TerminatingPodWatcher
+from orchestrator import supervisor as supervisor_module
 from tests.unit.test_supervisor import House
 
 PLAN = PoolPlan(1, 2, "why", 1, 1, 1.0, 1000.0, 100.0, 0.0)
@@ -33,11 +33,11 @@ async def test_the_supervisor_follows_its_conductors_plan(
 ) -> None:
     asked = []
 
-    async def ask(address: str, trust: Trust) -> PoolPlan:
+    async def ask(address: str, trust: ClusterCredentials) -> PoolPlan:
         asked.append((address, trust.secret))
         return PLAN
 
-    monkeypatch.setattr(supervisor_module, "ask_pool_plan", ask)
+    monkeypatch.setattr(supervisor_module, "fetch_pool_plan", ask)
     house = House(
         tmp_path, monkeypatch, prefill=2, decode=1, autoscale="on", autoscale_seconds=0.05,
         autoscale_stable_seconds=0.0, autoscale_cooldown_seconds=0.0, cluster_secret="s",
@@ -79,8 +79,8 @@ class Kubernetes:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.pools, self.record = Pools(), LeaseRecord("")
         self.clock = ManualClock()
-        monkeypatch.setattr(resizer_module, "kubernetes_pools", self._open_pools)
-        monkeypatch.setattr(resizer_module, "kubernetes_lease", self._open_lease)
+        monkeypatch.setattr(resizer_module, "open_kubernetes_pools", self._open_pools)
+        monkeypatch.setattr(resizer_module, "open_kubernetes_lease", self._open_lease)
 
     @asynccontextmanager
     async def _open_pools(self, *_: object) -> AsyncIterator[Pools]:
@@ -99,7 +99,7 @@ class Kubernetes:
         self.record = replace(record, renewals=number, version=number)
         return self.record
 
-    def resizer(self, name: str, autoscale: str = "on") -> Resizer:
+    def resizer(self, name: str, autoscale: str = "on") -> LeaderAutoscaler:
         settings = load_settings(
             autoscale=autoscale, autoscale_pools="kubernetes", autoscale_stable_seconds=0
         )
@@ -107,7 +107,7 @@ class Kubernetes:
         async def plan() -> PoolPlan:
             return PLAN
 
-        made = Resizer.of(settings, WorkerId(name), plan, self.clock)
+        made = LeaderAutoscaler.of(settings, WorkerId(name), plan, self.clock)
         assert made is not None
         return made
 
@@ -162,17 +162,17 @@ async def test_a_dry_run_changes_nothing(kubernetes: Kubernetes) -> None:
 @pytest.mark.parametrize("given", [{}, {"autoscale": "on"}, {"autoscale_pools": "kubernetes"}])
 def test_nobody_resizes_unless_it_is_asked_for(given: dict[str, str]) -> None:
     settings = load_settings(**given)
-    assert Resizer.of(settings, WorkerId("c"), AsyncMock(), ManualClock()) is None
+    assert LeaderAutoscaler.of(settings, WorkerId("c"), AsyncMock(), ManualClock()) is None
 
 
 def test_of_several_pools_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resizer_module, "kubernetes_client", MagicMock())
+    monkeypatch.setattr(resizer_module, "kubernetes_client_for", MagicMock())
     places = {"big": "decode/x-big", "small": "decode/x-small", "prefill": "prefill/x-prefill"}
     given = {"autoscale": "on", "autoscale_pools": "kubernetes", "kubernetes_pools": places}
     wrong = "autoscale_decode_pool is {}: of the decode pools .*: big, small"
     for name in (None, "prefill"):
         settings = load_settings(**given, autoscale_decode_pool=name)
-        resizer = Resizer.of(settings, WorkerId("c"), AsyncMock(), ManualClock())
+        resizer = LeaderAutoscaler.of(settings, WorkerId("c"), AsyncMock(), ManualClock())
         assert resizer is not None
         with pytest.raises(Invalid, match=wrong.format(name)):
             resizer.check()
@@ -180,7 +180,7 @@ def test_of_several_pools_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         load_settings(**given, autoscale_decode_pool="small"),
         load_settings(**given | {"kubernetes_pools": places | {"decode": "decode/x-decode"}}),
     ):
-        resizer = Resizer.of(fine, WorkerId("c"), AsyncMock(), ManualClock())
+        resizer = LeaderAutoscaler.of(fine, WorkerId("c"), AsyncMock(), ManualClock())
         assert resizer is not None
         resizer.check()
 
@@ -199,9 +199,9 @@ async def test_pods_that_end_are_told_in_the_event_loop(monkeypatch: pytest.Monk
         def stop(self) -> None:
             self._thread.join()
 
-    monkeypatch.setattr("conductor.watched_pods.kubernetes_client", MagicMock())
-    monkeypatch.setattr("baton.runtime.pools.kubernetes_watch.PodWatch", Watch)
+    monkeypatch.setattr("conductor.terminating_pods.kubernetes_client_for", MagicMock())
+    monkeypatch.setattr("baton.pools.kubernetes.pod_watch.PodWatch", Watch)
     told: asyncio.Future[frozenset[WorkerId]] = asyncio.get_running_loop().create_future()
-    pods = WatchedPods(load_settings(cluster="c"), told.set_result)
+    pods = TerminatingPodWatcher(load_settings(cluster="c"), told.set_result)
     assert await told == {"w"}
     pods.close()

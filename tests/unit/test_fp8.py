@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.config import load_settings
-from baton.engine.bench.demand import Widths
+from baton.engine.bench.roofline_demand import ElementSizes
 from baton.engine.cuda import fp8
 from baton.engine.cuda.gemm import depth_step
-from baton.engine.determinism import UNSEEN, promising
-from baton.engine.kv_scale import KvScale, scaled_digest
-from baton.engine.native.choice import Choice, choose
-from baton.engine.quantization import E4M3, Codes, check_fp8, encode
+from baton.engine.determinism import UNVERIFIED_NOTE, require_deterministic
+from baton.engine.kv_scale import KvScale, kv_scaled_digest
+from baton.engine.native.backend_choice import BackendChoice, choose_backend
+from baton.engine.quantization import E4M3, QuantizedCodes, check_fp8, quantize
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
 from tests.model_zoo import make_model
@@ -48,7 +48,7 @@ def near(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def test_the_nearest_code() -> None:
-    codes = encode(torch.tensor([[896.0, 1.0, -3.0, 34.0], [0.0, 0.0, 0.0, 0.0]]), "fp8")
+    codes = quantize(torch.tensor([[896.0, 1.0, -3.0, 34.0], [0.0, 0.0, 0.0, 0.0]]), "fp8")
     assert codes.scales.tolist() == [[2.0], [0.0]]
     assert codes.values.float().tolist() == [[448.0, 0.5, -1.5, 16.0], [0.0] * 4]  # 17 is a tie
     assert codes.decode().tolist() == [[896.0, 1.0, -3.0, 32.0], [0.0] * 4]
@@ -58,7 +58,7 @@ def test_a_weight_is_off_by_a_sixteenth_of_itself_at_most() -> None:
     """Three bits of mantissa; below 2 ** -6 of a scale's unit, half of the smallest step."""
     chance = torch.Generator().manual_seed(SEED)
     weight = torch.randn(65, 300, generator=chance) * torch.logspace(-6, 3, 65)[:, None]
-    codes = encode(weight, "fp8")
+    codes = quantize(weight, "fp8")
     off = (codes.decode() - weight).abs()
     assert (off <= (weight.abs() / 16).maximum(codes.scales * 2.0**-10) * (1 + 1e-5)).all()
 
@@ -68,7 +68,7 @@ def test_joined_matrices_decode_to_what_each_does(sizes: tuple[int, ...]) -> Non
     """Blocks go on where they end with a part; else each row gets its scales."""
     chance = torch.Generator().manual_seed(SEED)
     parts = [in_blocks(torch.randn(rows, 80, generator=chance), 32) for rows in sizes]
-    whole = Codes.join(parts)
+    whole = QuantizedCodes.join(parts)
     assert whole.tall == (32 if sizes == (64, 32, 40) else 1)
     assert torch.equal(whole.decode(), torch.cat([part.decode() for part in parts]))
     last = whole.take(slice(sizes[0], sum(sizes)))
@@ -92,11 +92,11 @@ ROWS = {
 }
 
 
-def whole(weight: torch.Tensor) -> Codes:
+def whole(weight: torch.Tensor) -> QuantizedCodes:
     """One scale for all."""
-    codes = encode(weight.view(1, -1), "fp8")
+    codes = quantize(weight.view(1, -1), "fp8")
     scales = codes.scales.expand(len(weight), 1)
-    return Codes(codes.values.view(weight.shape), scales, weight.shape[1])
+    return QuantizedCodes(codes.values.view(weight.shape), scales, weight.shape[1])
 
 
 def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -110,9 +110,9 @@ def into_fp8(path: Path, told: dict[str, Any]) -> dict[str, torch.Tensor]:
         if told is BLOCKS:
             codes = in_blocks(weight, 32)
             stored[name + "_scale_inv"] = codes.scales.bfloat16()
-            codes = Codes(codes.values, codes.scales.bfloat16().float(), 32, 32)
+            codes = QuantizedCodes(codes.values, codes.scales.bfloat16().float(), 32, 32)
         else:
-            codes = whole(weight) if told is WHOLE else encode(weight, "fp8")
+            codes = whole(weight) if told is WHOLE else quantize(weight, "fp8")
             stored[name + "_scale"] = codes.scales[0, 0] if told is WHOLE else codes.scales
         stored[name], stands_for[name] = codes.values, codes.decode()
     save_file(stored, file, metadata={"format": "pt"})
@@ -225,7 +225,7 @@ def test_the_layers_matrices_are_kept_so_and_the_head_is_not(tmp_path: Path) -> 
     weights = load_file(file)
     for name, weight in weights.items():
         if "proj" in name and weight.dim() == 2:
-            weights[name] = encode(weight, "fp8").decode()
+            weights[name] = quantize(weight, "fp8").decode()
     save_file(weights, file, metadata={"format": "pt"})
     near(got, logits_of(load(tmp_path)))
 
@@ -233,15 +233,15 @@ def test_the_layers_matrices_are_kept_so_and_the_head_is_not(tmp_path: Path) -> 
 def test_a_cpu_decodes_it_with_torch(tmp_path: Path) -> None:
     config = load(make_model(tmp_path, "qwen3")).model_config
     here = torch.device("cpu")
-    choice = choose("auto", config, here, torch.float32, "fp8")
+    choice = choose_backend("auto", config, here, torch.float32, "fp8")
     told = "torch: they don't keep weights in fp8; fp8 is decoded for each product"
-    assert choice == Choice(False, told, is_fallback=True)
-    choice = choose("auto", config, here, torch.float32, "none", E4M3)
-    assert choice == Choice(False, "torch: they don't keep KV in fp8", is_fallback=True)
+    assert choice == BackendChoice(False, told, is_fallback=True)
+    choice = choose_backend("auto", config, here, torch.float32, "none", E4M3)
+    assert choice == BackendChoice(False, "torch: they don't keep KV in fp8", is_fallback=True)
     with pytest.raises(Invalid, match="cpu_kernels is on, but they don't keep weights in fp8"):
-        choose("on", config, here, torch.float32, "fp8")
-    there = choose("auto", config, torch.device("cuda:0"), torch.bfloat16, "fp8")
-    assert there == Choice(False, "torch and Triton, in bfloat16; weights in fp8")
+        choose_backend("on", config, here, torch.float32, "fp8")
+    there = choose_backend("auto", config, torch.device("cuda:0"), torch.bfloat16, "fp8")
+    assert there == BackendChoice(False, "torch and Triton, in bfloat16; weights in fp8")
 
 
 def test_older_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +270,8 @@ def test_steps_of_a_sum_lie_in_one_block() -> None:
 
 
 def test_bytes_of_a_roof() -> None:
-    assert Widths.of(torch.bfloat16, "fp8", E4M3) == Widths(1.0, 2.0, 1)
-    assert Widths.of(torch.bfloat16, "fp8") == Widths(1.0, 2.0, 2)
+    assert ElementSizes.of(torch.bfloat16, "fp8", E4M3) == ElementSizes(1.0, 2.0, 1)
+    assert ElementSizes.of(torch.bfloat16, "fp8") == ElementSizes(1.0, 2.0, 2)
 
 
 # -- KV ----------------------------------------------------------------------------------------
@@ -340,9 +340,11 @@ def test_a_checkpoint_may_bring_scales(model: Path, tmp_path: Path) -> None:
 
 def test_scales_are_part_of_the_digest() -> None:
     digest = b"m" * 16
-    assert scaled_digest(digest, [KvScale(), KvScale()]) == digest
+    assert kv_scaled_digest(digest, [KvScale(), KvScale()]) == digest
     found = {
-        scaled_digest(digest, [KvScale(key, value)]) for key in (0.5, 2.0) for value in (1.0, 3.0)
+        kv_scaled_digest(digest, [KvScale(key, value)])
+        for key in (0.5, 2.0)
+        for value in (1.0, 3.0)
     }
     assert len(found) == 4 and {len(each) for each in found} == {16}
 
@@ -369,5 +371,7 @@ def test_graphs_can_be_turned_off(model: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_gpu_says_that_its_determinism_was_not_seen() -> None:
-    choice = promising(Choice(False, "torch and Triton, in bfloat16"), torch.device("cuda:0"))
-    assert choice.told == f"torch and Triton, in bfloat16; {UNSEEN}" and choice.is_fallback
+    choice = require_deterministic(
+        BackendChoice(False, "torch and Triton, in bfloat16"), torch.device("cuda:0")
+    )
+    assert choice.told == f"torch and Triton, in bfloat16; {UNVERIFIED_NOTE}" and choice.is_fallback

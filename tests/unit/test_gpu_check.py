@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.gpu_check import chosen, main, parts_of, run
-from tools.gpu_lines import Line
+from tools.gpu_lines import GpuTableRow
 
 NOT_THERE = [
     "redis", "grpc", "google.protobuf", "ray", "fastapi", "uvicorn", "pydantic", "orjson", "typer",
@@ -35,17 +35,17 @@ def test_it_starts_with_few_packages() -> None:
     assert done.stdout.splitlines() == list(parts_of(1))
 
 
-def good() -> Iterator[Line]:
-    yield Line("one", "right")
-    yield Line("two", "10 GB/s", 0.5, 0.25, "a copy's bytes")
+def good() -> Iterator[GpuTableRow]:
+    yield GpuTableRow("one", "right")
+    yield GpuTableRow("two", "10 GB/s", 0.5, 0.25, "a copy's bytes")
 
 
-def failing() -> Iterator[Line]:
-    yield Line("three", "right")
+def failing() -> Iterator[GpuTableRow]:
+    yield GpuTableRow("three", "right")
     raise RuntimeError("out of memory\nwith a long story")
 
 
-def broken() -> Iterator[Line]:
+def broken() -> Iterator[GpuTableRow]:
     raise ImportError("no such kernel")
 
 

@@ -16,14 +16,14 @@ from baton.clock import ManualClock
 from baton.config import DEMO_MODEL
 from baton.core.grammar import Grammar, GrammarKind
 from baton.core.ids import TokenId
-from baton.core.request import PROMPT_READ, FinishReason
+from baton.core.request import PROMPT_PREFILLED, FinishReason
 from baton.core.task import Task
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.errors import Invalid
-from baton.text import grammar as limits
-from baton.text import grammar_compile as compiling
-from baton.text.grammar import Grammars
+from baton.text.grammar import compilation as compiling
+from baton.text.grammar import matcher as limits
+from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
 from tests.grammar_house import (
     CONFIG,
@@ -43,7 +43,7 @@ TEXTS = ("red", "reddish", "green", "grün", "re/d\n", '"\\', "green tea", "😀
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
+def grammars() -> GrammarCompiler:
     return byte_grammars()
 
 
@@ -57,7 +57,7 @@ def test_masks_equal_a_list_of_all_texts() -> None:
     tokenizer = Tokenizer.load(DEMO_MODEL)
     eos = 0
     vocab_size = tokenizer.vocab_size + 5
-    grammars = Grammars.load(DEMO_MODEL, vocab_size, [TokenId(eos)])
+    grammars = GrammarCompiler.load(DEMO_MODEL, vocab_size, [TokenId(eos)])
     whole = [text.encode() for text in TEXTS]
     pieces = {
         token_id: tokenizer.token_bytes(token_id)
@@ -85,21 +85,21 @@ def test_masks_equal_a_list_of_all_texts() -> None:
 @pytest.mark.parametrize(
     "pattern", ["[a-c]{2,5}", r"\d{3}-(x|yz)+!", "(?i)ab", "a/b|c", "^[0-9]$", "é+\n?", r"\\\."]
 )
-def test_answers_match_their_pattern(grammars: Grammars, pattern: str) -> None:
+def test_answers_match_their_pattern(grammars: GrammarCompiler, pattern: str) -> None:
     specs = [asking(str(seed), regex(pattern), seed) for seed in range(20)]
     for text, reason in answers(grammars, specs).values():
         assert reason is FinishReason.STOP
         assert re.fullmatch(pattern, text.decode()), text
 
 
-def test_answers_are_one_of_the_choices(grammars: Grammars) -> None:
+def test_answers_are_one_of_the_choices(grammars: GrammarCompiler) -> None:
     specs = [asking(str(seed), choice(*TEXTS), seed) for seed in range(60)]
     seen = answers(grammars, specs)
     assert {text.decode() for text, _ in seen.values()} == set(TEXTS)
     assert {reason for _, reason in seen.values()} == {FinishReason.STOP}
 
 
-def test_a_grammar_in_larks_notation(grammars: Grammars) -> None:
+def test_a_grammar_in_larks_notation(grammars: GrammarCompiler) -> None:
     lark = Grammar(GrammarKind.LARK, 'start: "<" item+ ">"\nitem: /[ab]/ | "(" item ")"')
     specs = [asking(str(seed), lark, seed, max_tokens=60) for seed in range(10)]
     for text, reason in answers(grammars, specs).values():
@@ -107,7 +107,7 @@ def test_a_grammar_in_larks_notation(grammars: Grammars) -> None:
         assert (reason is FinishReason.STOP) == text.endswith(b">")
 
 
-def test_an_object_of_any_kind_may_be_cut_by_its_length(grammars: Grammars) -> None:
+def test_an_object_of_any_kind_may_be_cut_by_its_length(grammars: GrammarCompiler) -> None:
     specs = [asking(str(seed), Grammar(GrammarKind.JSON_OBJECT), seed, 60) for seed in range(20)]
     reasons = set()
     for text, reason in answers(grammars, specs).values():
@@ -118,7 +118,7 @@ def test_an_object_of_any_kind_may_be_cut_by_its_length(grammars: Grammars) -> N
     assert reasons == {FinishReason.STOP, FinishReason.LENGTH}
 
 
-def test_an_answer_ends_where_its_grammar_does(grammars: Grammars) -> None:
+def test_an_answer_ends_where_its_grammar_does(grammars: GrammarCompiler) -> None:
     walk = grammars.open(regex("ab?"), [TokenId(ord("a"))])
     assert allowed(walk.mask()) == [ord("b"), EOS]
     walk.accept(TokenId(ord("b")))
@@ -126,24 +126,24 @@ def test_an_answer_ends_where_its_grammar_does(grammars: Grammars) -> None:
 
 
 def test_ids_that_the_tokenizer_has_not_are_never_allowed() -> None:
-    larger = Grammars(byte_vocabulary(), VOCAB + 50, [EOS])
+    larger = GrammarCompiler(byte_vocabulary(), VOCAB + 50, [EOS])
     anything = regex("(?s:.)+")
     assert max(allowed(larger.open(anything).mask())) < VOCAB
 
 
-def test_an_answer_that_is_none_of_its_grammars_is_refused(grammars: Grammars) -> None:
+def test_an_answer_that_is_none_of_its_grammars_is_refused(grammars: GrammarCompiler) -> None:
     with pytest.raises(Invalid, match="can't be followed any further"):
         grammars.open(regex("ab"), [TokenId(ord("x"))])
 
 
-def test_a_token_out_of_place_ends_the_walk(grammars: Grammars) -> None:
+def test_a_token_out_of_place_ends_the_walk(grammars: GrammarCompiler) -> None:
     walk = grammars.open(regex("ab"))
     walk.accept(TokenId(ord("x")))
     assert walk.mask() == b""
     assert "can't be followed any further" in walk.error
 
 
-def test_what_others_found_out_of_a_grammar_does_not_count(grammars: Grammars) -> None:
+def test_what_others_found_out_of_a_grammar_does_not_count(grammars: GrammarCompiler) -> None:
     """A pattern with more states than one grammar may have: each answer meets some of them."""
     greedy = regex("|".join(f".*{letter}.{{20}}" for letter in "abcdefghij"))
     chance = np.random.default_rng(SEED)
@@ -160,7 +160,7 @@ def test_what_others_found_out_of_a_grammar_does_not_count(grammars: Grammars) -
     assert masks[:6] == masks[6:]
 
 
-def test_few_grammars_are_kept(grammars: Grammars) -> None:
+def test_few_grammars_are_kept(grammars: GrammarCompiler) -> None:
     for number in range(3 * limits.MAX_COMPILED):
         grammars.open(regex(f"a{{{number + 1}}}"))
     assert len(grammars._compiled) == limits.MAX_COMPILED
@@ -169,7 +169,7 @@ def test_few_grammars_are_kept(grammars: Grammars) -> None:
 @pytest.mark.parametrize("kind", [models.WordLevel({"a": 0, "u": 1}, "u"), models.Unigram()])
 def test_a_tokenizer_that_is_not_made_of_bytes(kind: models.Model) -> None:
     with pytest.raises(Invalid, match="can't be followed with this tokenizer"):
-        Grammars(tokenizers.Tokenizer(kind).to_str(), 10, [TokenId(0)])
+        GrammarCompiler(tokenizers.Tokenizer(kind).to_str(), 10, [TokenId(0)])
 
 
 UNFOLLOWABLE = [
@@ -205,16 +205,16 @@ UNFOLLOWABLE = [
 
 @pytest.mark.parametrize("unfollowable", UNFOLLOWABLE, ids=range(len(UNFOLLOWABLE)))
 def test_what_cannot_be_followed_is_refused_at_once(
-    grammars: Grammars, unfollowable: Grammar
+    grammars: GrammarCompiler, unfollowable: Grammar
 ) -> None:
     with pytest.raises(Invalid) as refusal:
-        compiling.check(unfollowable)
+        compiling.validate_grammar(unfollowable)
     assert 0 < len(str(refusal.value)) <= compiling.MAX_MESSAGE
     with pytest.raises(Invalid):
         grammars.open(unfollowable)
 
 
-def test_a_grammar_that_allows_nothing_ends_its_request_alone(grammars: Grammars) -> None:
+def test_a_grammar_that_allows_nothing_ends_its_request_alone(grammars: GrammarCompiler) -> None:
     """It can be compiled, and no text fits it."""
     specs = [asking("barren", schema({"$ref": "#"}), 1), asking("good", choice("yes"), 1)]
     seen = answers(grammars, specs)
@@ -222,7 +222,7 @@ def test_a_grammar_that_allows_nothing_ends_its_request_alone(grammars: Grammars
     assert seen["good"] == (b"yes", FinishReason.STOP)
 
 
-def test_a_failure_tells_that_the_prompt_was_computed(grammars: Grammars) -> None:
+def test_a_failure_tells_that_the_prompt_was_computed(grammars: GrammarCompiler) -> None:
     engine = Engine(
         FakeRunner(64, CONFIG.block_tokens, VOCAB),
         CONFIG,
@@ -234,7 +234,7 @@ def test_a_failure_tells_that_the_prompt_was_computed(grammars: Grammars) -> Non
     barren = schema({"$ref": "#"})
     engine.add(asking("r", barren, 1), Task.WHOLE, grammars.open(barren))
     (output,) = engine.step().outputs
-    assert output.finish_reason is FinishReason.ERROR and PROMPT_READ in output.details
+    assert output.finish_reason is FinishReason.ERROR and PROMPT_PREFILLED in output.details
 
 
 def test_hostile_grammars_take_bounded_memory() -> None:

@@ -10,12 +10,12 @@ import pytest
 import tokenizers
 from tokenizers import models
 
+from baton.concurrency.fair_slots import FairSlots
 from baton.config import DEMO_MODEL
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid, Overloaded, Unavailable
-from baton.fair_slots import FairSlots
-from baton.text import grammar_checker
-from baton.text.grammar_checker import GrammarChecker
+from baton.text.grammar import checker as grammar_checker
+from baton.text.grammar.checker import GrammarChecker
 from tests.grammar_house import regex, schema
 from tests.unit.hostile_grammars import chained, lark
 from tests.unit.test_router_http import eventually

@@ -2,10 +2,10 @@
 
 import asyncio
 
-from baton.core.handoff import Endpoint, PullScheduled
 from baton.core.ids import BlockId, RequestId
+from baton.core.kv_transfer import Endpoint, KvTransferScheduled
 from baton.engine.result import PrefillProgress
-from baton.worker.hold import Hold
+from baton.worker.kv_export import KvExport
 from baton.worker.kv_layout import KvLayout
 
 ENDPOINT = Endpoint("memory", "prefill", 1, "host", 4096, b"")
@@ -18,7 +18,7 @@ def progress(num_tokens: int) -> PrefillProgress:
 
 async def test_the_reader_makes_room_when_little_is_left() -> None:
     layout = KvLayout("layout", 16, "xxh3", lambda block_ids: [0] * len(block_ids))
-    hold = Hold(layout, 100, 16, late_tokens=20, on_close=lambda complete: None)
+    hold = KvExport(layout, 100, 16, late_tokens=20, on_close=lambda complete: None)
     hold.attach(ENDPOINT)
     events = hold.events()
     first = asyncio.ensure_future(anext(events))
@@ -28,7 +28,7 @@ async def test_the_reader_makes_room_when_little_is_left() -> None:
         await asyncio.sleep(0)
         assert not first.done(), computed
     hold.advance(progress(80))
-    assert await first == PullScheduled(ENDPOINT, 100, "xxh3")
+    assert await first == KvTransferScheduled(ENDPOINT, 100, "xxh3")
     chunk = await anext(events)
     assert chunk.first_block == 0 and len(chunk.blocks) == 5  # type: ignore[union-attr]
     hold.close()

@@ -9,8 +9,8 @@ import pytest
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Unavailable
-from baton.runtime.pools.kept import Keeper, KeptPools, OnChange
-from baton.runtime.state import ProcessState
+from orchestrator.cluster_state import ProcessState
+from orchestrator.supervised_pools import OnChange, SupervisedPools, SupervisedProcess
 
 PREFILL, DECODE = Role.PREFILL, Role.DECODE
 
@@ -45,7 +45,7 @@ class FakeKeeper:
         self._ended.set()
 
 
-class FakePools(KeptPools):
+class FakePools(SupervisedPools):
     """``told`` is who was told which role; ``error`` comes of it, once ``answers`` is set."""
 
     can_convert = True
@@ -58,14 +58,14 @@ class FakePools(KeptPools):
         self.answers.set()
         self._number = 0
 
-    def _keeper(self, role: Role, on_change: OnChange) -> Keeper:
+    def _keeper(self, role: Role, on_change: OnChange) -> SupervisedProcess:
         self._number += 1
         return FakeKeeper(ProcessState(f"w{self._number}", role.value, 1, "starting"))
 
-    def _change_role(self, keeper: Keeper, role: Role) -> None:
+    def _change_role(self, keeper: SupervisedProcess, role: Role) -> None:
         keeper.state.role, keeper.state.state = role.value, "converting"
 
-    async def _convert(self, keeper: Keeper) -> None:
+    async def _convert(self, keeper: SupervisedProcess) -> None:
         self.told.append((keeper.state.id, keeper.state.role))
         await self.answers.wait()
         if self.error is not None:

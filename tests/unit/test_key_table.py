@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from baton.core.ids import BlockKey
-from baton.kv import key_table
-from baton.kv.key_table import LEAST_PLACES, KeyTable
+from conductor import key_table
+from conductor.key_table import MIN_SLOTS, KeyTable
 
 ALWAYS, NEVER = 1, 1 << 30
-"""Values of BULK: all batches go through numpy, or none."""
+"""Values of VECTORIZED_KEYS: all batches go through numpy, or none."""
 
 
 def random_keys(count: int, seed: int = 1) -> list[BlockKey]:
@@ -49,7 +49,7 @@ class Machine(RuleBasedStateMachine):
 
     @initialize(bulk=st.sampled_from([ALWAYS, 6, NEVER]), chunk=st.sampled_from([2, 7, 1 << 16]))
     def limits(self, bulk: int, chunk: int) -> None:
-        for name, value in (("BULK", bulk), ("CHUNK", chunk)):
+        for name, value in (("VECTORIZED_KEYS", bulk), ("BATCH_KEYS", chunk)):
             patch = mock.patch.object(key_table, name, value)
             patch.start()
             self._patches.append(patch)
@@ -82,7 +82,7 @@ class Machine(RuleBasedStateMachine):
     def it_is_a_dict(self) -> None:
         assert len(self.table) == len(self.model)
         assert [self.table.tier(key) for key in KEYS] == [self.model.get(k, 0) for k in KEYS]
-        assert self.table.size_bytes <= 9 * max(LEAST_PLACES, 4 * len(self.model) + 1)
+        assert self.table.size_bytes <= 9 * max(MIN_SLOTS, 4 * len(self.model) + 1)
         self.table.check_integrity()
 
     def teardown(self) -> None:
@@ -96,7 +96,7 @@ TestMachine.settings = settings(deadline=None, max_examples=150, stateful_step_c
 
 @pytest.fixture(params=[ALWAYS, NEVER], ids=["numpy", "one by one"])
 def _either_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_table, "BULK", request.param)
+    monkeypatch.setattr(key_table, "VECTORIZED_KEYS", request.param)
 
 
 @pytest.mark.usefixtures("_either_way")

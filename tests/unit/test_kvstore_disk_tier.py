@@ -10,7 +10,7 @@ import pytest
 from baton.clock import ManualClock
 from baton.core.store import BlockFilter, Tier
 from baton.errors import Overloaded, Unavailable
-from kvstore.disk import DiskTier
+from kvstore.disk_tier import DiskTier
 from kvstore.segment import Segment
 from tests.store_house import KEYS, SIZE, House
 

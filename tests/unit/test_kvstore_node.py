@@ -6,10 +6,10 @@ import threading
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, Endpoint
 from baton.core.store import BlockFilter, PutRequest
 from baton.errors import Corrupt, Invalid, Overloaded, Unavailable
-from baton.transport.base import Span
+from baton.transport.base import TransferRange
 from baton.transport.memory import MemoryTransport
 from tests.store_house import KEYS, SIZE, House
 
@@ -176,11 +176,11 @@ async def test_pinned_blocks_stay() -> None:
 async def test_a_put_cancelled_while_bytes_come_in_waits_for_their_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("baton.transport.flow.INLINE_BYTES", 0)
+    monkeypatch.setattr("baton.transport.reads.INLINE_BYTES", 0)
     house = House()
     copying, go_on = threading.Event(), threading.Event()
 
-    def hold(endpoint: Endpoint, span: Span) -> str:
+    def hold(endpoint: Endpoint, span: TransferRange) -> str:
         copying.set()
         assert go_on.wait(30.0)
         return ""
@@ -287,7 +287,7 @@ async def test_slots_of_a_stray_read_come_back() -> None:
 
         under_way = True
 
-        def copy(self, endpoint: Endpoint, span: Span) -> None:
+        def copy(self, endpoint: Endpoint, span: TransferRange) -> None:
             raise Unavailable("frozen")
 
         def release(self, transfer: object) -> bool:

@@ -5,7 +5,7 @@ import asyncio
 from baton.clock import ManualClock
 from baton.core.store import BlockFilter, Tier
 from baton.kv.index import PrefixHit
-from kvstore.publisher import RETRY_SECONDS
+from kvstore.index_publisher import RETRY_SECONDS
 from tests.store_house import KEYS, House
 
 
@@ -60,7 +60,7 @@ async def test_an_index_that_was_flushed_is_told_everything() -> None:
 
 
 async def test_a_log_that_has_forgotten_is_no_loss(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("kvstore.events.MAX_CHANGES", 1)
+    monkeypatch.setattr("kvstore.event_log.MAX_CHANGES", 1)
     house = House(room=8)
     for number in range(5):
         await house.put(number)

@@ -14,14 +14,20 @@ from baton.config import DEMO_MODEL
 from baton.core.ids import TenantId
 from baton.errors import Overloaded
 from baton.text.tokenizer import EASY_CHARACTERS_PER_TOKEN, PIECE_CHARACTERS, Tokenizer
-from router import large_work
-from router.json_bounds import MAX_STRINGS, MAX_VALUES, SMALL_BYTES, check_values, most_values
-from router.large_work import LARGE_BODY_BYTES, LargeWork
-from router.parse import MAX_ERRORS, parse
-from router.private_mark import private_mark
-from router.problem import Problem
-from router.raw_body import UNCOUNTED_BYTES, BodyBudget
-from router.schema import ChatBody, CompletionBody, DetokenizeBody
+from router.errors import ApiError
+from router.http.body_parser import MAX_ERRORS, parse_body
+from router.http.json_limits import (
+    MAX_STRINGS,
+    MAX_VALUES,
+    UNCHECKED_BYTES,
+    check_json_size,
+    max_json_values,
+)
+from router.http.raw_body import UNMETERED_BYTES, BodyBudget
+from router.openai import offload_executor
+from router.openai.offload_executor import MIN_OFFLOAD_BYTES, OffloadExecutor
+from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody
+from router.openai.unique_marker import make_unique_marker
 from tests.unit import test_router_http
 from tests.unit.test_router_http import (
     CHAT,
@@ -59,8 +65,8 @@ def of_prompt(values: bytes) -> bytes:
     ],
 )
 def test_too_many_values_are_counted_before_any_is_made(data: bytes) -> None:
-    with pytest.raises(Problem) as refusal:
-        parse(CompletionBody, data)
+    with pytest.raises(ApiError) as refusal:
+        parse_body(CompletionBody, data)
     assert (refusal.value.status, refusal.value.code) == (400, "too_many_values")
     assert "may have at most" in str(refusal.value)
 
@@ -68,35 +74,35 @@ def test_too_many_values_are_counted_before_any_is_made(data: bytes) -> None:
 @pytest.mark.parametrize("text", ["[,{" * MAX_VALUES, '"' * MAX_STRINGS, '\\",' * MAX_VALUES, "\\"])
 def test_what_stands_in_a_string_is_no_value(text: str) -> None:
     body = json.dumps({"prompt": text}).encode()
-    assert parse(CompletionBody, body).prompt == [text]
+    assert parse_body(CompletionBody, body).prompt == [text]
 
 
 def test_a_prompt_of_as_many_tokens_as_the_context_has() -> None:
     tokens, context = MAX_VALUES, MAX_VALUES // 2
     data = json.dumps({"prompt": [7] * tokens}).encode()
-    with pytest.raises(Problem):
-        parse(CompletionBody, data)
-    assert len(parse(CompletionBody, data, most_values(context)).prompt[0]) == tokens
+    with pytest.raises(ApiError):
+        parse_body(CompletionBody, data)
+    assert len(parse_body(CompletionBody, data, max_json_values(context)).prompt[0]) == tokens
 
 
 def test_a_small_body_is_not_looked_through() -> None:
-    check_values(b"[" * SMALL_BYTES, 10)
-    with pytest.raises(Problem):
-        check_values(b"[" * (SMALL_BYTES + 1), 10)
+    check_json_size(b"[" * UNCHECKED_BYTES, 10)
+    with pytest.raises(ApiError):
+        check_json_size(b"[" * (UNCHECKED_BYTES + 1), 10)
 
 
 def test_one_of_many_errors_is_told() -> None:
     wrong = DetokenizeBody, json.dumps({"tokens": ["x"] * 5000}).encode()
-    with pytest.raises(Problem) as refusal:
-        parse(*wrong)
+    with pytest.raises(ApiError) as refusal:
+        parse_body(*wrong)
     assert refusal.value.param == "tokens[0]"
     message = {"role": "user", "content": 1}
-    with pytest.raises(Problem) as refusal:
-        parse(ChatBody, json.dumps({"messages": [message] * 5000}).encode())
+    with pytest.raises(ApiError) as refusal:
+        parse_body(ChatBody, json.dumps({"messages": [message] * 5000}).encode())
     assert refusal.value.param == "messages[0].content"
     unknown = {f"k{number}": 0 for number in range(MAX_ERRORS + 1)}
-    with pytest.raises(Problem) as refusal:
-        parse(ChatBody, json.dumps(chat() | unknown).encode())
+    with pytest.raises(ApiError) as refusal:
+        parse_body(ChatBody, json.dumps(chat() | unknown).encode())
     assert f"{MAX_ERRORS + 1} fields that are unknown or wrong" in str(refusal.value)
 
 
@@ -139,7 +145,7 @@ async def test_a_text_is_encoded_as_far_as_it_may_fit(
             counted.characters = 0
         many = {"prompt": " " * 2_000_000}
         assert wrong_error(await client.post("/tokenize", json=many))["code"] == "too_many_tokens"
-    most = most_values(CONTEXT)
+    most = max_json_values(CONTEXT)
     assert counted.characters <= 2 * most + PIECE_CHARACTERS
 
 
@@ -154,7 +160,7 @@ def test_a_text_of_long_tokens_is_not_refused_by_its_length() -> None:
 async def test_all_prompts_of_a_request_have_a_bound(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.json_bounds.MAX_VALUES", 1000)
+    monkeypatch.setattr("router.http.json_limits.MAX_VALUES", 1000)
     prompts = ["x" * 60] * 20  # 1,200 tokens: beside the 1,000, twice the context of 64
     async with open_house(tokenizer) as (_, client):
         few = await client.post(COMPLETE, json={"prompt": prompts[:18], "max_tokens": 1})
@@ -165,8 +171,8 @@ async def test_all_prompts_of_a_request_have_a_bound(
 
 @pytest.mark.parametrize("text", ["", "\ue000end\ue000" * 30_000, "\ud800"])
 def test_a_mark_stands_in_no_text(text: str) -> None:
-    mark = private_mark([text])
-    assert mark not in text and private_mark([text + mark]) not in text + mark
+    mark = make_unique_marker([text])
+    assert mark not in text and make_unique_marker([text + mark]) not in text + mark
 
 
 async def test_a_message_full_of_marks_is_continued(tokenizer: Tokenizer) -> None:
@@ -184,13 +190,13 @@ async def test_a_message_full_of_marks_is_continued(tokenizer: Tokenizer) -> Non
 def test_bytes_of_bodies_are_shared() -> None:
     budget = BodyBudget(100)
     first = budget.body(A, 1.0, shared=True)
-    first.add(b"x" * (UNCOUNTED_BYTES + 70))
+    first.add(b"x" * (UNMETERED_BYTES + 70))
     with pytest.raises(Overloaded, match="bytes of bodies"):
         first.add(b"x" * 10)
     with budget.body(A, 1.0, shared=True) as small:
-        small.add(b"x" * UNCOUNTED_BYTES)
+        small.add(b"x" * UNMETERED_BYTES)
     with budget.body(B, 1.0, shared=True) as second:
-        second.add(b"x" * (UNCOUNTED_BYTES + 30))
+        second.add(b"x" * (UNMETERED_BYTES + 30))
         assert budget.inside == 100
     assert budget.inside == 70
     first.release()
@@ -213,7 +219,7 @@ async def test_a_body_beyond_what_others_left_is_refused_as_it_comes(tokenizer: 
         slow = asyncio.create_task(
             post_raw(url, "transfer-encoding: chunked", [piece, piece], end=b"")
         )
-        await eventually(lambda: house.service.bodies.inside == 2 * 0x10000 - UNCOUNTED_BYTES)
+        await eventually(lambda: house.service.bodies.inside == 2 * 0x10000 - UNMETERED_BYTES)
         refused = await post_raw(url, "transfer-encoding: chunked", [piece, piece])
         assert refused.startswith(b"HTTP/1.1 429")
         assert b"bytes of bodies are under way" in refused and b"retry-after" in refused
@@ -227,7 +233,7 @@ async def test_a_body_beyond_what_others_left_is_refused_as_it_comes(tokenizer: 
 async def test_an_answer_holds_no_body(tokenizer: Tokenizer) -> None:
     house = House(tokenizer, "x", automatic=False)
     async with listening(house) as url, httpx.AsyncClient() as client:
-        body = chat(user="x" * 2 * UNCOUNTED_BYTES)
+        body = chat(user="x" * 2 * UNMETERED_BYTES)
         asked = asyncio.create_task(client.post(url + CHAT, json=body))
         await eventually(lambda: bool(house.decode.jobs))
         assert house.service.bodies.inside == 0
@@ -254,7 +260,7 @@ def gates() -> Iterator[Callable[[], threading.Event]]:
 
 
 async def test_a_tenant_has_all_threads_but_one(gates: Callable[[], threading.Event]) -> None:
-    work, order, size = LargeWork(2), [], LARGE_BODY_BYTES + 1
+    work, order, size = OffloadExecutor(2), [], MIN_OFFLOAD_BYTES + 1
     first, second = gates(), gates()
 
     def note(name: str) -> Any:
@@ -266,7 +272,7 @@ async def test_a_tenant_has_all_threads_but_one(gates: Callable[[], threading.Ev
     await asyncio.sleep(0)
     assert work.num_waiting == 2
     await work.run(B, size, lambda: order.append("b"))
-    assert await work.run(A, LARGE_BODY_BYTES, lambda: "small") == "small"
+    assert await work.run(A, MIN_OFFLOAD_BYTES, lambda: "small") == "small"
     other = asyncio.create_task(work.run(C, size, second.wait))
     last = asyncio.create_task(work.run(B, size, lambda: order.append("b2")))
     await asyncio.sleep(0)
@@ -282,7 +288,7 @@ async def test_a_tenant_has_all_threads_but_one(gates: Callable[[], threading.Ev
 
 async def test_a_thread_is_busy_until_its_work_ends(gates: Callable[[], threading.Event]) -> None:
     """Also after its client has left."""
-    work, size, gate = LargeWork(2), LARGE_BODY_BYTES + 1, gates()
+    work, size, gate = OffloadExecutor(2), MIN_OFFLOAD_BYTES + 1, gates()
     left = asyncio.create_task(work.run(A, size, gate.wait))
     await asyncio.sleep(0)
     left.cancel()
@@ -298,19 +304,19 @@ async def test_an_error_that_nobody_waits_for_is_no_news(
     gates: Callable[[], threading.Event],
 ) -> None:
     """The loop would log it, and the log's record would hold its body."""
-    work, gate, told = LargeWork(1), gates(), list[dict[str, Any]]()
+    work, gate, told = OffloadExecutor(1), gates(), list[dict[str, Any]]()
     asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
 
     def fail() -> None:
         gate.wait()
         raise ValueError("too many tokens")
 
-    left = asyncio.create_task(work.run(A, LARGE_BODY_BYTES + 1, fail))
+    left = asyncio.create_task(work.run(A, MIN_OFFLOAD_BYTES + 1, fail))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.wait([left])
     gate.set()
-    await work.run(A, LARGE_BODY_BYTES + 1, lambda: None)
+    await work.run(A, MIN_OFFLOAD_BYTES + 1, lambda: None)
     del left
     gc.collect()
     assert told == []
@@ -320,12 +326,10 @@ async def test_free_memory_goes_back_once_the_work_has_ended(
     gates: Callable[[], threading.Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not only when its client leaves: by then the thread still holds what it needs."""
-    work, gate, ended_before = LargeWork(1), gates(), list[bool]()
-    monkeypatch.setattr(large_work, "TRIM_SECONDS", 0.0)
-    monkeypatch.setattr(
-        large_work, "return_free_memory", lambda: ended_before.append(gate.is_set())
-    )
-    left = asyncio.create_task(work.run(A, large_work.TRIM_BYTES, gate.wait))
+    work, gate, ended_before = OffloadExecutor(1), gates(), list[bool]()
+    monkeypatch.setattr(offload_executor, "TRIM_SECONDS", 0.0)
+    monkeypatch.setattr(offload_executor, "trim_heap", lambda: ended_before.append(gate.is_set()))
+    left = asyncio.create_task(work.run(A, offload_executor.TRIM_BYTES, gate.wait))
     await asyncio.sleep(0)
     left.cancel()
     await asyncio.wait([left])
@@ -347,7 +351,7 @@ async def test_a_failure_keeps_nothing() -> None:
         def __del__(self) -> None:
             Body.alive -= 1
 
-    work = LargeWork()
+    work = OffloadExecutor()
 
     async def fail() -> None:
         body = Body()
@@ -356,7 +360,7 @@ async def test_a_failure_keeps_nothing() -> None:
             raise ValueError(f"wrong: {body}")
 
         with pytest.raises(ValueError, match="wrong"):
-            await work.run(A, LARGE_BODY_BYTES + 1, parse)
+            await work.run(A, MIN_OFFLOAD_BYTES + 1, parse)
 
     gc.disable()
     try:

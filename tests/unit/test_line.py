@@ -11,24 +11,25 @@ from typing import Any
 
 import pytest
 
-from baton.core.trust import Trust
+from baton.core.credentials import ClusterCredentials
 from baton.errors import BatonError, Invalid, Overloaded, Unauthorized, Unavailable
-from baton.rpc import frames, line_client, line_server
-from baton.rpc.frames import HEAD, MAX_MESSAGE_BYTES
-from baton.rpc.line import HANDSHAKE_BYTES, VERSION, Kind, Line
-from baton.rpc.line_client import ClientLine, open_line
-from baton.rpc.line_server import LineServer
-from baton.rpc.strangers import Strangers, site_of
+from baton.rpc import frames
+from baton.rpc.framed import client, server
+from baton.rpc.framed.client import FramedClientConnection, open_framed_connection
+from baton.rpc.framed.connection import HANDSHAKE_BYTES, VERSION, FramedConnection, FrameKind
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.framed.unauthenticated import UnauthenticatedConnections, source_network
+from baton.rpc.frames import FRAME_HEADER, MAX_MESSAGE_BYTES
 from baton.rpc.v1 import conductor_pb2, line_pb2
 
-TRUST = Trust("a secret of the cluster")
+TRUST = ClusterCredentials("a secret of the cluster")
 NONCE = bytes(32)
 
 
 class Echo:
     """Says everything again, but for what it is told to do otherwise."""
 
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: FramedConnection) -> None:
         self.line = line
         self.heard: list[bytes] = []
         self.lost = asyncio.Event()
@@ -46,26 +47,28 @@ class Echo:
 
 
 class House:
-    def __init__(self, server: LineServer, address: str, echoes: list[Echo]) -> None:
+    def __init__(self, server: FramedServer, address: str, echoes: list[Echo]) -> None:
         self.server = server
         self.address = address
         self.echoes = echoes
 
     async def open(
-        self, deliver: Callable[[bytes], None] = lambda payload: None, trust: Trust = TRUST
-    ) -> ClientLine:
-        return await open_line(self.address, "echo", trust, deliver, 5.0)
+        self,
+        deliver: Callable[[bytes], None] = lambda payload: None,
+        trust: ClusterCredentials = TRUST,
+    ) -> FramedClientConnection:
+        return await open_framed_connection(self.address, "echo", trust, deliver, 5.0)
 
 
 @asynccontextmanager
-async def house(trust: Trust = TRUST) -> AsyncIterator[House]:
+async def house(trust: ClusterCredentials = TRUST) -> AsyncIterator[House]:
     echoes: list[Echo] = []
 
-    def serve(line: Line) -> Echo:
+    def serve(line: FramedConnection) -> Echo:
         echoes.append(Echo(line))
         return echoes[-1]
 
-    server = LineServer(trust, {"echo": serve})
+    server = FramedServer(trust, {"echo": serve})
     address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
     try:
         async with asyncio.timeout(20):
@@ -75,12 +78,12 @@ async def house(trust: Trust = TRUST) -> AsyncIterator[House]:
 
 
 def frame(kind: int, payload: bytes = b"") -> bytes:
-    return HEAD.pack(len(payload), 0, kind) + payload
+    return FRAME_HEADER.pack(len(payload), 0, kind) + payload
 
 
 def hello(service: str = "echo", version: int = VERSION, nonce: bytes = NONCE) -> bytes:
     message = line_pb2.Hello(version=version, service=service, nonce=nonce)
-    return frame(Kind.HELLO, message.SerializeToString())
+    return frame(FrameKind.HELLO, message.SerializeToString())
 
 
 async def say(address: str, *parts: bytes) -> list[tuple[int, bytes]]:
@@ -93,7 +96,7 @@ async def say(address: str, *parts: bytes) -> list[tuple[int, bytes]]:
             writer.write(part)
             await writer.drain()
         while True:
-            size, _, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
+            size, _, kind = FRAME_HEADER.unpack(await reader.readexactly(FRAME_HEADER.size))
             answers.append((kind, await reader.readexactly(size)))
     except (asyncio.IncompleteReadError, ConnectionError):
         return answers
@@ -103,15 +106,15 @@ async def say(address: str, *parts: bytes) -> list[tuple[int, bytes]]:
 
 def refusal(answers: Sequence[tuple[int, bytes]]) -> str:
     kind, payload = answers[-1]
-    assert kind == Kind.REFUSAL
+    assert kind == FrameKind.REFUSAL
     return conductor_pb2.Refusal.FromString(payload).message
 
 
 # -- between friends ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("trust", [Trust(), TRUST])
-async def test_messages_both_ways_in_order(trust: Trust) -> None:
+@pytest.mark.parametrize("trust", [ClusterCredentials(), TRUST])
+async def test_messages_both_ways_in_order(trust: ClusterCredentials) -> None:
     heard: list[bytes] = []
     done = asyncio.Event()
 
@@ -169,7 +172,7 @@ async def test_a_port_in_use() -> None:
     async with house() as there:
         port = int(there.address.rpartition(":")[2])
         with pytest.raises(Unavailable, match=f"can't listen on 127.0.0.1:{port}"):
-            await LineServer(TRUST, {}).listen("127.0.0.1", port)
+            await FramedServer(TRUST, {}).listen("127.0.0.1", port)
 
 
 # -- who may come in ------------------------------------------------------------------------
@@ -179,13 +182,13 @@ async def test_a_port_in_use() -> None:
 async def test_without_the_secret_nobody_comes_in(secret: str | None) -> None:
     async with house() as there:
         with pytest.raises(Unauthorized, match="the cluster secret is missing or wrong"):
-            await there.open(trust=Trust(secret))
+            await there.open(trust=ClusterCredentials(secret))
         assert there.echoes == []
         assert not there.server.lines
 
 
 async def test_whoever_has_a_secret_does_not_speak_with_those_that_lack_it() -> None:
-    async with house(Trust()) as there:
+    async with house(ClusterCredentials()) as there:
         with pytest.raises(Unauthorized, match="does not know the cluster secret"):
             await there.open()
         await there.echoes[0].lost.wait()
@@ -195,7 +198,7 @@ async def test_a_proof_that_was_heard_is_worth_nothing() -> None:
     """The server's half of what is signed is new each time."""
     heard: list[bytes] = []
 
-    class Listening(ClientLine):
+    class Listening(FramedClientConnection):
         def send(self, number: int, kind: int, payload: bytes) -> None:
             heard.append(frame(kind, payload))
             super().send(number, kind, payload)
@@ -209,7 +212,7 @@ async def test_a_proof_that_was_heard_is_worth_nothing() -> None:
         await line.opened()
         line.close()
         answers = await say(there.address, *heard)
-        assert [kind for kind, _ in answers] == [Kind.CHALLENGE, Kind.REFUSAL]
+        assert [kind for kind, _ in answers] == [FrameKind.CHALLENGE, FrameKind.REFUSAL]
         assert "cluster secret" in refusal(answers)
         assert TRUST.secret is not None
         assert all(TRUST.secret.encode() not in each for each in heard)
@@ -221,12 +224,15 @@ async def test_a_proof_that_was_heard_is_worth_nothing() -> None:
         (hello("nobody"), "there is no service 'nobody' here"),
         (hello(version=7), "version 7 of lines: here is 1"),
         (hello(nonce=b"short"), "a nonce has 32 bytes"),
-        (frame(Kind.HELLO, b"\xff\xff"), "malformed Hello"),
-        (frame(Kind.PROOF), "a frame of kind 7 is no part of"),
-        (frame(Kind.MESSAGE, b"let me in"), "a frame of kind 1 is no part of"),
+        (frame(FrameKind.HELLO, b"\xff\xff"), "malformed Hello"),
+        (frame(FrameKind.PROOF), "a frame of kind 7 is no part of"),
+        (frame(FrameKind.MESSAGE, b"let me in"), "a frame of kind 1 is no part of"),
         (frame(99), "a frame of kind 99 is no part of"),
         (hello() + hello(), "a frame of kind 5 is no part of"),
-        (HEAD.pack(HANDSHAKE_BYTES + 1, 0, Kind.HELLO), "a frame of 4097 bytes: 4096 are allowed"),
+        (
+            FRAME_HEADER.pack(HANDSHAKE_BYTES + 1, 0, FrameKind.HELLO),
+            "a frame of 4097 bytes: 4096 are allowed",
+        ),
         (b"GET / HTTP/1.1\r\nhost: here\r\n\r\n", "a frame of 542393671 bytes"),
     ],
 )
@@ -237,17 +243,17 @@ async def test_strangers_are_told_why_and_shown_out(said: bytes, why: str) -> No
 
 
 async def test_whoever_says_nothing_is_shown_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_server, "HELLO_SECONDS", 0.02)
+    monkeypatch.setattr(server, "HANDSHAKE_TIMEOUT_SECONDS", 0.02)
     async with house() as there:
         assert await say(there.address) == []
         assert await say(there.address, hello()[:-1]) == []
-        assert [kind for kind, _ in await say(there.address, hello())] == [Kind.CHALLENGE]
+        assert [kind for kind, _ in await say(there.address, hello())] == [FrameKind.CHALLENGE]
         assert not there.server.lines
 
 
 async def test_strangers_keep_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of too many the one that came first goes, and a member has proved who it is by then."""
-    monkeypatch.setattr(line_server, "MAX_STRANGERS", 3)
+    monkeypatch.setattr(server, "MAX_UNAUTHENTICATED", 3)
     async with house() as there:
         idle = []
         for number in range(8):
@@ -273,7 +279,7 @@ async def connected(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 
 async def test_lines_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_server, "MAX_LINES", 1)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS", 1)
     async with house() as there:
         line = await there.open()
         with pytest.raises(Overloaded, match="there are 1 lines already"):
@@ -293,7 +299,7 @@ class Visitor:
 
 def test_whoever_takes_most_places_gives_up_the_oldest() -> None:
     closed: list[Visitor] = []
-    places = Strangers(4)
+    places = UnauthenticatedConnections(4)
     member = Visitor(closed)
     flood = [Visitor(closed) for _ in range(10)]
     places.add(member, "10.0.0.1")
@@ -309,7 +315,7 @@ def test_whoever_takes_most_places_gives_up_the_oldest() -> None:
         places.add(each, f"10.0.1.{number}")
     assert closed[:9] == flood[:9] and len(places) == 4
     assert several[-1] not in closed
-    assert [site_of(host) for host in ("10.0.0.1", "", "2001:db8::9", "x:y")] == [
+    assert [source_network(host) for host in ("10.0.0.1", "", "2001:db8::9", "x:y")] == [
         "10.0.0.1", "", "2001:db8::/64", "x:y",
     ]  # fmt: skip
 
@@ -325,14 +331,14 @@ async def until(condition: Callable[[], Any]) -> None:
 async def test_frames_in_pieces_of_any_size() -> None:
     heard: list[tuple[int, int, bytes]] = []
 
-    class Collecting(frames.Frames):
+    class Collecting(frames.FrameProtocol):
         is_closing = False  # type: ignore[assignment]
 
         def on_frame(self, number: int, kind: int, payload: bytes) -> None:
             heard.append((number, kind, payload))
 
     told = [(1, 2, b""), (3, 4, b"abc"), (5, 6, bytes(100)), (7, 8, b"")]
-    data = b"".join(HEAD.pack(len(payload), n, kind) + payload for n, kind, payload in told)
+    data = b"".join(FRAME_HEADER.pack(len(payload), n, kind) + payload for n, kind, payload in told)
     for size in (1, 2, 5, 9, 10, 64, len(data)):
         end = Collecting()
         for begin in range(0, len(data), size):
@@ -344,10 +350,13 @@ async def test_frames_in_pieces_of_any_size() -> None:
 @pytest.mark.parametrize(
     ("said", "why"),
     [
-        (HEAD.pack(MAX_MESSAGE_BYTES + 1, 0, Kind.MESSAGE), "a frame of 16777217 bytes"),
+        (
+            FRAME_HEADER.pack(MAX_MESSAGE_BYTES + 1, 0, FrameKind.MESSAGE),
+            "a frame of 16777217 bytes",
+        ),
         (frame(99), "no frames of kind 99 once it is open"),
-        (frame(Kind.WELCOME), "no frames of kind 8 once it is open"),
-        (frame(Kind.REFUSAL, b"\xff\xff"), "malformed Refusal"),
+        (frame(FrameKind.WELCOME), "no frames of kind 8 once it is open"),
+        (frame(FrameKind.REFUSAL, b"\xff\xff"), "malformed Refusal"),
     ],
 )
 async def test_an_open_line_refuses_nonsense(said: bytes, why: str) -> None:
@@ -363,7 +372,9 @@ async def test_half_a_message_is_no_message() -> None:
     async with house() as there:
         line = await there.open()
         assert line.transport is not None
-        line.transport.write(frame(Kind.MESSAGE, b"whole") + frame(Kind.MESSAGE, b"half")[:-1])
+        line.transport.write(
+            frame(FrameKind.MESSAGE, b"whole") + frame(FrameKind.MESSAGE, b"half")[:-1]
+        )
         await until(lambda: there.echoes and there.echoes[0].heard)
         line.transport.close()
         await there.echoes[0].lost.wait()
@@ -407,16 +418,16 @@ async def test_whoever_reads_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) ->
 
 
 async def test_a_silent_line_is_pinged_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(line_client, "TICK_SECONDS", 0.002)
+    monkeypatch.setattr(client, "TICK_SECONDS", 0.002)
     pongs = 0
 
-    class Counting(ClientLine):
+    class Counting(FramedClientConnection):
         def _on_control(self, kind: int, payload: bytes) -> None:
             nonlocal pongs
-            pongs += kind == Kind.PONG
+            pongs += kind == FrameKind.PONG
             super()._on_control(kind, payload)
 
-    monkeypatch.setattr(line_client, "ClientLine", Counting)
+    monkeypatch.setattr(client, "FramedClientConnection", Counting)
     async with house() as there:
         line = await there.open()
         await until(lambda: pongs >= 20)
@@ -426,13 +437,13 @@ async def test_a_silent_line_is_pinged_and_stays(monkeypatch: pytest.MonkeyPatch
 
 async def test_a_frozen_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """It opens a line, and then answers nothing; its kernel goes on acknowledging."""
-    monkeypatch.setattr(line_client, "TICK_SECONDS", 0.002)
+    monkeypatch.setattr(client, "TICK_SECONDS", 0.002)
     gone = asyncio.Event()
 
     async def freeze(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readexactly(len(hello()))
         challenge = line_pb2.Challenge(nonce=NONCE).SerializeToString()
-        writer.write(frame(Kind.CHALLENGE, challenge) + frame(Kind.WELCOME))
+        writer.write(frame(FrameKind.CHALLENGE, challenge) + frame(FrameKind.WELCOME))
         with contextlib.suppress(ConnectionError):
             await reader.read()
         writer.close()
@@ -441,7 +452,9 @@ async def test_a_frozen_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
     server = await asyncio.start_server(freeze, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     async with asyncio.timeout(20):
-        line = await open_line(f"127.0.0.1:{port}", "echo", Trust(), lambda payload: None, 5.0)
+        line = await open_framed_connection(
+            f"127.0.0.1:{port}", "echo", ClusterCredentials(), lambda payload: None, 5.0
+        )
         why = await line.ended()
         await gone.wait()
     assert isinstance(why, Unavailable) and "silent" in str(why)
@@ -451,11 +464,11 @@ async def test_a_frozen_peer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None
 async def test_a_router_that_stands_still_gives_back_what_it_holds(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(line_server, "TICK_SECONDS", 0.002)
-    async with house(Trust()) as there:
+    monkeypatch.setattr(server, "TICK_SECONDS", 0.002)
+    async with house(ClusterCredentials()) as there:
         host, _, port = there.address.rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(hello() + frame(Kind.PROOF))
+        writer.write(hello() + frame(FrameKind.PROOF))
         await until(lambda: there.echoes)
         await there.echoes[0].lost.wait()
         writer.close()
@@ -466,7 +479,7 @@ async def test_whoever_stood_still_itself_takes_nobody_for_dead() -> None:
     pings: list[int] = []
     failures: list[BatonError] = []
 
-    class Held(Line):
+    class Held(FramedConnection):
         def on_lost(self, failure: BatonError) -> None:
             failures.append(failure)
 
@@ -486,7 +499,7 @@ async def test_whoever_stood_still_itself_takes_nobody_for_dead() -> None:
     assert failures == []
     for _ in range(4):
         end._tick()
-    assert failures == [] and pings == [Kind.PING] * 3
+    assert failures == [] and pings == [FrameKind.PING] * 3
     end._tick()
     assert "silent for 4000.0 s" in str(failures[0])
     end._disarm()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from baton.transport.links import (
-    MAX_UNCHECKED,
+from baton.transport.link_meter import (
+    MAX_UNMEASURED_ESTIMATES,
     PRIOR_BYTES_PER_SECOND,
     PRIOR_LATENCY_SECONDS,
     LinkMeter,
@@ -61,7 +61,7 @@ def test_no_part_is_negative(small: float, large: float) -> None:
 def test_a_link_that_is_judged_and_never_used_is_tried_again() -> None:
     meter = LinkMeter()
     meter.record("a", MIB, 1.0)
-    slow = [meter.estimate_seconds("a", MIB) for _ in range(MAX_UNCHECKED)]
+    slow = [meter.estimate_seconds("a", MIB) for _ in range(MAX_UNMEASURED_ESTIMATES)]
     assert set(slow) == {1.0}
     assert meter.estimate_seconds("a", MIB) < 0.01
     meter.record("a", MIB, 1.0)

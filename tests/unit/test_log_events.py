@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("baton", "router", "conductor", "kvstore", "prefill_worker", "decode_worker")
+PACKAGES = (
+    "baton", "router", "conductor", "kvstore", "prefill_worker", "decode_worker",
+    "simulator", "orchestrator", "load_generator", "command_line",
+)  # fmt: skip
 LEVELS = {"debug", "info", "warning", "error", "exception"}
 CHOSEN = {
     "disk_failed", "request_failed", "request_refused", "request_moved", "request_turned_away",

@@ -8,8 +8,8 @@ from typing import Any
 SCRIPT = """
 import logging, threading, warnings
 import structlog
-from baton.obs.logs import set_up_logs
-set_up_logs("info", STYLE, id="decode-0", role="decode")
+from baton.obs.logs import configure_logging
+configure_logging("info", STYLE, id="decode-0", role="decode")
 log = structlog.get_logger("x")
 log.info("request_moves", request_id="chatcmpl-1", epoch=2)
 log.debug("too_small_to_say")

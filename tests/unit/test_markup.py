@@ -5,14 +5,20 @@ from collections.abc import Callable
 
 import pytest
 
-from router.markup.hermes import HermesParser
-from router.markup.llama3 import Llama3Parser
-from router.markup.mistral import MistralParser
-from router.markup.parser import CallParser
-from router.markup.pieces import CallBegun, CallGrown, Piece, Text, Thought
-from router.markup.pythonic import PythonicParser
-from router.markup.reader import Reader
-from router.markup.thinking import Thinking
+from router.openai.parsers.hermes import HermesToolParser
+from router.openai.parsers.llama3 import Llama3ToolParser
+from router.openai.parsers.mistral import MistralToolParser
+from router.openai.parsers.output_parser import OutputParser
+from router.openai.parsers.output_parts import (
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from router.openai.parsers.pythonic import PythonicToolParser
+from router.openai.parsers.reasoning_parser import ReasoningParser
+from router.openai.parsers.tool_call_parser import ToolCallParser
 
 SCHEMAS = {
     "f": {"properties": {"x": {"type": "integer"}, "b": {"type": "boolean"}, "s": {}}},
@@ -20,42 +26,42 @@ SCHEMAS = {
 }
 
 
-def hermes() -> CallParser:
-    return HermesParser(SCHEMAS)
+def hermes() -> ToolCallParser:
+    return HermesToolParser(SCHEMAS)
 
 
-def llama3() -> CallParser:
-    return Llama3Parser(SCHEMAS.keys())
+def llama3() -> ToolCallParser:
+    return Llama3ToolParser(SCHEMAS.keys())
 
 
-def pythonic() -> CallParser:
-    return PythonicParser(SCHEMAS.keys())
+def pythonic() -> ToolCallParser:
+    return PythonicToolParser(SCHEMAS.keys())
 
 
 Told = tuple[str, list[tuple[str, str]]]
 """All text, and all calls by name and arguments."""
 
 
-def told(pieces: list[Piece]) -> Told:
+def told(pieces: list[OutputPart]) -> Told:
     calls: list[tuple[str, str]] = []
     for piece in pieces:
         match piece:
-            case CallBegun(index, name):
+            case ToolCallStart(index, name):
                 assert index == len(calls)
                 calls.append((name, ""))
-            case CallGrown(index, arguments):
+            case ToolCallArguments(index, arguments):
                 assert index == len(calls) - 1 and arguments
                 calls[-1] = (calls[-1][0], calls[-1][1] + arguments)
-    return "".join(piece.text for piece in pieces if isinstance(piece, Text)), calls
+    return "".join(piece.text for piece in pieces if isinstance(piece, TextPart)), calls
 
 
-def read(parser: CallParser, text: str) -> Told:
+def read(parser: ToolCallParser, text: str) -> Told:
     return told(parser.push(text) + parser.flush())
 
 
 F = '{"name": "f", "arguments": {"x": 1}}'
 
-CASES: list[tuple[Callable[[], CallParser], str, str, list[tuple[str, str]]]] = [
+CASES: list[tuple[Callable[[], ToolCallParser], str, str, list[tuple[str, str]]]] = [
     # -- Hermes: text, calls, both; keys in any order; what follows
     (hermes, "", "", []),
     (hermes, " just text \n", " just text \n", []),
@@ -128,20 +134,20 @@ CASES: list[tuple[Callable[[], CallParser], str, str, list[tuple[str, str]]]] = 
     (llama3, "Hello {there}", "Hello {there}", []),
     # -- Mistral
     (
-        MistralParser,
+        MistralToolParser,
         '[TOOL_CALLS] [{"name": "f", "arguments": {"x": [1]}}, {"name": "g", "arguments": {}}]',
         "",
         [("f", '{"x": [1]}'), ("g", "{}")],
     ),
-    (MistralParser, '[TOOL_CALLS]f[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
+    (MistralToolParser, '[TOOL_CALLS]f[ARGS]{"x": 1}', "", [("f", '{"x": 1}')]),
     (
-        MistralParser,
+        MistralToolParser,
         'Hm.[TOOL_CALLS]f[CALL_ID]a1[ARGS]{"x": {}}[TOOL_CALLS]g{}',
         "Hm.",
         [("f", '{"x": {}}'), ("g", "{}")],
     ),
-    (MistralParser, "[TOOL_CALLS] never mind", " never mind", []),
-    (MistralParser, "[TOOL", "[TOOL", []),
+    (MistralToolParser, "[TOOL_CALLS] never mind", " never mind", []),
+    (MistralToolParser, "[TOOL", "[TOOL", []),
     # -- Python's: a list as the whole answer; values of both languages
     (pythonic, "[f(x=1)]", "", [("f", '{"x": 1}')]),
     (
@@ -175,19 +181,19 @@ CASES: list[tuple[Callable[[], CallParser], str, str, list[tuple[str, str]]]] = 
 
 @pytest.mark.parametrize(("make", "text", "content", "calls"), CASES)
 def test_calls(
-    make: Callable[[], CallParser], text: str, content: str, calls: list[tuple[str, str]]
+    make: Callable[[], ToolCallParser], text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     assert read(make(), text) == (content, calls)
 
 
 @pytest.mark.parametrize(("make", "text", "content", "calls"), CASES)
 def test_calls_in_pieces_of_any_size(
-    make: Callable[[], CallParser], text: str, content: str, calls: list[tuple[str, str]]
+    make: Callable[[], ToolCallParser], text: str, content: str, calls: list[tuple[str, str]]
 ) -> None:
     whole = read(make(), text)
     for size in (1, 2, 3, 5, 8):
         parser = make()
-        pieces: list[Piece] = []
+        pieces: list[OutputPart] = []
         for start in range(0, len(text), size):
             pieces += parser.push(text[start : start + size])
         assert told(pieces + parser.flush()) == whole, size
@@ -197,14 +203,14 @@ def test_a_call_streams_as_it_comes() -> None:
     parser = hermes()
     parts = ["Hi", " <", "b>", "\n<tool_", 'call>{"name": "f", "argu', 'ments": ', '{"x"', ": 1}}"]
     assert [parser.push(part) for part in parts] == [
-        [Text("Hi")],
+        [TextPart("Hi")],
         [],
-        [Text(" <b>")],
+        [TextPart(" <b>")],
         [],
         [],
         [],
-        [CallBegun(0, "f"), CallGrown(0, '{"x"')],
-        [CallGrown(0, ": 1}")],
+        [ToolCallStart(0, "f"), ToolCallArguments(0, '{"x"')],
+        [ToolCallArguments(0, ": 1}")],
     ]
     assert parser.push("\n</tool_call>") == parser.flush() == []
 
@@ -212,8 +218,8 @@ def test_a_call_streams_as_it_comes() -> None:
 def test_json_that_was_asked_for_is_not_held_back() -> None:
     parser = llama3()
     assert parser.push('{"city') == []
-    assert parser.push('":') == [Text('{"city":')]
-    assert parser.push(' "Ro') == [Text(' "Ro')]
+    assert parser.push('":') == [TextPart('{"city":')]
+    assert parser.push(' "Ro') == [TextPart(' "Ro')]
 
 
 def test_what_is_held_back_has_a_bound() -> None:
@@ -249,14 +255,14 @@ def test_arguments_are_as_long_as_they_are() -> None:
 
 
 def thoughts(inside: bool, text: str, size: int) -> tuple[str, str]:
-    thinking = Thinking(inside=inside)
-    pieces: list[Piece] = []
+    thinking = ReasoningParser(inside=inside)
+    pieces: list[OutputPart] = []
     for start in range(0, len(text), size):
         pieces += thinking.push(text[start : start + size])
     pieces += thinking.flush()
     return (
-        "".join(piece.text for piece in pieces if isinstance(piece, Thought)),
-        "".join(piece.text for piece in pieces if isinstance(piece, Text)),
+        "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPart)),
+        "".join(piece.text for piece in pieces if isinstance(piece, TextPart)),
     )
 
 
@@ -281,15 +287,17 @@ def test_thoughts(inside: bool, text: str, thought: str, answer: str, size: int)
 
 
 def test_thoughts_before_calls() -> None:
-    reader = Reader(Thinking(inside=False), hermes())
+    reader = OutputParser(ReasoningParser(inside=False), hermes())
     pieces = reader.push(f"<think>call {F}</think>\n<tool_call>{F}</tool_call>")
     assert reader.is_thinking is False and reader.has_called
-    assert [piece for piece in pieces if isinstance(piece, Thought)] == [Thought(f"call {F}")]
+    assert [piece for piece in pieces if isinstance(piece, ReasoningPart)] == [
+        ReasoningPart(f"call {F}")
+    ]
     assert told(pieces + reader.flush()) == ("", [("f", '{"x": 1}')])
 
 
 def test_one_call_at_a_time() -> None:
-    reader = Reader(None, hermes(), max_calls=1)
+    reader = OutputParser(None, hermes(), max_calls=1)
     pieces = reader.push(f"<tool_call>{F}</tool_call>\n<tool_call>\n")
     assert not reader.enough
     pieces += reader.push(f"{F}</tool_call>")

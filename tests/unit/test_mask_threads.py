@@ -6,9 +6,9 @@ import pytest
 
 from baton.core.ids import TokenId
 from baton.errors import Invalid
-from baton.text import mask_threads
-from baton.text.grammar import Grammars
-from baton.text.mask_threads import MaskThreads, TooSlow
+from baton.text.grammar import mask_threads
+from baton.text.grammar.mask_threads import MaskThreadPool, MaskTimeout
+from baton.text.grammar.matcher import GrammarCompiler
 from tests.grammar_house import answers, asking, byte_grammars, choice, regex
 
 
@@ -27,18 +27,18 @@ class Spinning:
 
 
 def test_one_that_spins_is_given_up_and_replaced() -> None:
-    threads = MaskThreads(1)
+    threads = MaskThreadPool(1)
     spinning = Spinning()
     slow, behind = threads.submit(spinning), threads.submit(lambda: b"mask")
     assert behind.result() == b"mask"
-    with pytest.raises(TooSlow, match="of a processor"):
+    with pytest.raises(MaskTimeout, match="of a processor"):
         slow.result()
     given_up = threads._given_up[0]
     spinning.goes = False
     assert spinning.ended.wait(5)
     given_up._thread.join(5)
     assert not given_up.is_alive()
-    with pytest.raises(TooSlow):
+    with pytest.raises(MaskTimeout):
         slow.result()
     assert threads.submit(lambda: b"next").result() == b"next"
 
@@ -46,14 +46,14 @@ def test_one_that_spins_is_given_up_and_replaced() -> None:
 def test_one_that_sleeps_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processors may be somebody else's; but not for ever."""
     monkeypatch.setattr(mask_threads, "MASK_SECONDS", 0.0001)
-    threads, awake = MaskThreads(1), threading.Event()
+    threads, awake = MaskThreadPool(1), threading.Event()
     job = threads.submit(lambda: b"mask" if awake.wait(10) else b"")
     threading.Timer(0.05, awake.set).start()
     assert job.result() == b"mask"
     monkeypatch.setattr(mask_threads, "WALL_SECONDS", 0.05)
     awake.clear()
     asleep = threads.submit(lambda: b"mask" if awake.wait(10) else b"")
-    with pytest.raises(TooSlow, match="it took more than"):
+    with pytest.raises(MaskTimeout, match="it took more than"):
         asleep.result()
     awake.set()
 
@@ -65,19 +65,19 @@ def test_a_panic_is_its_own_job_s() -> None:
     def panic() -> bytes:
         raise Panic
 
-    threads = MaskThreads(1)
+    threads = MaskThreadPool(1)
     with pytest.raises(Panic):
         threads.submit(panic).result()
     assert threads.submit(lambda: b"next").result() == b"next"
 
 
 def test_only_so_many_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mask_threads, "MAX_GIVEN_UP", 1)
+    monkeypatch.setattr(mask_threads, "MAX_ABANDONED", 1)
     monkeypatch.setattr(mask_threads, "MASK_SECONDS", 0.001)
-    threads, spinning = MaskThreads(1), Spinning()
+    threads, spinning = MaskThreadPool(1), Spinning()
     jobs = [threads.submit(spinning) for _ in range(2)]
     for job in jobs:
-        with pytest.raises(TooSlow):
+        with pytest.raises(MaskTimeout):
             job.result()
     threads.give_up_slow()
     assert len(threads._given_up) == 1
@@ -85,12 +85,12 @@ def test_only_so_many_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def grammars() -> Grammars:
+def grammars() -> GrammarCompiler:
     return byte_grammars()
 
 
 def test_an_answer_whose_mask_is_too_slow_ends_alone(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And its grammar is refused from then on, to its owner."""
     slow, spinning = regex("[ab]{100}"), Spinning()
@@ -113,7 +113,7 @@ def test_an_answer_whose_mask_is_too_slow_ends_alone(
     opened(slow, owner=b"somebody else").accept(TokenId(ord("a")))
 
 
-def test_owners_share_no_states(grammars: Grammars) -> None:
+def test_owners_share_no_states(grammars: GrammarCompiler) -> None:
     """What one has found out about a grammar would tell the other by the time it takes."""
     for owner in (b"alice", b"bob", b"alice"):
         grammars.open(choice("yes"), owner=owner)

@@ -6,12 +6,12 @@ from dataclasses import replace
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.errors import Unavailable
-from baton.registry.heartbeat import TTL_BEATS, Heartbeat
-from baton.registry.membership import DOUBT_SECONDS, Membership
+from baton.registry.heartbeat import TTL_HEARTBEATS, Heartbeat
+from baton.registry.membership import REJOIN_SECONDS, Membership
 from baton.registry.memory import MemoryRegistry
 
 LONG = 60.0
@@ -19,7 +19,7 @@ LONG = 60.0
 
 def member(name: str, generation: int = 1) -> Member:
     return Member(
-        WorkerId(name), Role.PREFILL, "127.0.0.1:1", Generation(generation), WorkerState.READY
+        WorkerId(name), Role.PREFILL, "127.0.0.1:1", Incarnation(generation), WorkerState.READY
     )
 
 
@@ -31,7 +31,7 @@ async def test_a_heartbeat_outlives_an_outage_and_yields_to_a_newer_life() -> No
     registry.reachable = False
     await heart.beat()
     registry.reachable = True
-    clock.advance(TTL_BEATS - 0.5)
+    clock.advance(TTL_HEARTBEATS - 0.5)
     assert await registry.members() == [member("a", 1)]
     clock.advance(0.5)
     assert await registry.members() == []
@@ -71,11 +71,11 @@ async def test_a_registry_that_forgot_everybody_is_not_believed_at_once() -> Non
         await registry.announce(member(name), LONG)
     await mirror.refresh()
     for name in "abc":
-        await registry.withdraw(WorkerId(name), Generation(1))
+        await registry.withdraw(WorkerId(name), Incarnation(1))
     await mirror.refresh()
     assert mirror.members == [member("a"), member("b"), member("c")]
     await registry.announce(member("b", 2), LONG)
-    clock.advance(DOUBT_SECONDS - 0.1)
+    clock.advance(REJOIN_SECONDS - 0.1)
     await mirror.refresh()
     assert mirror.members == [member("a"), member("b", 2), member("c")]
     clock.advance(0.1)
@@ -98,10 +98,10 @@ async def test_after_an_outage_or_with_another_memory_nobody_is_missed_at_once(w
         registry.reachable = True
     else:
         registry.incarnation += "'"
-    await registry.withdraw(WorkerId("c"), Generation(1))
+    await registry.withdraw(WorkerId("c"), Incarnation(1))
     await mirror.refresh()
     assert mirror.members == [member("a"), member("b"), member("c")]
-    clock.advance(DOUBT_SECONDS)
+    clock.advance(REJOIN_SECONDS)
     await mirror.refresh()
     assert mirror.members == [member("a"), member("b")]
 
@@ -114,7 +114,7 @@ async def test_a_pool_that_was_drained_is_believed_to_be_gone() -> None:
         await registry.announce(replace(member(name), state=WorkerState.DRAINING), LONG)
     await mirror.refresh()
     for name in "abc":
-        await registry.withdraw(WorkerId(name), Generation(1))
+        await registry.withdraw(WorkerId(name), Incarnation(1))
     await mirror.refresh()
     assert mirror.members == []
 
@@ -134,7 +134,7 @@ async def test_a_mirror_polls_by_the_clock() -> None:
         clock.advance(0.01)
         await settled()
         assert mirror.members == [member("a"), member("b")]
-        await registry.withdraw(WorkerId("a"), Generation(1))
+        await registry.withdraw(WorkerId("a"), Incarnation(1))
         clock.advance(0.5)
         await settled()
         assert mirror.members == [member("b")]

@@ -6,14 +6,14 @@ from collections.abc import AsyncIterator
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import BlockKey, Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
-from baton.core.store import BlockFilter, StoreHint, Tier, WatchPage
+from baton.core.store import BlockFilter, StoreHint, Tier, WatchEvent
 from baton.errors import Unavailable
-from baton.registry.membership import DOUBT_SECONDS, Membership
+from baton.registry.membership import REJOIN_SECONDS, Membership
 from baton.registry.memory import MemoryRegistry
-from conductor.mirror import LOOK_SECONDS, Mirror, Watchers
+from conductor.store_mirror import POLL_SECONDS, StoreMirror, StoreWatcher
 from tests.store_house import KEYS, House
 
 A, B = WorkerId("a"), WorkerId("b")
@@ -21,12 +21,12 @@ A, B = WorkerId("a"), WorkerId("b")
 
 def page(
     number: int, *keys: BlockKey, tier: Tier = Tier.DRAM, life: int = 1, **marks: bool
-) -> WatchPage:
-    return WatchPage(Generation(life), number, tier, keys, **marks)
+) -> WatchEvent:
+    return WatchEvent(Incarnation(life), number, tier, keys, **marks)
 
 
 def test_the_longest_prefix_wins_and_of_equals_the_first() -> None:
-    mirror = Mirror()
+    mirror = StoreMirror()
     assert mirror.best(KEYS) is None
     assert mirror.apply(B, page(5, *KEYS[:4], reset=True))
     assert mirror.apply(A, page(3, *KEYS[:4], reset=True))
@@ -44,7 +44,7 @@ def test_the_longest_prefix_wins_and_of_equals_the_first() -> None:
 
 
 def test_a_gap_another_life_and_a_stranger_are_not_applied() -> None:
-    mirror = Mirror()
+    mirror = StoreMirror()
     assert not mirror.apply(A, page(1, KEYS[0]))
     assert mirror.apply(A, page(1, KEYS[0], reset=True, more=True))
     assert mirror.apply(A, page(1, KEYS[1], tier=Tier.DISK))  # the snapshot's second page
@@ -58,8 +58,8 @@ def test_a_gap_another_life_and_a_stranger_are_not_applied() -> None:
 def test_a_node_that_says_to_have_everything_is_not_followed_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("conductor.mirror.MAX_NODE_BLOCKS", 3)
-    mirror = Mirror()
+    monkeypatch.setattr("conductor.store_mirror.MAX_NODE_BLOCKS", 3)
+    mirror = StoreMirror()
     assert mirror.apply(A, page(1, *KEYS[:3], reset=True))
     for number in range(2, 9):
         assert mirror.apply(A, page(number, *KEYS[3:5]))
@@ -77,14 +77,14 @@ class Cluster:
         self.house = House(clock=self.clock)
         self.registry = MemoryRegistry(self.clock)
         self.membership = Membership(self.registry, self.clock)
-        self.mirror = Mirror()
-        self.watchers = Watchers(self.mirror, self.membership, self.watch, self.clock)
+        self.mirror = StoreMirror()
+        self.watchers = StoreWatcher(self.mirror, self.membership, self.watch, self.clock)
         self.dead = asyncio.Event()
         self.lose = False
 
     async def watch(
-        self, node: Member, generation: Generation, number: int
-    ) -> AsyncIterator[WatchPage]:
+        self, node: Member, generation: Incarnation, number: int
+    ) -> AsyncIterator[WatchEvent]:
         pages = self.house.node.watch(generation, number)
         while True:
             coming = asyncio.ensure_future(anext(pages))
@@ -102,13 +102,13 @@ class Cluster:
             yield coming.result()
 
     async def join(self) -> None:
-        node = Member(A, Role.KVSTORE, "a:1", Generation(1), WorkerState.READY)
+        node = Member(A, Role.KVSTORE, "a:1", Incarnation(1), WorkerState.READY)
         await self.registry.announce(node, 3600.0)
         await self.membership.refresh()
 
     async def until(self, hint: StoreHint | None) -> None:
         while self.mirror.best(KEYS) != hint:
-            self.clock.advance(LOOK_SECONDS)
+            self.clock.advance(POLL_SECONDS)
             await asyncio.sleep(0)
 
 
@@ -152,20 +152,20 @@ async def test_who_leaves_the_registry_is_not_named() -> None:
     running = asyncio.create_task(cluster.watchers.run())
     await cluster.house.put(0)
     await cluster.until(StoreHint(A, 1))
-    await cluster.registry.withdraw(A, Generation(1))
+    await cluster.registry.withdraw(A, Incarnation(1))
     await cluster.membership.refresh()
-    cluster.clock.advance(DOUBT_SECONDS)  # it was the only one: the registry may have forgotten
+    cluster.clock.advance(REJOIN_SECONDS)  # it was the only one: the registry may have forgotten
     await cluster.membership.refresh()
     await cluster.until(None)
     running.cancel()
 
 
 async def test_a_watcher_that_is_too_far_behind_gets_a_snapshot(monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr("kvstore.events.MAX_CHANGES", 2)
+    monkeypatch.setattr("kvstore.event_log.MAX_CHANGES", 2)
     house = House(room=8)
     for number in range(5):
         await house.put(number)
-    pages = house.node.watch(Generation(1), 1)
+    pages = house.node.watch(Incarnation(1), 1)
     first = await anext(pages)
     assert (first.reset, first.number, len(first.keys)) == (True, 5, 5)
     await house.put(5)

@@ -8,41 +8,41 @@ import pytest
 
 from baton.config import load_settings
 from baton.core.cost import PrefillCost
-from baton.core.handoff import WorkerRef
-from baton.core.ids import Epoch, Generation, RequestId, TokenId, WorkerId
+from baton.core.ids import Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_transfer import WorkerRef
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.errors import Invalid
-from baton.rpc.convert import output_from_proto
-from baton.rpc.encoded_outputs import EncodedAnswer, encoded
+from baton.rpc.convert.common import output_from_proto
+from baton.rpc.output_encoder import OutputEncoder, encode_output
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.worker.mock.handovers import MAX_UNREAD, Handovers
-from baton.worker.mock.lexicon import Lexicon
-from baton.worker.mock.prefixes import Prefixes, block_names
-from baton.worker.mock.program import MockProgram, mock_config, names
-from baton.worker.mock.stream import MAX_UNREAD_BYTES, MockStream
-from baton.worker.mock.worker import House, MockConfig, MockWorker
+from baton.worker.mock.kv_transfers import MAX_UNCLAIMED_PROMPTS, MockKvTransfers
+from baton.worker.mock.model import MockModel
+from baton.worker.mock.output_stream import MAX_UNREAD_BYTES, MockStream
+from baton.worker.mock.prefix_cache import MockPrefixCache, block_hashes
+from baton.worker.mock.program import MockProgram, config_from_settings, mock_worker_ids
+from baton.worker.mock.worker import MockConfig, MockSharedState, MockWorker
 from tests.sim.virtual_time import LoopClock, simulate
 
-LEXICON = Lexicon([TokenId(token) for token in range(100, 164)])
+LEXICON = MockModel([TokenId(token) for token in range(100, 164)])
 SPEED = PrefillCost(0.0, 0.01, 0.0)
 STEP = 0.5
 
 
-def house(step_seconds: float = STEP, cache_tokens: int = 64) -> House:
+def house(step_seconds: float = STEP, cache_tokens: int = 64) -> MockSharedState:
     config = MockConfig(SPEED, step_seconds, 4, 4096, cache_tokens)
-    return House(config, LEXICON, LoopClock(), Handovers(), {})
+    return MockSharedState(config, LEXICON, LoopClock(), MockKvTransfers(), {})
 
 
-def worker(place: House, name: str = "m0", role: Role = Role.DECODE) -> MockWorker:
-    made = MockWorker(WorkerId(name), Generation(1), role, place)
+def worker(place: MockSharedState, name: str = "m0", role: Role = Role.DECODE) -> MockWorker:
+    made = MockWorker(WorkerId(name), Incarnation(1), role, place)
     made.begin()
     return made
 
 
 def ref(of: MockWorker, generation: int = 1) -> WorkerRef:
-    return WorkerRef(of.id, "127.0.0.1:1", Generation(generation))
+    return WorkerRef(of.id, "127.0.0.1:1", Incarnation(generation))
 
 
 def spec(
@@ -79,12 +79,12 @@ def in_virtual_time(main: Coroutine[Any, Any, None]) -> None:
 def test_the_mock_workers_of_a_process() -> None:
     redis = "redis://127.0.0.1:1/0"
     settings = load_settings(redis_url=redis, id="m", mock_prefill=2, mock_decode=1)
-    assert names(settings) == [
+    assert mock_worker_ids(settings) == [
         ("m-prefill-0", Role.PREFILL), ("m-prefill-1", Role.PREFILL), ("m-decode-0", Role.DECODE)
     ]  # fmt: skip
     at_once = load_settings(mock_prefill_tokens_per_second=0, mock_step_seconds=0)
-    assert mock_config(at_once).prefill_cost.seconds(1000) == 0
-    assert mock_config(load_settings()).prefill_cost.seconds(1000) == 0.05
+    assert config_from_settings(at_once).prefill_cost.seconds(1000) == 0
+    assert config_from_settings(load_settings()).prefill_cost.seconds(1000) == 0.05
     with pytest.raises(Invalid, match="both 0"):
         MockProgram(load_settings(redis_url=redis, mock_prefill=0, mock_decode=0))
     with pytest.raises(Invalid, match="grpc_port"):
@@ -96,7 +96,7 @@ def test_the_mock_workers_of_a_process() -> None:
 
 def test_encoded_outputs_are_messages() -> None:
     """Several behind one another, too; small and large numbers."""
-    answer = EncodedAnswer(RequestId("r" * 200), Epoch(3))
+    answer = OutputEncoder(RequestId("r" * 200), Epoch(3))
     parts = [answer.token(0, TokenId(0)), answer.token(130, TokenId(151_000))]
     parts.append(answer.last(131, TokenId(7), FinishReason.LENGTH))
     outputs = read(b"".join(parts))
@@ -108,7 +108,7 @@ def test_encoded_outputs_are_messages() -> None:
             **base, first_index=131, token_ids=(TokenId(7),), finish_reason=FinishReason.LENGTH
         ),
     ]  # fmt: skip
-    assert all(read(encoded(output)) == [output] for output in outputs)
+    assert all(read(encode_output(output)) == [output] for output in outputs)
 
 
 # -- tokens ----------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def test_the_answer_is_the_prompts_and_the_seeds() -> None:
     assert len({tuple(LEXICON.answer(each)) for each in answers}) == 4
     assert len(set(LEXICON.answer(spec(max_tokens=64)))) == 64
     with pytest.raises(Invalid, match="no token of plain text"):
-        Lexicon([])
+        MockModel([])
 
 
 def test_a_whole_answer_at_its_speed() -> None:
@@ -228,7 +228,7 @@ def test_a_source_elsewhere_takes_what_it_would_take_here() -> None:
     async def main() -> None:
         decode = worker(house())
         stream = decode.open_stream()
-        elsewhere = WorkerRef(WorkerId("far"), "127.0.0.1:2", Generation(5))
+        elsewhere = WorkerRef(WorkerId("far"), "127.0.0.1:2", Incarnation(5))
         stream.submit(spec(max_tokens=2), Task.DECODE, elsewhere)
         assert tokens(await collect(stream)) == LEXICON.answer(spec())[1:2]
         assert asyncio.get_running_loop().time() == pytest.approx(0.2 + STEP)
@@ -458,7 +458,7 @@ def test_prefixes_are_cached_by_blocks() -> None:
 
 
 def test_the_least_recently_used_prefix_goes_first() -> None:
-    prefixes = Prefixes(4)
+    prefixes = MockPrefixCache(4)
     one, other = (1, 2, 3), (7, 8)
     prefixes.keep(one)
     prefixes.keep(other)
@@ -469,13 +469,13 @@ def test_the_least_recently_used_prefix_goes_first() -> None:
     salted = RequestSpec(RequestId("r"), Epoch(1), tuple(map(TokenId, range(9))), 9,
                          SamplingParams(1), tenant_salt=b"x")  # fmt: skip
     plain = RequestSpec(RequestId("r"), Epoch(1), salted.token_ids, 9, SamplingParams(1))
-    assert len(block_names(salted, 4)) == 2
-    assert not set(block_names(salted, 4)) & set(block_names(plain, 4))
+    assert len(block_hashes(salted, 4)) == 2
+    assert not set(block_hashes(salted, 4)) & set(block_hashes(plain, 4))
 
 
 def test_computed_prompts_that_nobody_wants_are_forgotten() -> None:
-    handovers, got = Handovers(), list[bool]()
-    for number in range(MAX_UNREAD + 1):
+    handovers, got = MockKvTransfers(), list[bool]()
+    for number in range(MAX_UNCLAIMED_PROMPTS + 1):
         handovers.computed(WorkerId("p"), RequestId(f"r{number}"), False)
     handovers.expect(WorkerId("p"), RequestId("r0"), got.append)
     handovers.expect(WorkerId("p"), RequestId("r1"), got.append)

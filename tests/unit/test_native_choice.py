@@ -13,8 +13,13 @@ import torch
 from baton.checkpoint import ModelConfig, load_model_config
 from baton.config import load_settings
 from baton.engine.model import Model
-from baton.engine.native import build, choice, processor
-from baton.engine.native.choice import TORCH, choose, unavailable, why_not
+from baton.engine.native import backend_choice, build, processor
+from baton.engine.native.backend_choice import (
+    TORCH_BACKEND,
+    choose_backend,
+    unavailable_reason,
+    unsupported_reason,
+)
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid, Unavailable
 from tests.model_zoo import make_model
@@ -36,9 +41,9 @@ def config(model: Path) -> ModelConfig:
 @pytest.fixture
 def forgetful() -> Iterator[None]:
     """What a test finds out about a machine that is not there is forgotten after it."""
-    choice._not_loaded.cache_clear()
+    backend_choice._not_loaded.cache_clear()
     yield
-    choice._not_loaded.cache_clear()
+    backend_choice._not_loaded.cache_clear()
 
 
 @pytest.fixture
@@ -50,16 +55,16 @@ def old_processor(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels_are_the_default(config: ModelConfig) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         for mode in ("auto", "on"):
-            assert choose(mode, config, CPU, dtype).native
+            assert choose_backend(mode, config, CPU, dtype).native
 
 
 def test_off_is_torch(config: ModelConfig) -> None:
-    assert choose("off", config, CPU, torch.float32) == TORCH
+    assert choose_backend("off", config, CPU, torch.float32) == TORCH_BACKEND
 
 
 def test_a_mode_that_is_none(config: ModelConfig) -> None:
     with pytest.raises(Invalid, match="'maybe', and must be one of auto, on, off"):
-        choose("maybe", config, CPU, torch.float32)
+        choose_backend("maybe", config, CPU, torch.float32)
 
 
 def test_an_old_processor_computes_with_torch(model: Path, old_processor: None) -> None:
@@ -91,16 +96,16 @@ def test_the_best_that_a_processor_has(
     sets = ["avx2 fma", "f16c", "avx512f avx512bw avx512dq", "avx512vl", "avx512_bf16"]
     upto = sets[: sets.index(" ".join(added)) + 1] if added else []
     monkeypatch.setattr(processor, "features", lambda: frozenset(" ".join(upto).split()))
-    assert processor.instructions() == best
+    assert processor.best_instruction_set() == best
 
 
 def test_a_processor_that_is_to_do_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    can = frozenset(processor.INSTRUCTIONS["avx512_bf16"])
+    can = frozenset(processor.INSTRUCTION_SETS["avx512_bf16"])
     monkeypatch.setattr(processor, "features", lambda: can)
-    for most in processor.INSTRUCTIONS:
+    for most in processor.INSTRUCTION_SETS:
         with processor.limited_to(most):
-            assert processor.instructions() == most
-    assert processor.instructions() == "avx512_bf16"
+            assert processor.best_instruction_set() == most
+    assert processor.best_instruction_set() == "avx512_bf16"
 
 
 def test_features_are_read_from_linux(tmp_path: Path) -> None:
@@ -126,7 +131,7 @@ def test_features_are_read_from_linux(tmp_path: Path) -> None:
 def test_what_they_are_not_for(
     config: ModelConfig, device: str, dtype: torch.dtype, changes: dict[str, int], told: str
 ) -> None:
-    reason = why_not(replace(config, **changes), torch.device(device), dtype)
+    reason = unsupported_reason(replace(config, **changes), torch.device(device), dtype)
     assert reason is not None and told in reason
 
 
@@ -134,17 +139,21 @@ def test_no_compiler_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forgetful: None
 ) -> None:
     monkeypatch.setattr(build, "COMPILERS", ("no-such-compiler",))
-    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
-    monkeypatch.setattr(choice.library, "load_for", build.library)
-    monkeypatch.setattr(processor, "features", lambda: frozenset(processor.INSTRUCTIONS["avx2"]))
-    assert unavailable() == "no C++ compiler: none of no-such-compiler is installed"
+    monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
+    monkeypatch.setattr(backend_choice.library, "load_for", build.build_library)
+    monkeypatch.setattr(
+        processor, "features", lambda: frozenset(processor.INSTRUCTION_SETS["avx2"])
+    )
+    assert unavailable_reason() == "no C++ compiler: none of no-such-compiler is installed"
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
-    monkeypatch.setattr(build, "compiler", lambda: str(_script(tmp_path, "error: it is Monday", 1)))
+    monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
+    monkeypatch.setattr(
+        build, "find_compiler", lambda: str(_script(tmp_path, "error: it is Monday", 1))
+    )
     with pytest.raises(Unavailable, match=r"could not be compiled by .*: error: it is Monday"):
-        build.library("avx2")
+        build.build_library("avx2")
     assert not list((tmp_path / "built").glob("*.so"))
 
 
@@ -153,16 +162,16 @@ def test_compiled_once_by_however_many(tmp_path: Path) -> None:
     compiler = _script(tmp_path, "", 0, "echo once >> " + str(tmp_path / "runs"))
     code = (
         "import sys; from pathlib import Path; from baton.engine.native import build;"
-        f"build.compiler = lambda: {str(compiler)!r};"
-        f"build.folders = lambda: [Path({str(tmp_path / 'built')!r})];"
-        "print(build.library('avx2'))"
+        f"build.find_compiler = lambda: {str(compiler)!r};"
+        f"build.library_folders = lambda: [Path({str(tmp_path / 'built')!r})];"
+        "print(build.build_library('avx2'))"
     )
     asking = [
         subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
         for _ in range(3)
     ]
     told = {process.communicate(timeout=60)[0].strip() for process in asking}
-    assert told == {str(tmp_path / "built" / f"kernels-avx2-{build.digest('avx2')}.so")}
+    assert told == {str(tmp_path / "built" / f"kernels-avx2-{build.source_digest('avx2')}.so")}
     assert (tmp_path / "runs").read_text() == "once\n"
     assert {path.suffix for path in (tmp_path / "built").iterdir()} == {".so", ".lock"}
 
@@ -173,35 +182,35 @@ def test_a_folder_that_others_write_to_is_not_trusted(
     """Whoever could put a library there could make us run it."""
     (tmp_path / "built").mkdir()
     (tmp_path / "built").chmod(0o777)
-    (tmp_path / "built" / f"kernels-avx2-{build.digest('avx2')}.so").write_text("theirs")
-    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
+    (tmp_path / "built" / f"kernels-avx2-{build.source_digest('avx2')}.so").write_text("theirs")
+    monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
     with pytest.raises(Unavailable, match="can be written to by us alone"):
-        build.library("avx2")
+        build.build_library("avx2")
 
 
 def test_a_library_that_we_may_not_read_is_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As root's, in a folder that is closed to others."""
-    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "closed", tmp_path / "open"])
-    monkeypatch.setattr(build, "compiler", lambda: str(_script(tmp_path, "", 0)))
+    monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "closed", tmp_path / "open"])
+    monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
     access = os.access
     monkeypatch.setattr(
         build.os, "access", lambda path, mode: "closed" not in str(path) and access(path, mode)
     )
-    assert build.library("avx2").parent == tmp_path / "open"
+    assert build.build_library("avx2").parent == tmp_path / "open"
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o755
 
 
 def test_what_changes_makes_another_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = [build.digest(name) for name in processor.INSTRUCTIONS]
+    before = [build.source_digest(name) for name in processor.INSTRUCTION_SETS]
     monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
-    flagged = build.digest("avx2")
+    flagged = build.source_digest("avx2")
     monkeypatch.setattr(build, "SOURCES", tmp_path)
     (tmp_path / "library.cpp").write_text("int x;")
-    assert len({*before, flagged, build.digest("avx2")}) == 5
+    assert len({*before, flagged, build.source_digest("avx2")}) == 5
 
 
 @pytest.mark.parametrize("given", [[], ["--all"]], ids=str)
@@ -212,11 +221,13 @@ def test_built_ahead_of_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """For this processor, or for all of them; where it can do nothing, that is said elsewhere."""
-    monkeypatch.setattr(build, "folders", lambda: [tmp_path / "built"])
-    monkeypatch.setattr(build, "compiler", lambda: str(_script(tmp_path, "", 0)))
-    monkeypatch.setattr(processor, "features", lambda: frozenset(processor.INSTRUCTIONS["avx512"]))
+    monkeypatch.setattr(build, "library_folders", lambda: [tmp_path / "built"])
+    monkeypatch.setattr(build, "find_compiler", lambda: str(_script(tmp_path, "", 0)))
+    monkeypatch.setattr(
+        processor, "features", lambda: frozenset(processor.INSTRUCTION_SETS["avx512"])
+    )
     assert build.main(given) == 0
-    names = list(processor.INSTRUCTIONS) if given else ["avx512"]
+    names = list(processor.INSTRUCTION_SETS) if given else ["avx512"]
     built = {path.name.split("-")[1] for path in (tmp_path / "built").glob("*.so")}
     assert built == set(names)
     assert capsys.readouterr().out.count("cpu kernels: /") == len(names)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional
 
-from baton.engine.attention.base import Batch
-from baton.engine.native.decoder import Core, NativeAttention, _attention_shape
-from baton.engine.native.library import call, load
-from baton.engine.native.matrix import PackedMatrix, Team
-from baton.engine.shards import Stack
+from baton.engine.attention.base import PackedBatch
+from baton.engine.native.decoder import NativeAttention, NativeDecoder, _attention_shape
+from baton.engine.native.library import call_checked, load
+from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
+from baton.engine.shards import StoredTensor
 from tests.unit.native_house import FORMATS, each_processor, needs_kernels
 
 __all__ = ["each_processor"]
@@ -36,7 +36,7 @@ def whole(chance: np.random.Generator, *shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_products_are_exact_where_sums_are(dtype: torch.dtype, shape: tuple[int, int]) -> None:
     chance = np.random.default_rng(SEED)
-    team = Team(3)
+    team = KernelThreadPool(3)
     weight = whole(chance, *shape)
     packed = PackedMatrix(team, weight.to(dtype))
     for count in ROWS:
@@ -50,7 +50,7 @@ def test_products_are_near_those_of_fp64(dtype: torch.dtype) -> None:
     torch.manual_seed(SEED)
     x, weight = torch.randn(37, 700).to(dtype), torch.randn(100, 700).to(dtype)
     exact, sizes = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
-    got = PackedMatrix(Team(2), weight)(x).double()
+    got = PackedMatrix(KernelThreadPool(2), weight)(x).double()
     bound = sizes * 700 * 2.0**-24 + exact.abs() * torch.finfo(dtype).eps / 2
     assert ((got - exact).abs() <= bound * 1.001).all()
 
@@ -61,7 +61,7 @@ def test_gate_and_up(dtype: torch.dtype, size: int) -> None:
     """SiLU of exact sums, times exact sums: all that differs is the exponential's last place."""
     chance = np.random.default_rng(SEED)
     weight, x = whole(chance, 2 * size, 20), whole(chance, 9, 20) / 8
-    got = PackedMatrix(Team(2), weight.to(dtype), gated=True)(x.to(dtype))
+    got = PackedMatrix(KernelThreadPool(2), weight.to(dtype), gated=True)(x.to(dtype))
     gate, up = functional.linear(x.to(dtype), weight.to(dtype)).chunk(2, dim=-1)
     torch.testing.assert_close(
         got, functional.silu(gate) * up, rtol=torch.finfo(dtype).eps * 2, atol=1e-30
@@ -99,8 +99,10 @@ def test_rows_come_back_out_of_a_packed_matrix(dtype: torch.dtype) -> None:
     pool = torch.zeros(1, 1, 2, 4, 1, 4, dtype=dtype)
     shape = _attention_shape(pool, 1)
     shape.vocabulary, shape.hidden = table.shape
-    core = Core(shape, pool, Team(2))
-    core.set_head(Stack([torch.ones(48, dtype=dtype)], [48]), Stack([table], table.shape))
+    core = NativeDecoder(shape, pool, KernelThreadPool(2))
+    core.set_head(
+        StoredTensor([torch.ones(48, dtype=dtype)], [48]), StoredTensor([table], table.shape)
+    )
     ids = torch.tensor([129, 0, 63, 64, 64, 127, 128])
     assert torch.equal(core.embed(ids), table[ids])
     for wrong in (-1, 130):
@@ -110,12 +112,12 @@ def test_rows_come_back_out_of_a_packed_matrix(dtype: torch.dtype) -> None:
 
 def batch(
     starts: list[int], counts: list[int], tables: list[list[int]], offsets: list[int] | None = None
-) -> Batch:
+) -> PackedBatch:
     """As it is told, right or wrong; the kernels look at these fields alone."""
     places = offsets or [0, *np.cumsum(counts).tolist()]
     unused = torch.empty(0, dtype=torch.int64)
     ends = tuple(s + c for s, c in zip(starts, counts, strict=True))
-    return Batch(tuple(starts), ends, tuple(places), 0, unused, unused, torch.tensor(tables))
+    return PackedBatch(tuple(starts), ends, tuple(places), 0, unused, unused, torch.tensor(tables))
 
 
 @pytest.mark.parametrize(
@@ -131,9 +133,9 @@ def batch(
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_wrong_batch_touches_nothing(wrong: Batch, told: str) -> None:
+def test_a_wrong_batch_touches_nothing(wrong: PackedBatch, told: str) -> None:
     pool = torch.zeros(4, 2, 2, 16, 1, 8)
-    core = Core(_attention_shape(pool, 2), pool, Team(1))
+    core = NativeDecoder(_attention_shape(pool, 2), pool, KernelThreadPool(1))
     q, k = torch.ones(2, 2, 8), torch.ones(2, 1, 8)
     with pytest.raises(AssertionError, match=told):
         core.attend(wrong, 0, q, k, k)
@@ -162,7 +164,7 @@ def _pool(tensor: torch.Tensor) -> "object":
 def test_a_team_serves_many_callers(size: int) -> None:
     """Teams larger than the machine, callers that come at once, and teams that end."""
     chance = np.random.default_rng(SEED)
-    team = Team(size)
+    team = KernelThreadPool(size)
     weight = whole(chance, 300, 64)
     packed, x = PackedMatrix(team, weight.float()), whole(chance, 3, 64)
     wanted = (x @ weight.T).float()
@@ -194,4 +196,4 @@ def _folded(numbers: torch.Tensor) -> int:
 
 def test_what_is_wrong_is_a_bug_of_ours() -> None:
     with pytest.raises(AssertionError, match="so it was told"):
-        call(lambda: b"so it was told")
+        call_checked(lambda: b"so it was told")

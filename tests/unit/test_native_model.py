@@ -9,7 +9,7 @@ import torch
 
 from baton.engine.native.decoder import NativeModel
 from baton.engine.native.processor import limited_to
-from baton.engine.quantization import FORMATS as QUANTIZATIONS
+from baton.engine.quantization import QUANTIZATION_FORMATS as QUANTIZATIONS
 from baton.engine.runner import ModelRunner
 from tests.model_zoo import ZOO, make_model
 from tests.unit.native_house import (
@@ -21,7 +21,7 @@ from tests.unit.native_house import (
     needs_kernels,
     row_of,
 )
-from tools.determinism import Placement, requests_alone
+from tools.determinism import RandomPlacement, requests_alone
 
 __all__ = ["each_processor"]
 
@@ -95,7 +95,7 @@ def test_bits_do_not_depend_on_the_step(name: str, dtype: torch.dtype, tmp_path:
     try:
         requests = requests_alone(tmp_path, dtype, chance, "on")
         for _ in range(PLACEMENTS[name]):
-            placement = Placement(tmp_path, dtype, chance)
+            placement = RandomPlacement(tmp_path, dtype, chance)
             placement.run(requests)
             events += placement.events
     finally:

@@ -11,20 +11,20 @@ import torch
 from baton.core.ids import TokenId
 from baton.core.philox import uniform
 from baton.core.request import SamplingParams
-from baton.engine.native.choice import unavailable
-from baton.engine.native.matrix import Team
-from baton.engine.native.processor import INSTRUCTIONS, limited_to
-from baton.engine.native.sampler import NativeChooser
+from baton.engine.native.backend_choice import unavailable_reason
+from baton.engine.native.matrix import KernelThreadPool
+from baton.engine.native.processor import INSTRUCTION_SETS, limited_to
+from baton.engine.native.sampler import NativeTokenChooser
 from baton.engine.plan import Row, SampledToken
 from baton.engine.sampler import sample
 from tests.unit.test_sampler import CASES, PLAIN, VOCAB, all_kinds, row
 
-pytestmark = pytest.mark.skipif(unavailable() is not None, reason=str(unavailable()))
+pytestmark = pytest.mark.skipif(unavailable_reason() is not None, reason=str(unavailable_reason()))
 
 SEED = 20261122
 
 
-@pytest.fixture(params=INSTRUCTIONS)
+@pytest.fixture(params=INSTRUCTION_SETS)
 def some_instructions(request: pytest.FixtureRequest) -> Iterator[None]:
     with limited_to(request.param):
         yield
@@ -48,7 +48,7 @@ def test_the_same_tokens_as_torch(vocab_size: int, threads: int) -> None:
     """Of logits of which none are equal, and of logits of which many are."""
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
-    chooser = NativeChooser(Team(threads), vocab_size)
+    chooser = NativeTokenChooser(KernelThreadPool(threads), vocab_size)
     for trial in range(30 if vocab_size < 10_000 else 4):
         rows = [row(params, position=7 + trial) for params in mixed(trial)]
         noise = chance.normal(scale=2, size=(len(rows), vocab_size))
@@ -61,7 +61,7 @@ def test_the_same_tokens_as_torch(vocab_size: int, threads: int) -> None:
 def test_filters_leave_the_same_tokens(top_k: int, top_p: float) -> None:
     print(f"seed {SEED}")
     chance = np.random.default_rng(SEED)
-    chooser = NativeChooser(Team(1), 1000)
+    chooser = NativeTokenChooser(KernelThreadPool(1), 1000)
     for scale in (0.01, 1.0, 30.0):
         noise = torch.from_numpy(chance.normal(scale=scale, size=(40, 1000))).float()
         rows = [row(replace(PLAIN, top_k=top_k, top_p=top_p, seed=n)) for n in range(40)]
@@ -71,7 +71,7 @@ def test_filters_leave_the_same_tokens(top_k: int, top_p: float) -> None:
 def test_of_equals_the_lower_stay() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 9:] = 1.0
-    chooser = NativeChooser(Team(1), VOCAB)
+    chooser = NativeTokenChooser(KernelThreadPool(1), VOCAB)
     rows = [row(replace(PLAIN, top_k=3, seed=trial)) for trial in range(40)]
     assert set(tokens_of(sample(logits.expand(40, -1), rows, chooser))) == {9, 10, 11}
     greedy = row(replace(PLAIN, temperature=0.0))
@@ -82,7 +82,7 @@ def test_draws_are_those_of_seed_and_position() -> None:
     """Seen from tokens that are all as likely: each stands for its part of [0, 1)."""
     print(f"seed {SEED}")
     chance, size = np.random.default_rng(SEED), 4096
-    chooser = NativeChooser(Team(1), size)
+    chooser = NativeTokenChooser(KernelThreadPool(1), size)
     seeds = [0, 1, -1, 2**64 - 1, 2**65 + 3, *chance.integers(0, 2**63, 60).tolist()]
     positions = [1, 7, 2**40, 2**33 - 1, 5, *chance.integers(1, 2**20, 60).tolist()]
     rows = [
@@ -98,7 +98,9 @@ def test_masks_biases_and_logprobs() -> None:
     print(f"seed {SEED}")
     logits = torch.from_numpy(np.random.default_rng(SEED).normal(size=(5, VOCAB))).float()
     rows = all_kinds()
-    assert sample(logits, rows, NativeChooser(Team(1), VOCAB)) == sample(logits, rows)
+    assert sample(logits, rows, NativeTokenChooser(KernelThreadPool(1), VOCAB)) == sample(
+        logits, rows
+    )
 
 
 def test_what_a_broken_model_says_breaks_nothing() -> None:
@@ -107,7 +109,7 @@ def test_what_a_broken_model_says_breaks_nothing() -> None:
     odd[1:] = torch.nan
     odd[2, 5] = 1.0
     odd[3, 6:8] = torch.inf
-    chooser = NativeChooser(Team(1), VOCAB)
+    chooser = NativeTokenChooser(KernelThreadPool(1), VOCAB)
     for params in mixed(0):
         far = tuple(map(TokenId, (-1, VOCAB, 2**40)))
         one = replace(row(params), history=far, num_prompt_tokens=1)
@@ -121,11 +123,11 @@ def test_rows_in_company_and_alone() -> None:
     print(f"seed {SEED}")
     logits = torch.from_numpy(np.random.default_rng(SEED).normal(size=(99, 1003))).float()
     rows = [row(params) for trial in range(9) for params in mixed(trial)][:99]
-    together = NativeChooser(Team(3), 1003)
-    alone = partial(sample, chooser=NativeChooser(Team(1), 1003))
+    together = NativeTokenChooser(KernelThreadPool(3), 1003)
+    alone = partial(sample, chooser=NativeTokenChooser(KernelThreadPool(1), 1003))
     found = sample(logits[: len(rows)], rows, together)
     assert found == [alone(logits[n : n + 1], [one])[0] for n, one in enumerate(rows)]
 
 
 def test_nobody_samples() -> None:
-    assert sample(torch.empty(0, VOCAB), [], NativeChooser(Team(1), VOCAB)) == []
+    assert sample(torch.empty(0, VOCAB), [], NativeTokenChooser(KernelThreadPool(1), VOCAB)) == []

@@ -12,9 +12,9 @@ import pytest
 from baton.clock import SystemClock
 from baton.config import load_settings
 from baton.errors import Invalid
+from baton.transport.host_memory import HostMemory
 from baton.transport.nixl import LOCAL_NAME, NixlTransport, check_interfaces
-from baton.transport.region import HostMemory
-from baton.transport.select import LOCAL_ONLY, choose, open_transports
+from baton.transport.selection import LOCAL_ONLY, choose_transport, open_transports
 
 SIZE = 1 << 16
 
@@ -72,11 +72,11 @@ def test_memory_files_of_ucx_are_for_their_user_alone() -> None:
 def test_between_hosts_a_local_nixl_is_not_chosen() -> None:
     ours = ("shm", LOCAL_NAME, "grpc")
     assert LOCAL_NAME in LOCAL_ONLY
-    assert choose(ours, ours, same_host=False) == "grpc"
-    assert choose(ours[1:], ours[1:], same_host=True) == LOCAL_NAME
+    assert choose_transport(ours, ours, same_host=False) == "grpc"
+    assert choose_transport(ours[1:], ours[1:], same_host=True) == LOCAL_NAME
     networked = ("shm", "nixl", "grpc")
-    assert choose(networked, networked, same_host=False) == "nixl"
-    assert choose(networked, ours, same_host=False) == "grpc"
+    assert choose_transport(networked, networked, same_host=False) == "nixl"
+    assert choose_transport(networked, ours, same_host=False) == "grpc"
 
 
 def test_an_interface_that_is_not_there_is_named() -> None:

@@ -18,8 +18,8 @@ from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.shared_params import FunctionDefinition
 
 from baton.text.tokenizer import Tokenizer
-from router.batches.bodies import BatchBody
-from router.schema import (
+from router.batches.schema import CreateBatchBody
+from router.openai.schema import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
@@ -111,7 +111,7 @@ def test_files_and_batches() -> None:
     assert keys(batch_create_params.BatchCreateParams) <= below("batches.", batches)
     assert keys(batch_list_params.BatchListParams) == below("batches.list.", batches)
     top = {name for name in below("batches.", batches) if "." not in name}
-    assert top == BatchBody.model_fields.keys()
+    assert top == CreateBatchBody.model_fields.keys()
 
 
 # -- and every field of the router's --------------------------------------------------------------

@@ -10,16 +10,16 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from baton.clock import ManualClock
-from baton.core.browser_guard import BrowserGuard
 from baton.errors import Unavailable
-from baton.runtime.ops import MAX_REQUESTS, OpsServer, is_loopback
-from baton.runtime.vitals import Vitals
+from baton.network.browser_guard import BrowserGuard
+from baton.serve.ops_server import MAX_REQUESTS, OpsServer, is_loopback
+from baton.serve.process_health import ProcessHealth
 
 
 class House:
     def __init__(self) -> None:
         self.clock = ManualClock()
-        self.vitals = Vitals(self.clock)
+        self.vitals = ProcessHealth(self.clock)
         self.vitals.begin()
         self.ops = OpsServer(self.vitals, 20.0, BrowserGuard(hosts=()))
         self.address = self.ops.open("127.0.0.1", 0)

@@ -6,17 +6,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.clock import ManualClock
-from baton.core.trace import TraceContext
+from baton.core.trace_context import TraceContext
 from baton.obs.span import Span, SpanEvent, SpanKind
-from baton.obs.traces import close_spans, open_spans
-from tools.otlp_collector import Tree, collecting
+from baton.obs.tracing import close_span_sink, open_span_sink
+from tools.otlp_collector import SpanTree, collecting
 
 pytestmark = pytest.mark.timeout(60)
 ROOT = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7")
 
 
 def opened(endpoint: str | None, registry: CollectorRegistry):
-    return open_spans(
+    return open_span_sink(
         endpoint, ManualClock(100.0), registry, role="router", process="router-7", cluster="blue"
     )
 
@@ -37,7 +37,7 @@ async def test_a_collector_gets_each_span_with_the_ids_and_times_that_it_was_giv
         told = opened(url, registry)
         assert told is not None
         told.emit(spans())
-        await close_spans(told)  # sends what is left
+        await close_span_sink(told)  # sends what is left
         root, stage = sorted(collector.of(ROOT.trace_id), key=lambda span: span.begin)
     assert (root.span_id, root.parent_id, root.name) == (ROOT.span_id, "", "request")
     assert (root.begin, root.end) == (101_000_000_000, 103_000_000_000)
@@ -46,7 +46,7 @@ async def test_a_collector_gets_each_span_with_the_ids_and_times_that_it_was_giv
     assert (stage.parent_id, stage.error) == (ROOT.span_id, "it broke")
     assert stage.attributes == {"n": 3, "x": 0.5, "ok": True}
     assert stage.events == ("chunk",)
-    tree = Tree([root, stage])
+    tree = SpanTree([root, stage])
     assert tree.roots == [root] and tree.orphans == [] and tree.below(root) == [stage]
     assert registry.get_sample_value("baton_trace_spans_total", {"result": "made"}) == 2
     assert registry.get_sample_value("baton_trace_spans_total", {"result": "sent"}) == 2
@@ -57,10 +57,10 @@ async def test_a_span_whose_parent_never_came_is_an_orphan() -> None:
         told = opened(url, CollectorRegistry())
         assert told is not None
         told.emit(spans()[1:])
-        await close_spans(told)
+        await close_span_sink(told)
         [stage] = collector.of(ROOT.trace_id)
-    assert Tree([stage]).orphans == [stage]
-    assert Tree([stage], client_span=ROOT.span_id).orphans == []
+    assert SpanTree([stage]).orphans == [stage]
+    assert SpanTree([stage], client_span=ROOT.span_id).orphans == []
 
 
 async def test_waiting_for_names_returns_as_soon_as_they_are_there() -> None:
@@ -70,7 +70,7 @@ async def test_waiting_for_names_returns_as_soon_as_they_are_there() -> None:
         told.emit(spans())
         found = collector.wait(Counter({"request": 1, "stage": 1}), ROOT.trace_id, 30.0)
         assert {span.name for span in found} == {"request", "stage"}
-        await close_spans(told)
+        await close_span_sink(told)
 
 
 def test_without_an_endpoint_there_is_nothing() -> None:

@@ -7,10 +7,10 @@ import pytest
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import MAX_PROMPT_LOGPROBS, FinishReason, RequestOutput, TokenLogprob
 from baton.errors import Invalid, Overloaded
-from baton.rpc.outputs import MAX_OUTPUTS, read_outputs
+from baton.rpc.convert.outputs import MAX_OUTPUTS, outputs_from_proto
 from baton.rpc.v1 import common_pb2 as common
 from baton.rpc.v1 import worker_pb2 as pb
-from baton.worker.stream import MAX_UNREAD_SCORES, OutputStream
+from baton.worker.output_stream import MAX_UNREAD_PROMPT_LOGPROBS, OutputStream
 
 
 def stream() -> OutputStream:
@@ -44,7 +44,7 @@ async def test_scored_prompts_are_spread_over_messages() -> None:
 
 async def test_a_router_that_does_not_read_scores_is_closed() -> None:
     outgoing, count = stream(), MAX_PROMPT_LOGPROBS
-    for number in range(MAX_UNREAD_SCORES // count):
+    for number in range(MAX_UNREAD_PROMPT_LOGPROBS // count):
         outgoing.put(output(number, count))
     assert not outgoing.closed
     await outgoing.outputs()
@@ -78,7 +78,7 @@ LONG = common.TokenLogprob(top_token_ids=[1] * 21, top_logprobs=[0.0] * 21)
     ],
 )
 def test_what_says_too_much_is_its_request_s_failure(message: pb.WorkerMessage) -> None:
-    one, spoiled, other = read_outputs(message)
+    one, spoiled, other = outputs_from_proto(message)
     assert one == other == RequestOutput(RequestId("s"), Epoch(1), 0, (TokenId(7),))
     assert (spoiled.request_id, spoiled.finish_reason) == ("r", FinishReason.ERROR)
     assert spoiled.details == {"error_status": "DATA_LOSS"}
@@ -87,4 +87,4 @@ def test_what_says_too_much_is_its_request_s_failure(message: pb.WorkerMessage) 
 def test_a_message_with_too_many_outputs_is_none() -> None:
     message = pb.WorkerMessage(outputs=[common.RequestOutput()] * (MAX_OUTPUTS + 1))
     with pytest.raises(Invalid):
-        read_outputs(message)
+        outputs_from_proto(message)

@@ -13,16 +13,23 @@ from baton.core.ids import RequestId, TokenId
 from baton.core.request import FinishReason
 from baton.core.task import Task
 from baton.engine.engine import Engine, StepResult
+from baton.engine.executor import SyncExecutor, ThreadedExecutor
 from baton.engine.fake_runner import FakeRunner, reference_answer
-from baton.engine.pipeline import Direct, RunnerThread
-from baton.engine.plan import UNKNOWN, Plan, Row, SampledToken, StepOutput, fill_in
+from baton.engine.plan import (
+    UNKNOWN_TOKEN,
+    Plan,
+    Row,
+    SampledToken,
+    StepOutput,
+    fill_sampled_tokens,
+)
 from baton.worker.engine_thread import EngineThread
 from tests.unit.test_engine import CONFIG, PROMPT, Bench, spec, tokens_of
 
 OTHER = tuple(TokenId(token) for token in range(30, 40))
 
 
-class Recorder(Direct):
+class Recorder(SyncExecutor):
     """Notes who is in each plan, in the order in which plans come and their outputs are told."""
 
     def __init__(self, runner: FakeRunner) -> None:
@@ -90,9 +97,9 @@ def test_its_rows_are_those_of_the_step_before_with_a_token_that_nobody_knows() 
     bench.engine.add(spec("a", presence_penalty=0.5, min_tokens=3), Task.WHOLE)
     bench.step()
     (row,) = bench.recorder.rows
-    assert (row.token_ids, row.start, row.context_tokens) == ((UNKNOWN,), 10, 11)
+    assert (row.token_ids, row.start, row.context_tokens) == ((UNKNOWN_TOKEN,), 10, 11)
     assert (row.follows, row.sample, row.history) == (0, True, PROMPT)
-    fill_in(Plan(2, (row,)), StepOutput((SampledToken(TokenId(7)),)))
+    fill_sampled_tokens(Plan(2, (row,)), StepOutput((SampledToken(TokenId(7)),)))
     assert row.token_ids == (7,)
     assert row.history == (*PROMPT, 7)
 
@@ -293,7 +300,7 @@ class Gated:
 
 
 def plan(step: int, follows: int | None = None) -> Plan:
-    tokens = (UNKNOWN,) if follows is not None else PROMPT
+    tokens = (UNKNOWN_TOKEN,) if follows is not None else PROMPT
     start = len(PROMPT) + step - 2 if follows is not None else 0
     row = spec("a")
     blocks = tuple(range(8))
@@ -306,7 +313,7 @@ def plan(step: int, follows: int | None = None) -> Plan:
 def test_plans_follow_one_another_in_the_thread() -> None:
     gated = Gated()
     gated.may_start.release(50)
-    pipeline = RunnerThread(gated)
+    pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
     pipeline.submit(plan(2, follows=0))
     told = [pipeline.collect()]
@@ -319,7 +326,7 @@ def test_plans_follow_one_another_in_the_thread() -> None:
 
 def test_an_output_is_told_once_the_next_model_runs() -> None:
     gated = Gated()
-    pipeline = RunnerThread(gated)
+    pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
     pipeline.submit(plan(2, follows=0))
     gated.may_start.release()
@@ -334,7 +341,7 @@ def test_an_output_is_told_once_the_next_model_runs() -> None:
 
 def test_two_plans_at_most_are_on_their_way() -> None:
     gated = Gated()
-    pipeline = RunnerThread(gated)
+    pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
     pipeline.submit(plan(2, follows=0))
     with pytest.raises(AssertionError, match="collect"):
@@ -347,7 +354,7 @@ def test_what_fails_is_told_in_its_turn_and_nothing_follows() -> None:
     gated = Gated()
     gated.fails_at = 2
     gated.may_start.release(50)
-    pipeline = RunnerThread(gated)
+    pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
     pipeline.submit(plan(2, follows=0))
     assert pipeline.collect().sampled[0] is not None
@@ -360,7 +367,7 @@ def test_what_fails_is_told_in_its_turn_and_nothing_follows() -> None:
 
 def test_close_waits_for_what_is_computed() -> None:
     gated = Gated()
-    pipeline = RunnerThread(gated)
+    pipeline = ThreadedExecutor(gated)
     pipeline.submit(plan(1))
     gated.may_start.release(50)
     pipeline.close()
@@ -376,7 +383,7 @@ def gated_engine(gated: Gated) -> Engine:
         kv_dtype="float32",
         eos_token_ids=frozenset(),
         clock=bench.clock,
-        pipeline=RunnerThread(gated),
+        pipeline=ThreadedExecutor(gated),
     )
 
 

@@ -13,7 +13,7 @@ from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.pipeline import RunnerThread
+from baton.engine.executor import ThreadedExecutor
 from baton.engine.runner import ModelRunner
 from tests.model_zoo import make_model
 from tests.unit.native_house import needs_kernels
@@ -60,7 +60,7 @@ def answers(
         kv_dtype=runner.kv_dtype,
         eos_token_ids=frozenset({TokenId(1)}),
         clock=SystemClock(),
-        pipeline=RunnerThread(runner) if overlaps else None,
+        pipeline=ThreadedExecutor(runner) if overlaps else None,
     )
     told: dict[RequestId, list[RequestOutput]] = {spec.request_id: [] for spec in specs}
     for number in range(2000):

@@ -9,26 +9,30 @@ from typing import Any
 import pytest
 
 from baton.clock import SystemClock
-from baton.core.handoff import WorkerRef
-from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, WorkerId
+from baton.core.credentials import ClusterCredentials
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
+from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.placement import Placement
 from baton.core.states import Role, WorkerState
-from baton.core.trust import Trust
 from baton.errors import BatonError, DeadlineExceeded, Invalid, Overloaded, Unavailable
-from baton.rpc.conductor_line import CONDUCTOR_SERVICE, PlaceService, conductor_lines
 from baton.rpc.conductor_service import add_conductor_service
-from baton.rpc.line import Line
-from baton.rpc.line_server import LineServer
-from baton.rpc.placement_stream import LinePlacementStream
+from baton.rpc.framed.conductor_service import (
+    CONDUCTOR_SERVICE,
+    FramedConductorService,
+    framed_conductor_services,
+)
+from baton.rpc.framed.connection import FramedConnection
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.placement_stream import FramedPlacementStream
 from baton.rpc.server import build_server, listen
 from baton.rpc.v1 import conductor_pb2 as pb
-from router.cluster import Cluster
-from router.conductors import ConductorPlacer
-from router.placement import PlaceQuery
+from router.generation.cluster import Cluster
+from router.generation.conductor_placer import ConductorPlacer
+from router.generation.placement import PlacementQuery
 
-TRUST = Trust("hush")
-DECODE = WorkerRef(WorkerId("d"), "d:1", Generation(4), "d:2")
+TRUST = ClusterCredentials("hush")
+DECODE = WorkerRef(WorkerId("d"), "d:1", Incarnation(4), "d:2")
 
 
 @dataclass
@@ -45,7 +49,7 @@ class FakeCore:
 
 @asynccontextmanager
 async def listening(services: Any) -> AsyncIterator[str]:
-    server = LineServer(TRUST, services)
+    server = FramedServer(TRUST, services)
     port = await server.listen("127.0.0.1", 0)
     try:
         async with asyncio.timeout(20):
@@ -55,8 +59,8 @@ async def listening(services: Any) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def asking(address: str) -> AsyncIterator[LinePlacementStream]:
-    stream = LinePlacementStream(address, TRUST)
+async def asking(address: str) -> AsyncIterator[FramedPlacementStream]:
+    stream = FramedPlacementStream(address, TRUST)
     running = asyncio.create_task(stream.run())
     try:
         yield stream
@@ -72,13 +76,13 @@ def question(name: str = "r", **fields: Any) -> pb.PlaceRequest:
 async def test_what_is_asked_in_one_turn_is_one_message() -> None:
     core, messages = FakeCore(), 0
 
-    class Counting(PlaceService):
+    class Counting(FramedConductorService):
         def on_message(self, payload: bytes) -> None:
             nonlocal messages
             messages += 1
             super().on_message(payload)
 
-    def serve(line: Line) -> Counting:
+    def serve(line: FramedConnection) -> Counting:
         return Counting(core, line)  # type: ignore[arg-type]
 
     async with listening({CONDUCTOR_SERVICE: serve}) as address, asking(address) as stream:
@@ -105,7 +109,7 @@ async def test_a_refusal_is_an_answer(
 ) -> None:
     core = FakeCore(failure)
     async with (
-        listening(conductor_lines(core)) as address,  # type: ignore[arg-type]
+        listening(framed_conductor_services(core)) as address,  # type: ignore[arg-type]
         asking(address) as stream,
     ):
         with pytest.raises(kind, match=message) as raised:
@@ -119,7 +123,7 @@ async def test_a_refusal_is_an_answer(
 async def test_keys_of_a_wrong_size_are_refused() -> None:
     core = FakeCore()
     async with (
-        listening(conductor_lines(core)) as address,  # type: ignore[arg-type]
+        listening(framed_conductor_services(core)) as address,  # type: ignore[arg-type]
         asking(address) as stream,
     ):
         with pytest.raises(Invalid, match="16 bytes each"):
@@ -129,7 +133,7 @@ async def test_keys_of_a_wrong_size_are_refused() -> None:
 class Mute:
     """Answers nothing, or what nobody asked."""
 
-    def __init__(self, line: Line, answers: list[bytes]) -> None:
+    def __init__(self, line: FramedConnection, answers: list[bytes]) -> None:
         self._line = line
         self._answers = answers
 
@@ -186,13 +190,18 @@ class Registry:
 async def test_a_placer_asks_over_a_line_and_opens_another_when_it_broke() -> None:
     core = FakeCore()
     key = BlockKey(bytes(16))
-    query = PlaceQuery(
+    query = PlacementQuery(
         RequestId("r"), Epoch(1), TenantId("t"), 40, 8, (key,), frozenset({WorkerId("x")}), "m"
     )
-    server = LineServer(TRUST, conductor_lines(core))  # type: ignore[arg-type]
+    server = FramedServer(TRUST, framed_conductor_services(core))  # type: ignore[arg-type]
     address = f"127.0.0.1:{await server.listen('127.0.0.1', 0)}"
     conductor = Member(
-        WorkerId("c"), Role.CONDUCTOR, "127.0.0.1:9", Generation(1), WorkerState.READY, line=address
+        WorkerId("c"),
+        Role.CONDUCTOR,
+        "127.0.0.1:9",
+        Incarnation(1),
+        WorkerState.READY,
+        line=address,
     )
     cluster = Cluster(Registry(conductor), SystemClock(), 100)
     await cluster.refresh()
@@ -227,14 +236,19 @@ async def test_a_placer_asks_over_grpc_where_the_line_does_not_open() -> None:
     add_conductor_service(server, core)  # type: ignore[arg-type]
     address = f"127.0.0.1:{await listen(server, '127.0.0.1', 0)}"
     conductor = Member(
-        WorkerId("c"), Role.CONDUCTOR, address, Generation(1), WorkerState.READY, line="127.0.0.1:9"
+        WorkerId("c"),
+        Role.CONDUCTOR,
+        address,
+        Incarnation(1),
+        WorkerState.READY,
+        line="127.0.0.1:9",
     )
     cluster = Cluster(Registry(conductor), SystemClock(), 100)
     await cluster.refresh()
     placer = ConductorPlacer(cluster, SystemClock(), TRUST)
     running = asyncio.create_task(placer.run())
     await asyncio.sleep(0)
-    query = PlaceQuery(
+    query = PlacementQuery(
         RequestId("r"), Epoch(1), TenantId("t"), 40, 8, (BlockKey(bytes(16)),), frozenset(), "m"
     )
     async with asyncio.timeout(20):

@@ -5,10 +5,10 @@ import pytest
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
 from baton.core.pool_plan import PoolAlternative
-from conductor.planner import KNOWN_TOKENS, Planner, PlannerConfig, tokens_per_second
-from conductor.policy.decision import Decision, Scored
-from conductor.policy.fleet import DecodeView, Link, Pool, PrefillView, Snapshot
+from conductor.planner import MAX_MEASURED_TOKENS, Planner, PlannerConfig, decode_tokens_per_second
+from conductor.policy.decision import Decision, ScoredWorker
 from conductor.policy.sizing import SizingConfig
+from conductor.policy.snapshot import DecodeView, LinkSpeed, PrefillView, Snapshot, WorkerPool
 from tests.unit.test_conductor import House, reader, writer
 
 READS = PrefillCost(0.0, 0.0001, 0.0)
@@ -42,13 +42,16 @@ def snapshot(
         DecodeView(WorkerId(f"d{n}"), WRITES, 100_000, measured=measured) for n in range(num_decode)
     ]
     return Snapshot(
-        now, 0, Pool(prefills), Pool(decodes), NoCache(), 16, 1000, Link(1e9, 1e9),
+        now, 0, WorkerPool(prefills), WorkerPool(decodes), NoCache(), 16, 1000, LinkSpeed(1e9, 1e9),
         answer_tokens=200.0,
     )  # fmt: skip
 
 
 def decision(seconds: float, blocks: int = 0) -> Decision:
-    scores = (Scored(WorkerId("p0"), 1.0, local_blocks=blocks), Scored(WorkerId("p1"), 2.0))
+    scores = (
+        ScoredWorker(WorkerId("p0"), 1.0, local_blocks=blocks),
+        ScoredWorker(WorkerId("p1"), 2.0),
+    )
     return Decision(
         WorkerId("p0"), WorkerId("d0"), "", service_seconds=seconds, prefill_scores=scores
     )
@@ -130,7 +133,7 @@ def test_a_capacity_that_nobody_told_is_none() -> None:
     planner.placed(snapshot(1.0), 1000, decision(0.05))
     view = snapshot(5.0)
     for decode in view.decodes:
-        decode.capacity_tokens = 2 * KNOWN_TOKENS
+        decode.capacity_tokens = 2 * MAX_MEASURED_TOKENS
         decode.promised_tokens = 10_000_000
     plan = planner.plan(view)
     assert plan is not None
@@ -183,7 +186,7 @@ def test_the_same_moment_twice() -> None:
 def test_tokens_per_second_within_the_slo(
     cost: DecodeCost, context: float, most: int, rate: float
 ) -> None:
-    assert tokens_per_second(cost, context, 0.05, most) == pytest.approx(rate)
+    assert decode_tokens_per_second(cost, context, 0.05, most) == pytest.approx(rate)
 
 
 # -- the live conductor --------------------------------------------------------------------

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.fairness import TokenCounters
-from baton.core.priority import PATIENCE_SECONDS, Priority, lowered
+from baton.core.fairness import VirtualTokenCounters
+from baton.core.priority import STARVATION_LIMIT_SECONDS, Priority, lower_priority
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.sequence import Phase, Sequence
-from baton.worker.room import PATIENCE_SECONDS as ROOM_PATIENCE
-from baton.worker.room import RoomQueue
+from baton.worker.reservation_queue import PATIENCE_SECONDS as ROOM_PATIENCE
+from baton.worker.reservation_queue import ReservationQueue
 from tests.unit.test_scheduler import CONFIG, fresh
 from tests.unit.test_scheduler_order import DEADLINE, TimedBench
 
@@ -50,9 +50,9 @@ def drained(bench: ClassBench) -> list[str]:
 
 
 def test_a_request_can_only_step_back() -> None:
-    assert lowered(Priority.HIGH, 0) is Priority.HIGH
-    assert lowered(Priority.HIGH, 2) is Priority.LOW
-    assert lowered(Priority.NORMAL, 2**31) is Priority.BATCH
+    assert lower_priority(Priority.HIGH, 0) is Priority.HIGH
+    assert lower_priority(Priority.HIGH, 2) is Priority.LOW
+    assert lower_priority(Priority.NORMAL, 2**31) is Priority.BATCH
 
 
 def test_by_priority_and_then_by_arrival() -> None:
@@ -79,10 +79,10 @@ def test_a_prompt_of_low_priority_pauses_for_others_until_its_patience_is_over()
     assert bench.step() == [("m", 16)]
     assert bench.step() == [("m", 4), ("l", 12)]
     bench.finish("m")
-    bench.now = PATIENCE_SECONDS[Priority.LOW] - 1
+    bench.now = STARVATION_LIMIT_SECONDS[Priority.LOW] - 1
     bench.add("n", fresh("n", 60), Task.PREFILL)
     assert bench.step() == [("n", 16)]
-    bench.now = PATIENCE_SECONDS[Priority.LOW] + 1
+    bench.now = STARVATION_LIMIT_SECONDS[Priority.LOW] + 1
     assert bench.step() == [("l", 8), ("n", 8)]
 
 
@@ -97,7 +97,7 @@ def test_a_batch_waits_for_ever() -> None:
 def test_whoever_waits_longest_is_looked_at_behind_any_number() -> None:
     config = replace(DEADLINE, admission_window=2)
     bench = bench_of(config, a=Priority.LOW)
-    bench.now = PATIENCE_SECONDS[Priority.LOW] + 1
+    bench.now = STARVATION_LIMIT_SECONDS[Priority.LOW] + 1
     bench.priority = Priority.NORMAL
     for name in "bcd":
         bench.add(name, fresh(name, 30), Task.PREFILL)
@@ -134,7 +134,7 @@ def test_who_was_preempted_resumes_first_unless_of_low_priority() -> None:
 
 
 def test_a_tenant_of_weight_two_is_charged_half() -> None:
-    counters = TokenCounters(slack_tokens=100)
+    counters = VirtualTokenCounters(slack_tokens=100)
     for tenant in (b"a", b"b"):
         counters.join(tenant)
     counters.charge(b"a", 300, 50, 2.0)
@@ -153,7 +153,7 @@ def test_weights_share_the_steps() -> None:
 
 
 async def test_room_for_an_answer_goes_by_priority_for_a_while() -> None:
-    queue, given = RoomQueue(), list[str]()
+    queue, given = ReservationQueue(), list[str]()
 
     async def wait(name: str, now: float, priority: Priority) -> None:
         async def ask() -> str | None:

@@ -13,7 +13,7 @@ from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams, TokenLogprob
 from baton.core.task import Task
-from baton.engine import prompt_scores
+from baton.engine import prompt_logprobs
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
@@ -72,7 +72,7 @@ def scores_of(outputs: Sequence[RequestOutput]) -> tuple[TokenLogprob, ...]:
 
 @pytest.mark.parametrize("chunk", [16, 48, 256])
 def test_equal_to_transformers(chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompt_scores, "PIECE_TOKENS", 7)
+    monkeypatch.setattr(prompt_logprobs, "LOGITS_CHUNK_TOKENS", 7)
     make_model(tmp_path, "qwen3", seed=SEED)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
     chance = np.random.default_rng(SEED)

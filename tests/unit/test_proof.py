@@ -2,15 +2,21 @@
 
 import pytest
 
-from baton import proof
 from baton.clock import ManualClock
-from baton.proof import MISSING, PROOF_KEY, WINDOW_SECONDS, CallChecker, CallSigner
+from baton.network import call_signing
+from baton.network.call_signing import (
+    MAX_CLOCK_SKEW_SECONDS,
+    MISSING_SECRET,
+    PROOF_HEADER,
+    CallSigner,
+    CallVerifier,
+)
 
 SECRET, HERE, METHOD = "a secret of the cluster", "10.0.0.7:4000", "/baton.rpc.v1.Worker/Drain"
 
 
-def checker(clock: ManualClock, *names: str) -> CallChecker:
-    made = CallChecker(SECRET, clock)
+def checker(clock: ManualClock, *names: str) -> CallVerifier:
+    made = CallVerifier(SECRET, clock)
     made.names |= set(names or (HERE,))
     return made
 
@@ -27,7 +33,7 @@ def test_a_proof_holds_once() -> None:
     gate, signer = checker(clock), CallSigner(SECRET, HERE, clock)
     metadata = signer.metadata(METHOD)
     assert gate.refusal(METHOD, metadata) == ""
-    for seconds in (0.0, WINDOW_SECONDS - 1):
+    for seconds in (0.0, MAX_CLOCK_SKEW_SECONDS - 1):
         clock.advance(seconds)
         assert gate.refusal(METHOD, metadata) == "the call's proof has been used before"
     assert gate.refusal(METHOD, signer.metadata(METHOD)) == ""
@@ -35,7 +41,7 @@ def test_a_proof_holds_once() -> None:
 
 def test_it_is_remembered_for_as_long_as_it_holds() -> None:
     """Of a caller whose clock is ahead, for twice the window."""
-    behind, ahead = ManualClock(1e6), ManualClock(1e6 + WINDOW_SECONDS)
+    behind, ahead = ManualClock(1e6), ManualClock(1e6 + MAX_CLOCK_SKEW_SECONDS)
     gate, metadata = checker(behind), CallSigner(SECRET, HERE, ahead).metadata(METHOD)
     said = []
     for _ in range(200):
@@ -53,10 +59,10 @@ def test_a_proof_for_another_member_is_worth_nothing() -> None:
         "the call is for 6.6.6.6:666, and here is 10.0.0.7:4000 (setting advertise_address)"
     )
     relabelled = stolen[0][1].replace("6.6.6.6:666", HERE)
-    assert checker(clock).refusal(METHOD, [(PROOF_KEY, relabelled)]) == MISSING
+    assert checker(clock).refusal(METHOD, [(PROOF_HEADER, relabelled)]) == MISSING_SECRET
 
 
-@pytest.mark.parametrize("seconds", [WINDOW_SECONDS + 1, -WINDOW_SECONDS - 1])
+@pytest.mark.parametrize("seconds", [MAX_CLOCK_SKEW_SECONDS + 1, -MAX_CLOCK_SKEW_SECONDS - 1])
 def test_clocks_that_are_far_apart(seconds: float) -> None:
     metadata = CallSigner(SECRET, HERE, ManualClock(1e6)).metadata(METHOD)
     why = checker(ManualClock(1e6 + seconds)).refusal(METHOD, metadata)
@@ -68,29 +74,29 @@ def test_clocks_that_are_far_apart(seconds: float) -> None:
     [
         [],
         [("x-baton-secret", SECRET)],
-        [(PROOF_KEY, "")],
-        [(PROOF_KEY, SECRET)],
-        [(PROOF_KEY, b"\xff\xff")],
-        [(PROOF_KEY, "1 2 3 4")],
-        [(PROOF_KEY, "x" * 10_000)],
+        [(PROOF_HEADER, "")],
+        [(PROOF_HEADER, SECRET)],
+        [(PROOF_HEADER, b"\xff\xff")],
+        [(PROOF_HEADER, "1 2 3 4")],
+        [(PROOF_HEADER, "x" * 10_000)],
         CallSigner("another", HERE, ManualClock(1e6)).metadata(METHOD),
         CallSigner(SECRET, HERE, ManualClock(1e6)).metadata("/baton.rpc.v1.Worker/Inspect"),
     ],
 )
 def test_what_is_no_proof_for_this_call(metadata: list[tuple[str, str | bytes]]) -> None:
-    assert checker(ManualClock(1e6)).refusal(METHOD, metadata) == MISSING
+    assert checker(ManualClock(1e6)).refusal(METHOD, metadata) == MISSING_SECRET
 
 
 def test_a_caller_who_knows_the_secret_and_says_nonsense() -> None:
-    key = proof.derived_key(SECRET, "call")
+    key = call_signing.derive_key(SECRET, "call")
     for said in ("", "soon nonce " + HERE, f"1 {HERE}"):
-        proved = f"{said} {proof._code(key, METHOD, said)}"
-        assert checker(ManualClock(1e6)).refusal(METHOD, [(PROOF_KEY, proved)]) == MISSING
+        proved = f"{said} {call_signing._code(key, METHOD, said)}"
+        assert checker(ManualClock(1e6)).refusal(METHOD, [(PROOF_HEADER, proved)]) == MISSING_SECRET
 
 
 def test_nonces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beyond the bound the older half is forgotten, and proofs of that time hold no longer."""
-    monkeypatch.setattr(proof, "MAX_SEEN", 4)
+    monkeypatch.setattr(call_signing, "MAX_NONCES", 4)
     clock = ManualClock(1e6)
     gate, signer = checker(clock), CallSigner(SECRET, HERE, clock)
     used = []
@@ -104,5 +110,5 @@ def test_nonces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_keys_differ_by_purpose_and_secret() -> None:
-    keys = {proof.derived_key(s, p) for s in ("one", "other") for p in ("call", "registry")}
+    keys = {call_signing.derive_key(s, p) for s in ("one", "other") for p in ("call", "registry")}
     assert len(keys) == 4

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from baton.engine.native.choice import choose
-from baton.engine.native.processor import instructions
-from baton.engine.quantization import encode
+from baton.engine.native.backend_choice import choose_backend
+from baton.engine.native.processor import best_instruction_set
+from baton.engine.quantization import quantize
 from baton.engine.runner import ModelRunner
 from baton.errors import Invalid
 from tests.model_zoo import make_model
@@ -67,7 +67,7 @@ def test_each_matrix_is_kept_so(tmp_path: Path) -> None:
     for key, weight in weights.items():
         if weight.dim() == 2:
             kept = "int8" if "embed_tokens" in key else "int4"
-            weights[key] = encode(weight, kept).decode()
+            weights[key] = quantize(weight, kept).decode()
     save_file(weights, file, metadata={"format": "pt"})
     wanted = logits_of(load(tmp_path, "none", "off"), prompt)
     assert (got - wanted).abs().max() <= NEAR * wanted.abs().max()
@@ -151,7 +151,7 @@ def test_kernels_and_torch_share_what_they_compute(tmp_path: Path) -> None:
 def test_what_computes_is_said(tmp_path: Path) -> None:
     make_model(tmp_path, "qwen3")
     on, off = (load(tmp_path, "int8", kernels).choice.told for kernels in ("on", "off"))
-    assert on == f"our own kernels ({instructions()}), in float32, weights in int8"
+    assert on == f"our own kernels ({best_instruction_set()}), in float32, weights in int8"
     assert off == "torch; int8 is decoded for each product"
 
 
@@ -162,7 +162,7 @@ def test_odd_sizes_are_multiplied_by_torch(tmp_path: Path) -> None:
     told = "the model has odd sizes, and int4 is multiplied in pairs"
     assert runner.choice.told == f"torch: {told}; int4 is decoded for each product"
     with pytest.raises(Invalid, match=told):
-        choose("on", runner.model_config, torch.device("cpu"), torch.float32, "int4")
+        choose_backend("on", runner.model_config, torch.device("cpu"), torch.float32, "int4")
     wanted = logits_of(load(tmp_path, "none", "on"), [1, 2, 3])
     got = logits_of(runner, [1, 2, 3])
     assert got.shape == wanted.shape and (got - wanted).abs().max() <= 0.3 * wanted.abs().max()

@@ -9,12 +9,12 @@ import pytest
 
 from baton.core.ids import Epoch, RequestId, TenantId, TokenId
 from baton.core.request import RequestSpec, SamplingParams
-from baton.errors import KilledWorkers, Unavailable
-from router.journey import Guide, Journey, JourneyConfig
-from router.memory import MemoryLinks, MemoryPlacer, TwinJob, TwinWorker
-from router.problem import problem_of
-from router.quarantine import MEMORY_SECONDS, PROGRESS_TOKENS, Quarantine, content_of
-from router.record import JourneyRecord
+from baton.errors import RequestKilledWorkers, Unavailable
+from router.errors import to_api_error
+from router.generation.fakes import FakeJob, FakeWorker, MemoryPlacer, MemoryWorkerConnections
+from router.generation.generation import FailoverConfig, Generation, GenerationContext
+from router.generation.quarantine import MEMORY_SECONDS, PROGRESS_TOKENS, Quarantine, digest_request
+from router.generation.record import GenerationRecord
 from tests.sim.virtual_time import LoopClock, simulate
 
 CLOCK = LoopClock()
@@ -39,12 +39,12 @@ def expected(spec: RequestSpec) -> list[int]:
     return list(tokens[spec.num_prompt_tokens :])
 
 
-class Mortal(TwinWorker):
+class Mortal(FakeWorker):
     """Dies of the deadly, after it has answered so many of its tokens."""
 
     deadly_after = 0
 
-    def _step(self, job: TwinJob) -> None:
+    def _step(self, job: FakeJob) -> None:
         num_answered = len(job.tokens) - job.spec.num_prompt_tokens
         if job.spec.token_ids[0] == DEADLY and num_answered >= self.deadly_after:
             self.kill()
@@ -58,15 +58,17 @@ class Scene:
     def __init__(self, num_workers: int = 8) -> None:
         self.workers = [Mortal(f"d{number}", answer) for number in range(num_workers)]
         self.placer = MemoryPlacer([], self.workers)
-        self.guide = Guide(self.placer, MemoryLinks(*self.workers), CLOCK, JourneyConfig())
+        self.guide = GenerationContext(
+            self.placer, MemoryWorkerConnections(*self.workers), CLOCK, FailoverConfig()
+        )
 
     @property
     def num_dead(self) -> int:
         return sum(not worker.alive for worker in self.workers)
 
-    def journey(self, spec: RequestSpec, tenant: str = "t") -> Journey:
-        record = JourneyRecord(spec.request_id, 0.0, spec.num_prompt_tokens)
-        return Journey(self.guide, spec, TenantId(tenant), "m", None, (), record)
+    def journey(self, spec: RequestSpec, tenant: str = "t") -> Generation:
+        record = GenerationRecord(spec.request_id, 0.0, spec.num_prompt_tokens)
+        return Generation(self.guide, spec, TenantId(tenant), "m", None, (), record)
 
     async def ask(self, spec: RequestSpec, tenant: str = "t") -> list[int]:
         tokens: list[int] = []
@@ -94,14 +96,14 @@ def simulated(test: Simulated) -> Callable[[], None]:
 @simulated
 async def test_who_kills_thrice_is_refused_by_name_and_by_content() -> None:
     scene = Scene()
-    with pytest.raises(KilledWorkers, match=r"d0, d1, d2.*nothing else new") as caught:
+    with pytest.raises(RequestKilledWorkers, match=r"d0, d1, d2.*nothing else new") as caught:
         await scene.ask(request("r", DEADLY, 1))
     assert scene.num_dead == 3
-    problem = problem_of(caught.value)
+    problem = to_api_error(caught.value)
     assert (problem.status, problem.code) == (500, "request_killed_workers")
     assert problem.headers == {"x-should-retry": "false"}
     num_asked = len(scene.placer.queries)
-    with pytest.raises(KilledWorkers):
+    with pytest.raises(RequestKilledWorkers):
         await scene.ask(request("again", DEADLY, 1, seed=5))
     assert len(scene.placer.queries) == num_asked
     assert await scene.ask(request("other", 1, DEADLY)) == expected(request("other", 1, DEADLY))
@@ -111,7 +113,7 @@ async def test_who_kills_thrice_is_refused_by_name_and_by_content() -> None:
 @simulated
 async def test_a_refusal_is_one_tenant_s_and_ends() -> None:
     scene = Scene()
-    with pytest.raises(KilledWorkers):
+    with pytest.raises(RequestKilledWorkers):
         await scene.ask(request("r", DEADLY, 1))
     for worker in scene.workers:
         worker.deadly_after = 100  # as of a version that has been mended
@@ -174,11 +176,11 @@ async def test_deaths_between_which_it_gets_on_do_not_count() -> None:
     spec = request("r", 1, 2)
     for number, worker in enumerate(scene.workers[:3]):
 
-        def step(job: TwinJob, worker: Mortal = worker, most: int = 4 * number + 4) -> None:
+        def step(job: FakeJob, worker: Mortal = worker, most: int = 4 * number + 4) -> None:
             if len(job.tokens) - job.spec.num_prompt_tokens >= most:
                 worker.kill()
             else:
-                TwinWorker._step(worker, job)
+                FakeWorker._step(worker, job)
 
         worker._step = step  # type: ignore[method-assign]
     began = CLOCK.monotonic()
@@ -222,14 +224,14 @@ async def test_a_crowd_does_not_wait_one_by_one() -> None:
 
 def test_content_is_what_is_computed() -> None:
     spec, tenant = request("r", 1, 2), TenantId("t")
-    same = content_of(spec, tenant)
-    assert content_of(replace(spec, request_id=RequestId("s"), epoch=Epoch(3)), tenant) == same
+    same = digest_request(spec, tenant)
+    assert digest_request(replace(spec, request_id=RequestId("s"), epoch=Epoch(3)), tenant) == same
     answered = replace(spec, token_ids=(*spec.token_ids, TokenId(9)))
-    assert content_of(answered, tenant) == same
+    assert digest_request(answered, tenant) == same
     others = [
-        content_of(spec, TenantId("u")),
-        content_of(request("r", 1, 3), tenant),
-        content_of(request("r", 1, 2, temperature=0.5), tenant),
+        digest_request(spec, TenantId("u")),
+        digest_request(request("r", 1, 3), tenant),
+        digest_request(request("r", 1, 2, temperature=0.5), tenant),
     ]
     assert len({same, *others}) == 4
 
@@ -237,6 +239,6 @@ def test_content_is_what_is_computed() -> None:
 async def refused(scene: Scene, spec: RequestSpec) -> bool:
     try:
         await scene.ask(spec)
-    except (KilledWorkers, Unavailable):
+    except (RequestKilledWorkers, Unavailable):
         return True
     return False

@@ -6,19 +6,19 @@ from types import SimpleNamespace
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.ids import Generation, WorkerId
-from baton.core.load import Load
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
+from baton.core.worker_load import WorkerLoad
 from baton.errors import NotFound, Unavailable
+from baton.pools import worker_admin as reach_module
+from baton.pools.worker_admin import RegistryWorkerAdmin, UnavailableWorkerAdmin
 from baton.registry.memory import MemoryRegistry
-from baton.runtime.pools import reach as reach_module
-from baton.runtime.pools.reach import NoReach, RegistryReach
 
 pytest.importorskip("kubernetes")
 
-from baton.runtime.pools.kubernetes_api import KubernetesApi
-from baton.runtime.pools.kubernetes_client import open_client
+from baton.pools.kubernetes.api import KubernetesApi
+from baton.pools.kubernetes.client import open_kubernetes_client
 
 KUBECONFIG = """\
 apiVersion: v1
@@ -35,7 +35,7 @@ users:
 
 def member(name: str, role: Role, **load: int) -> Member:
     state = WorkerState.READY
-    return Member(WorkerId(name), role, f"{name}:1", Generation(1), state, load=Load(**load))  # type: ignore[arg-type]
+    return Member(WorkerId(name), role, f"{name}:1", Incarnation(1), state, load=WorkerLoad(**load))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ async def registry() -> MemoryRegistry:
 
 
 async def test_loads_are_what_is_queued_or_promised(registry: MemoryRegistry) -> None:
-    assert await RegistryReach(registry).loads() == {"p": 7, "d": 9}
+    assert await RegistryWorkerAdmin(registry).loads() == {"p": 7, "d": 9}
 
 
 async def test_a_worker_is_drained_where_it_listens(
@@ -59,10 +59,10 @@ async def test_a_worker_is_drained_where_it_listens(
         told.append((address, secret))
 
     monkeypatch.setattr(reach_module, "drain_worker", drain)
-    await RegistryReach(registry, "s").drain(WorkerId("d"))
+    await RegistryWorkerAdmin(registry, "s").drain(WorkerId("d"))
     assert told == [("d:1", "s")]
     with pytest.raises(NotFound, match="does not know x"):
-        await RegistryReach(registry, "s").drain(WorkerId("x"))
+        await RegistryWorkerAdmin(registry, "s").drain(WorkerId("x"))
 
 
 async def test_a_worker_is_asked_and_told_to_stay_where_it_listens(
@@ -80,7 +80,7 @@ async def test_a_worker_is_asked_and_told_to_stay_where_it_listens(
 
     monkeypatch.setattr(reach_module, "inspect_worker", inspect)
     monkeypatch.setattr(reach_module, "convert_worker", convert)
-    reach = RegistryReach(registry, "s")
+    reach = RegistryWorkerAdmin(registry, "s")
     assert [await reach.is_drained(WorkerId("d")) for _ in range(2)] == [False, True]
     await reach.stay(WorkerId("d"))
     assert told[-1] == (Role.DECODE, "d:1")
@@ -90,7 +90,7 @@ async def test_a_worker_is_asked_and_told_to_stay_where_it_listens(
 
 
 async def test_without_a_registry() -> None:
-    nobody = NoReach()
+    nobody = UnavailableWorkerAdmin()
     with pytest.raises(Unavailable, match="redis_url is not set"):
         await nobody.loads()
     for ask in (nobody.drain, nobody.is_drained, nobody.stay):
@@ -106,7 +106,7 @@ async def test_the_kubeconfig_says_where(
     file.write_text(KUBECONFIG)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     monkeypatch.setattr("kubernetes.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(file))
-    client = open_client(asked)
+    client = open_kubernetes_client(asked)
     with pytest.raises(Unavailable, match=f"127.0.0.1:1 .*: list pods in namespace {namespace}"):
         await KubernetesApi(client, "test").pods()
     client.close()

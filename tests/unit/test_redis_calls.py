@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from baton.errors import Unavailable
-from baton.registry.redis_url import bounded
+from baton.registry.redis_client import call_redis
 
 URL = "redis://:password@127.0.0.1:1/0"
 
@@ -23,7 +23,7 @@ async def test_a_client_that_swallows_a_cancellation() -> None:
         raise AssertionError
 
     async def ask() -> None:
-        gone_on.append(await bounded(URL, answer()))
+        gone_on.append(await call_redis(URL, answer()))
 
     asking = asyncio.create_task(ask())
     await began.wait()
@@ -43,7 +43,7 @@ async def test_calls_of_whoever_is_being_cancelled() -> None:
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
-            return await bounded(URL, answer())
+            return await call_redis(URL, answer())
         raise AssertionError
 
     leaving = asyncio.create_task(leave())
@@ -54,4 +54,4 @@ async def test_calls_of_whoever_is_being_cancelled() -> None:
 
 async def test_a_call_that_takes_too_long() -> None:
     with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:1 can't be asked: TimeoutError"):
-        await bounded(URL, asyncio.Event().wait(), seconds=0.001)
+        await call_redis(URL, asyncio.Event().wait(), seconds=0.001)

@@ -7,17 +7,17 @@ from dataclasses import replace
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, WorkerId
-from baton.core.load import Load
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
+from baton.core.worker_load import WorkerLoad
+from baton.hash_ring import ring_successors
 from baton.registry.memory import MemoryRegistry
-from baton.ring import successors
-from conductor.policy.baton import BatonConfig, place
-from conductor.policy.fleet import Key, Query
-from router.cluster import Cluster
-from router.placement import PlaceQuery
-from router.ring import KEY_DEPTH, RingPlacer
+from conductor.policy.baton import BatonPolicyConfig, place
+from conductor.policy.snapshot import AnyBlockKey, PolicyQuery
+from router.generation.cluster import Cluster
+from router.generation.placement import PlacementQuery
+from router.generation.ring_placer import RING_KEY_BLOCKS, RingPlacer
 from tests.fleet import FakeCache, decode, prefill, snapshot
 
 WORKERS = tuple(sorted(f"worker-{number}" for number in range(16)))
@@ -25,12 +25,12 @@ KEYS = [number.to_bytes(4, "big") for number in range(8000)]
 
 
 def first(ids: tuple[str, ...], key: bytes) -> str:
-    return next(successors(ids, key))
+    return next(ring_successors(ids, key))
 
 
 def test_everybody_follows_once() -> None:
     for key in KEYS[:50]:
-        assert sorted(successors(WORKERS, key)) == list(WORKERS)
+        assert sorted(ring_successors(WORKERS, key)) == list(WORKERS)
 
 
 def test_load_is_even() -> None:
@@ -51,7 +51,7 @@ def test_a_leaver_moves_its_own_keys_alone() -> None:
         if before == gone:
             moved += 1
             # It goes where the ring would have gone next.
-            assert after == next(name for name in successors(WORKERS, key) if name != gone)
+            assert after == next(name for name in ring_successors(WORKERS, key) if name != gone)
         else:
             assert after == before
     assert 0.5 / len(WORKERS) < moved / len(KEYS) < 2 / len(WORKERS)
@@ -72,8 +72,8 @@ def test_a_newcomer_takes_from_all_and_moves_nothing_else() -> None:
 
 def member(name: str, role: Role) -> Member:
     return Member(
-        WorkerId(name), role, f"{name}:1", Generation(1), WorkerState.READY,
-        block_tokens=16, load=Load(free_blocks=1000, num_blocks=1000),
+        WorkerId(name), role, f"{name}:1", Incarnation(1), WorkerState.READY,
+        block_tokens=16, load=WorkerLoad(free_blocks=1000, num_blocks=1000),
     )  # fmt: skip
 
 
@@ -89,16 +89,16 @@ async def test_a_router_alone_places_as_an_idle_conductor_does() -> None:
     await cluster.refresh()
     seen = snapshot([prefill(one.id) for one in prefills], [decode(one.id) for one in decodes])
     for number in range(200):
-        keys = tuple(BlockKey(bytes([n, number]) * 8) for n in range(KEY_DEPTH + 3))
+        keys = tuple(BlockKey(bytes([n, number]) * 8) for n in range(RING_KEY_BLOCKS + 3))
         excluded = frozenset({WorkerId(f"prefill-{number % 6}"), WorkerId(f"decode-{number % 5}")})
         name = RequestId(f"request {number}")
         decision = place(
             replace(seen, cache=Shared()),
-            Query(name, 16 * len(keys), 32, keys, excluded=excluded),
-            BatonConfig(),
+            PolicyQuery(name, 16 * len(keys), 32, keys, excluded=excluded),
+            BatonPolicyConfig(),
         )
         alone = await RingPlacer(cluster).place(
-            PlaceQuery(name, Epoch(1), TenantId("t"), 16 * len(keys), 32, keys, excluded, "m")
+            PlacementQuery(name, Epoch(1), TenantId("t"), 16 * len(keys), 32, keys, excluded, "m")
         )
         assert alone.prefill is not None
         assert (alone.prefill.id, alone.decode.id) == (decision.prefill, decision.decode)
@@ -107,9 +107,9 @@ async def test_a_router_alone_places_as_an_idle_conductor_does() -> None:
 class Shared(FakeCache):
     """Everybody's first blocks are the same, up to the router's depth."""
 
-    def share(self, key: Key) -> float:
+    def share(self, key: AnyBlockKey) -> float:
         assert isinstance(key, bytes)
-        return float(key[0] < KEY_DEPTH - 1)
+        return float(key[0] < RING_KEY_BLOCKS - 1)
 
 
 def test_ids_must_be_sorted() -> None:
@@ -118,7 +118,10 @@ def test_ids_must_be_sorted() -> None:
 
 
 def test_other_processes_agree() -> None:
-    code = "from baton.ring import successors; print(*successors(('a', 'b', 'c', 'd'), b'key'))"
+    code = (
+        "from baton.hash_ring import ring_successors as successors; "
+        "print(*successors(('a', 'b', 'c', 'd'), b'key'))"
+    )
     for hash_seed in ("1", "2"):
         answer = subprocess.run(
             [sys.executable, "-c", code],
@@ -127,4 +130,4 @@ def test_other_processes_agree() -> None:
             text=True,
             check=True,
         )
-        assert answer.stdout.split() == list(successors(("a", "b", "c", "d"), b"key"))
+        assert answer.stdout.split() == list(ring_successors(("a", "b", "c", "d"), b"key"))

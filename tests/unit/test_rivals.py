@@ -6,9 +6,9 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.errors import Overloaded
-from baton.ring import successors
-from conductor.policy import rivals
-from conductor.policy.fleet import Snapshot, Stored
+from baton.hash_ring import ring_successors
+from conductor.policy import baselines
+from conductor.policy.snapshot import Snapshot, StoredPrefix
 from tests.fleet import CHAIN, FakeCache, decode, prefill, query, snapshot
 
 PREFILLS = ("p0", "p1", "p2")
@@ -30,18 +30,20 @@ def seen(cache: FakeCache | None = None, *, turn: int = 0) -> Snapshot:
     return snapshot(workers, others, cache, num_placed=turn)
 
 
-def chosen(rule: rivals.Rule, of: Snapshot, **asked: object) -> tuple[str | None, str]:
+def chosen(
+    rule: baselines.PlacementPolicy, of: Snapshot, **asked: object
+) -> tuple[str | None, str]:
     decision = rule(of, query(**asked))  # type: ignore[arg-type]
     return decision.prefill, decision.decode
 
 
 def test_round_robin_takes_turns() -> None:
-    turns = [chosen(rivals.round_robin, seen(turn=turn)) for turn in range(4)]
+    turns = [chosen(baselines.round_robin, seen(turn=turn)) for turn in range(4)]
     assert turns == [("p0", "d0"), ("p1", "d1"), ("p2", "d2"), ("p0", "d0")]
 
 
 def test_random_is_even_and_independent() -> None:
-    drawn = [chosen(rivals.random, seen(turn=turn)) for turn in range(900)]
+    drawn = [chosen(baselines.random, seen(turn=turn)) for turn in range(900)]
     for names, index in ((PREFILLS, 0), (DECODES, 1)):
         counts = [[pair[index] for pair in drawn].count(name) for name in names]
         assert all(250 < count < 350 for count in counts)
@@ -49,11 +51,11 @@ def test_random_is_even_and_independent() -> None:
 
 
 def test_least_work_is_by_seconds_and_tokens() -> None:
-    assert chosen(rivals.least_work, seen()) == ("p2", "d2")
+    assert chosen(baselines.least_work, seen()) == ("p2", "d2")
 
 
 def test_power_of_two_takes_the_better_of_two() -> None:
-    pairs = {chosen(rivals.power_of_two, seen(turn=turn)) for turn in range(60)}
+    pairs = {chosen(baselines.power_of_two, seen(turn=turn)) for turn in range(60)}
     # The worst of three never wins against anybody.
     assert {pair[0] for pair in pairs} == {"p1", "p2"}
     assert {pair[1] for pair in pairs} == {"d0", "d1"}
@@ -61,73 +63,73 @@ def test_power_of_two_takes_the_better_of_two() -> None:
 
 def test_a_session_stays() -> None:
     homes = {
-        chosen(rivals.session_hash, seen(turn=turn), name=f"r{turn}", session="talk")
+        chosen(baselines.session_hash, seen(turn=turn), name=f"r{turn}", session="talk")
         for turn in range(9)
     }
     assert len(homes) == 1
-    others = {chosen(rivals.session_hash, seen(), session=f"{number}") for number in range(60)}
+    others = {chosen(baselines.session_hash, seen(), session=f"{number}") for number in range(60)}
     assert {pair[0] for pair in others} == set(PREFILLS)
 
 
 def test_consistent_hashing_is_the_ring_of_the_first_block() -> None:
-    home = next(successors(PREFILLS, CHAIN[0]))
-    assert chosen(rivals.consistent_hash, seen()) == (home, "d2")
+    home = next(ring_successors(PREFILLS, CHAIN[0]))
+    assert chosen(baselines.consistent_hash, seen()) == (home, "d2")
 
 
 def test_bounded_loads_pass_over_who_has_too_many() -> None:
     # Seven requests in all with the new one: a worker may have three.
-    ring = [name for name in successors(PREFILLS, CHAIN[0]) if name != "p2"]
-    assert chosen(rivals.chwbl, seen()) == (ring[0], "d2")
+    ring = [name for name in ring_successors(PREFILLS, CHAIN[0]) if name != "p2"]
+    assert chosen(baselines.chwbl, seen()) == (ring[0], "d2")
 
 
 def test_cache_aware_wants_a_long_match_and_even_loads() -> None:
-    assert chosen(rivals.cache_aware, seen(FakeCache({"p2": 3}))) == ("p2", "d0")
-    assert chosen(rivals.cache_aware, seen(FakeCache({"p2": 2}))) == ("p0", "d0")
-    assert chosen(rivals.cache_aware, seen(FakeCache({"gone": 8}))) == ("p0", "d0")
+    assert chosen(baselines.cache_aware, seen(FakeCache({"p2": 3}))) == ("p2", "d0")
+    assert chosen(baselines.cache_aware, seen(FakeCache({"p2": 2}))) == ("p0", "d0")
+    assert chosen(baselines.cache_aware, seen(FakeCache({"gone": 8}))) == ("p0", "d0")
     uneven = seen(FakeCache({"p2": 8}))
     uneven.prefills["p2"].num_requests = 66
-    assert chosen(rivals.cache_aware, uneven) == ("p0", "d0")
+    assert chosen(baselines.cache_aware, uneven) == ("p0", "d0")
 
 
 def test_kv_overlap_is_what_waits_and_what_is_new() -> None:
-    assert chosen(rivals.kv_overlap, seen()) == ("p2", "d2")
+    assert chosen(baselines.kv_overlap, seen()) == ("p2", "d2")
     # 300 and 5 tokens against 100 and 133.
-    assert chosen(rivals.kv_overlap, seen(FakeCache({"p0": 8}))) == ("p2", "d2")
-    assert chosen(rivals.kv_overlap, seen(FakeCache({"p1": 8}))) == ("p1", "d2")
+    assert chosen(baselines.kv_overlap, seen(FakeCache({"p0": 8}))) == ("p2", "d2")
+    assert chosen(baselines.kv_overlap, seen(FakeCache({"p1": 8}))) == ("p1", "d2")
 
 
 def test_new_tokens_times_batch() -> None:
     # 433 * 2, 333 * 3, 233 * 4.
-    assert chosen(rivals.new_tokens_times_batch, seen()) == ("p0", "d0")
+    assert chosen(baselines.new_tokens_times_batch, seen()) == ("p0", "d0")
     # 333 * 3 falls to 205 * 3.
-    assert chosen(rivals.new_tokens_times_batch, seen(FakeCache({"p1": 8}))) == ("p1", "d0")
+    assert chosen(baselines.new_tokens_times_batch, seen(FakeCache({"p1": 8}))) == ("p1", "d0")
 
 
 def test_min_ttft_is_queue_transfer_and_compute() -> None:
-    assert chosen(rivals.min_ttft, seen()) == ("p2", "d2")
+    assert chosen(baselines.min_ttft, seen()) == ("p2", "d2")
     # 2 s and 0.05 s against 1 s and 1.33 s.
-    decision = rivals.min_ttft(seen(FakeCache({"p1": 8})), query())
+    decision = baselines.min_ttft(seen(FakeCache({"p1": 8})), query())
     assert (decision.prefill, decision.reuse) == ("p1", None)
     assert decision.ttft_seconds == pytest.approx(2.05)
     # p2 has all but the rest sent to it: 0.128 s.
-    fetched = rivals.min_ttft(seen(FakeCache({"p1": 2}, Stored("s", 8))), query())
-    assert (fetched.prefill, fetched.reuse) == ("p2", Stored("s", 8))
-    near = rivals.min_ttft(seen(FakeCache({"p2": 7}, Stored("s", 8))), query())
+    fetched = baselines.min_ttft(seen(FakeCache({"p1": 2}, StoredPrefix("s", 8))), query())
+    assert (fetched.prefill, fetched.reuse) == ("p2", StoredPrefix("s", 8))
+    near = baselines.min_ttft(seen(FakeCache({"p2": 7}, StoredPrefix("s", 8))), query())
     assert near.reuse is None  # not 1.3 times as long
 
 
 def test_min_ttft_refuses_what_misses_the_slo() -> None:
     hasty = query(first_token_seconds=0.5)
     with pytest.raises(Overloaded, match=r"TTFT 2\.33 s"):
-        rivals.min_ttft(seen(), hasty)
+        baselines.min_ttft(seen(), hasty)
     with pytest.raises(Overloaded, match=r"gap 0\.014 s"):
-        rivals.min_ttft(seen(), query(token_gap_seconds=0.0135))
-    assert rivals.min_ttft(seen(), replace(hasty, promised=True)).prefill == WorkerId("p2")
-    assert rivals.min_ttft_no_reject(seen(), hasty).prefill == WorkerId("p2")
+        baselines.min_ttft(seen(), query(token_gap_seconds=0.0135))
+    assert baselines.min_ttft(seen(), replace(hasty, promised=True)).prefill == WorkerId("p2")
+    assert baselines.min_ttft_no_reject(seen(), hasty).prefill == WorkerId("p2")
 
 
 def test_what_a_rule_tells_the_ledger() -> None:
-    decision = rivals.round_robin(seen(FakeCache({"p0": 2})), query())
+    decision = baselines.round_robin(seen(FakeCache({"p0": 2})), query())
     assert decision.reason == "2 of 8 blocks at hand"
     assert decision.service_seconds == pytest.approx(1.01)
     assert decision.ttft_seconds == pytest.approx(4.01)

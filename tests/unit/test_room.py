@@ -5,14 +5,18 @@ from collections import Counter
 
 import pytest
 
-from baton.worker.room import PATIENCE_SECONDS, TOKENS_PER_SECOND, RoomQueue
+from baton.worker.reservation_queue import (
+    PATIENCE_SECONDS,
+    TOKENS_PER_WAITED_SECOND,
+    ReservationQueue,
+)
 
 
 class House:
     """Rooms that are given to whoever asks while there are some."""
 
     def __init__(self) -> None:
-        self.queue = RoomQueue()
+        self.queue = ReservationQueue()
         self.rooms = 0
         self.given: list[str] = []
         self.asked: Counter[str] = Counter()
@@ -45,7 +49,7 @@ async def test_the_shortest_answer_first_then_by_waiting() -> None:
     async with asyncio.TaskGroup() as tasks:
         tasks.create_task(house.get("long", 0.0, 1000))
         tasks.create_task(house.get("short", 0.0, 10))
-        tasks.create_task(house.get("late", 1000 / TOKENS_PER_SECOND, 1))
+        tasks.create_task(house.get("late", 1000 / TOKENS_PER_WAITED_SECOND, 1))
         await settle()
         assert len(house.queue) == 3
         await house.add_rooms(1)

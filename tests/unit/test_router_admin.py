@@ -9,9 +9,9 @@ import pytest
 from baton.core.ids import WorkerId
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Overloaded
-from baton.runtime.control import open_control
-from baton.runtime.pools.base import PoolWorker
+from baton.pools.base import PoolWorker
 from baton.text.tokenizer import Tokenizer
+from orchestrator.control_server import start_control_server
 from tests.unit import test_router_http
 from tests.unit.test_router_http import open_house
 
@@ -56,7 +56,7 @@ async def test_pools_are_told_scaled_and_drained(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "control.sock"
-    control = await open_control(path, pools)
+    control = await start_control_server(path, pools)
     async with control, open_house(tokenizer, control_socket=str(path)) as (_, client):
         told = {
             "sizes": {"prefill": 1, "decode": 2},
@@ -103,7 +103,7 @@ async def test_wrong_questions(
     message: str,
 ) -> None:
     socket = tmp_path / "control.sock"
-    control = await open_control(socket, pools)
+    control = await start_control_server(socket, pools)
     async with control, open_house(tokenizer, control_socket=str(socket)) as (_, client):
         answer = await client.post(f"/admin/{path}", content=body, headers=JSON)
         assert (answer.status_code, pools.scaled, pools.removed) == (status, [], [])

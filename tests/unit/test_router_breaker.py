@@ -7,16 +7,20 @@ import pytest
 from baton.clock import ManualClock
 from baton.core.ids import RequestId, TenantId, WorkerId
 from baton.errors import BatonError
-from router.breaker import FAILURES, PROBE_SECONDS, Breakers
-from router.journey import Guide, Journey, JourneyConfig
-from router.record import JourneyRecord
+from router.generation.circuit_breaker import (
+    FAILURES_TO_OPEN,
+    PROBE_TIMEOUT_SECONDS,
+    WorkerCircuitBreakers,
+)
+from router.generation.generation import FailoverConfig, Generation, GenerationContext
+from router.generation.record import GenerationRecord
 from tests.unit.test_router_journey import PROMPT, SPEC, Scene, expected
 
 W, V = WorkerId("w"), WorkerId("v")
 
 
 def test_three_in_a_row_open_it_and_an_answer_closes_it() -> None:
-    breakers = Breakers()
+    breakers = WorkerCircuitBreakers()
     breakers.note_failed([W, V], 0.0)
     breakers.note_failed([W], 0.0)
     assert breakers.open_at(0.0) == frozenset()
@@ -31,8 +35,8 @@ def test_three_in_a_row_open_it_and_an_answer_closes_it() -> None:
 
 
 def test_a_pause_that_doubles_with_each_probe_that_fails() -> None:
-    breakers, now, pauses = Breakers(), 0.0, []
-    for _ in range(FAILURES):
+    breakers, now, pauses = WorkerCircuitBreakers(), 0.0, []
+    for _ in range(FAILURES_TO_OPEN):
         breakers.note_failed([W], now)
     for _ in range(6):
         breakers.note_failed([W], now)  # began before it opened: counts for nothing
@@ -48,12 +52,12 @@ def test_a_pause_that_doubles_with_each_probe_that_fails() -> None:
 
 
 def test_a_probe_that_says_nothing_is_followed_by_another() -> None:
-    breakers = Breakers()
-    for _ in range(FAILURES):
+    breakers = WorkerCircuitBreakers()
+    for _ in range(FAILURES_TO_OPEN):
         breakers.note_failed([W], 0.0)
     breakers.note_placed([W], 5.0)
-    assert breakers.open_at(5.0 + PROBE_SECONDS - 0.1) == {W}
-    assert breakers.open_at(5.0 + PROBE_SECONDS) == frozenset()
+    assert breakers.open_at(5.0 + PROBE_TIMEOUT_SECONDS - 0.1) == {W}
+    assert breakers.open_at(5.0 + PROBE_TIMEOUT_SECONDS) == frozenset()
 
 
 class SkippingClock(ManualClock):
@@ -67,14 +71,16 @@ class SkippingClock(ManualClock):
 class Fleet(Scene):
     """Requests one after the other, with their guide in common."""
 
-    def __init__(self, config: JourneyConfig | None = None) -> None:
+    def __init__(self, config: FailoverConfig | None = None) -> None:
         super().__init__()
         self.clock = SkippingClock()
-        self.guide = Guide(self.placer, self.links, self.clock, config or JourneyConfig())
+        self.guide = GenerationContext(
+            self.placer, self.links, self.clock, config or FailoverConfig()
+        )
 
     async def ask(self) -> list[int]:
-        record = JourneyRecord(RequestId("r"), 0.0, len(PROMPT))
-        journey = Journey(self.guide, SPEC, TenantId("t"), "m", None, (), record)
+        record = GenerationRecord(RequestId("r"), 0.0, len(PROMPT))
+        journey = Generation(self.guide, SPEC, TenantId("t"), "m", None, (), record)
         return [token async for output in journey.outputs() for token in output.token_ids]
 
 
@@ -90,7 +96,9 @@ async def test_a_worker_that_fails_each_request_is_left_alone() -> None:
     for _ in range(20):
         assert await fleet.ask() == expected(12)
     tries = len(fleet.d0.submitted)
-    assert FAILURES <= tries <= FAILURES + 1, "a probe at most, in what the retries took"
+    assert FAILURES_TO_OPEN <= tries <= FAILURES_TO_OPEN + 1, (
+        "a probe at most, in what the retries took"
+    )
     fleet.clock.advance(60)
     fleet.d0.submit = submit  # type: ignore[method-assign]
     for _ in range(5):
@@ -121,6 +129,6 @@ def _fail(worker: object, *arguments: object) -> None:
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    breakers = Breakers()
+    breakers = WorkerCircuitBreakers()
     breakers.note_failed((WorkerId(f"w{number}") for number in range(10_000)), 0.0)
     assert len(breakers._breakers) <= 4096

@@ -7,11 +7,11 @@ import pytest
 
 from baton.core.grammar import Grammar, GrammarKind
 from baton.errors import Invalid
-from baton.text.grammar_compile import check
+from baton.text.grammar.compilation import validate_grammar
 from baton.text.tokenizer import Tokenizer
-from router.formats import Formats, rule_for
-from router.markup.dialect import Dialect
-from router.problem import Problem
+from router.errors import ApiError
+from router.openai.grammar_validator import GrammarValidator, grammar_rule_for
+from router.openai.parsers.model_output_format import ModelOutputFormat
 from tests.unit.test_router_http import CHAT, USER, eventually, open_house, tokenizer, wrong_error
 
 __all__ = ["tokenizer"]
@@ -129,10 +129,10 @@ GOOD_REGEX, BAD_REGEX = (Grammar(GrammarKind.REGEX, text) for text in ("good", "
 
 async def test_a_grammar_is_tried_once() -> None:
     checked = Checked()
-    formats = Formats(checked)
+    formats = GrammarValidator(checked)
     for _ in range(3):
         await formats.admit(GOOD_REGEX, "guided_regex")
-        with pytest.raises(Problem, match="guided_regex: no"):
+        with pytest.raises(ApiError, match="guided_regex: no"):
             await formats.admit(BAD_REGEX, "guided_regex")
     await formats.admit(None)
     assert checked.seen == [("good", ""), ("bad", "")]
@@ -141,7 +141,7 @@ async def test_a_grammar_is_tried_once() -> None:
 async def test_verdicts_are_each_tenants_own() -> None:
     """How long an answer takes tells nobody what others have asked for."""
     checked = Checked()
-    formats = Formats(checked)
+    formats = GrammarValidator(checked)
     for tenant in ("alice", "bob", "alice"):
         await formats.admit(GOOD_REGEX, "guided_regex", tenant)
     assert checked.seen == [("good", "alice"), ("good", "bob")]
@@ -150,7 +150,7 @@ async def test_verdicts_are_each_tenants_own() -> None:
 async def test_the_same_grammar_from_many_at_once() -> None:
     """Those that come while it is tried wait for that, and are told the same."""
     checked = Checked(going_on=False)
-    formats = Formats(checked)
+    formats = GrammarValidator(checked)
     asked = [asyncio.create_task(formats.admit(BAD_REGEX, "guided_regex")) for _ in range(20)]
     await eventually(lambda: bool(checked.seen))
     checked.going_on.set()
@@ -162,7 +162,7 @@ async def test_the_same_grammar_from_many_at_once() -> None:
 async def test_whoever_tries_may_leave() -> None:
     """Others that wait for the same grammar try it themselves."""
     checked = Checked(going_on=False)
-    formats = Formats(checked)
+    formats = GrammarValidator(checked)
     first, second = (asyncio.create_task(formats.admit(GOOD_REGEX)) for _ in range(2))
     await eventually(lambda: bool(checked.seen))
     first.cancel()
@@ -175,14 +175,14 @@ async def test_whoever_tries_may_leave() -> None:
 
 @pytest.mark.parametrize("in_thought", [True, False])
 def test_a_thought_may_come_first(in_thought: bool) -> None:
-    dialect = Dialect(thinks=True)
+    dialect = ModelOutputFormat(thinks=True)
     for grammar in (OBJECT, SHAPED, Grammar(GrammarKind.CHOICE, '["a"]')):
-        rule = rule_for(grammar, "guided_json")
+        rule = grammar_rule_for(grammar, "guided_json")
         assert rule is not None
         wrapped = dialect.after_thought(rule, in_thought=in_thought)
         assert wrapped.kind is GrammarKind.LARK
-        check(wrapped)
-    assert rule_for(Grammar(GrammarKind.LARK, 'start: "a"'), "guided_grammar") is None
-    with pytest.raises(Problem) as refusal:
-        rule_for(Grammar(GrammarKind.REGEX, ""), "guided_regex")
+        validate_grammar(wrapped)
+    assert grammar_rule_for(Grammar(GrammarKind.LARK, 'start: "a"'), "guided_grammar") is None
+    with pytest.raises(ApiError) as refusal:
+        grammar_rule_for(Grammar(GrammarKind.REGEX, ""), "guided_regex")
     assert refusal.value.param == "guided_regex"

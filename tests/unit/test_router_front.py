@@ -9,17 +9,17 @@ import httpx
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.browser_guard import BrowserGuard
+from baton.network.browser_guard import BrowserGuard
 from baton.text.tokenizer import Tokenizer
-from router.auth import Doorkeeper
-from router.cors import Cors
-from router.front import Front
-from router.page_check import PageCheck
+from router.http.browser_check import BrowserRequestCheck
+from router.http.cors import Cors
+from router.http.frontend import HttpFrontend
+from router.tenants.authentication import Authenticator
 from tests.unit import test_router_http
 from tests.unit.test_router_http import CHAT, House, chat, events, open_house, wrong_error
 
 tokenizer = test_router_http.tokenizer
-NO_CHECK = PageCheck(Doorkeeper({}, None), BrowserGuard())
+NO_CHECK = BrowserRequestCheck(Authenticator({}, None), BrowserGuard())
 PAGE = "https://chat.example.com"
 PREFLIGHT = {
     "origin": PAGE,
@@ -106,7 +106,7 @@ async def test_a_line_of_json_for_each_request() -> None:
     async def crash(scope: Any, receive: Any, send: Any) -> None:
         raise RuntimeError
 
-    front = Front(
+    front = HttpFrontend(
         app, {"/crash": lambda: crash}, Cors(()), NO_CHECK, clock, "r", lambda: False, log
     )
     transport = httpx.ASGITransport(front, raise_app_exceptions=False)

@@ -14,26 +14,26 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from baton.clock import SystemClock
-from baton.core.ids import Generation, TokenId, WorkerId
+from baton.core.ids import Incarnation, TokenId, WorkerId
 from baton.core.member import Member
-from baton.core.placement import Alternative, Placement
+from baton.core.placement import Placement, PlacementAlternative
 from baton.core.request import RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.text.detokenizer import byte_level_alphabet
-from baton.text.grammar_checker import GrammarChecker
+from baton.text.grammar.checker import GrammarChecker
 from baton.text.tokenizer import Tokenizer
 from router.app import build_app
-from router.auth import Doorkeeper
-from router.batches.desk import Desk
-from router.batches.library import Library
-from router.cluster import Cluster
-from router.connection import ConnectionLimits
-from router.formats import Formats
-from router.journey import Guide, JourneyConfig
-from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
-from router.placement import PlaceQuery
-from router.server import HttpServer, open_listener
-from router.service import Service, ServiceConfig
+from router.batches.batch_store import BatchStore
+from router.batches.service import BatchService
+from router.generation.cluster import Cluster
+from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
+from router.generation.generation import FailoverConfig, GenerationContext
+from router.generation.placement import PlacementQuery
+from router.http.connection import ConnectionLimits
+from router.http.server import HttpServer, open_listener
+from router.openai.context import RouterConfig, RouterContext
+from router.openai.grammar_validator import GrammarValidator
+from router.tenants.authentication import Authenticator
 
 CONTEXT = 64
 CHATML = (
@@ -90,7 +90,7 @@ class StaticMembers:
 
 def member(name: str, role: Role, **fields: Any) -> Member:
     return Member(
-        WorkerId(name), role, f"{name}:1", Generation(1), WorkerState.READY,
+        WorkerId(name), role, f"{name}:1", Incarnation(1), WorkerState.READY,
         model_digest="ab", block_tokens=4, kv_dtype="f32", max_model_tokens=CONTEXT, **fields,
     )  # fmt: skip
 
@@ -106,34 +106,34 @@ class House:
         keys = settings.pop("api_keys", {})
         admin_key = settings.pop("admin_key", None)
         answer = saying(text)
-        self.prefill = TwinWorker("p0", answer, eos=EOS, automatic=automatic)
-        self.decode = TwinWorker("d0", answer, eos=EOS, automatic=automatic)
+        self.prefill = FakeWorker("p0", answer, eos=EOS, automatic=automatic)
+        self.decode = FakeWorker("d0", answer, eos=EOS, automatic=automatic)
         self.decode.details = {"transport": "shm", "bytes_shipped": "10"}
         self.placer = MemoryPlacer([self.prefill], [self.decode])
         self.members = StaticMembers([member("p0", Role.PREFILL), member("d0", Role.DECODE)])
-        self.desk: Desk | None = None
+        self.desk: BatchService | None = None
         clock = SystemClock()
         cluster = Cluster(self.members, clock, 4096)
-        links = MemoryLinks(self.prefill, self.decode)
-        config = JourneyConfig(replacement_seconds=0.05, retry_pause_seconds=0.001)
+        links = MemoryWorkerConnections(self.prefill, self.decode)
+        config = FailoverConfig(replacement_seconds=0.05, retry_pause_seconds=0.001)
         ids = iter(range(10**6))
-        self.service = Service(
-            config=ServiceConfig(
+        self.service = RouterContext(
+            config=RouterConfig(
                 model="demo", vocab_size=VOCAB, aliases=frozenset({"/models/demo"}), **settings
             ),
             tokenizer=tokenizer,
             cluster=cluster,
-            guide=Guide(self.placer, links, clock, config),
-            doorkeeper=Doorkeeper(keys, admin_key),
+            guide=GenerationContext(self.placer, links, clock, config),
+            doorkeeper=Authenticator(keys, admin_key),
             clock=clock,
             new_id=lambda: f"{next(ids):x}",
             new_seed=lambda: 77,
-            formats=Formats(CHECKER.check),
+            formats=GrammarValidator(CHECKER.check),
         )
 
-    def make_desk(self, folder: Path, **settings: Any) -> Desk:
+    def make_desk(self, folder: Path, **settings: Any) -> BatchService:
         bounds = {"max_file_bytes": 10_000, "folder_bytes": 100_000, "lines_per_worker": 2}
-        self.desk = Desk(self.service, Library(folder), **{**bounds, **settings})
+        self.desk = BatchService(self.service, BatchStore(folder), **{**bounds, **settings})
         return self.desk
 
     async def client(self) -> httpx.AsyncClient:
@@ -667,7 +667,7 @@ async def test_a_failure_in_mid_stream_is_the_last_event(tokenizer: Tokenizer) -
 @pytest.mark.parametrize("stream", [False, True])
 async def test_failover_is_invisible(tokenizer: Tokenizer, stream: bool) -> None:
     async with open_house(tokenizer, automatic=False) as (house, client):
-        spare = TwinWorker("d1", saying("Hello, wörld!"), eos=EOS, automatic=False)
+        spare = FakeWorker("d1", saying("Hello, wörld!"), eos=EOS, automatic=False)
         house.placer.decode.append(spare)
         house.service.guide.links.workers[spare.ref.id] = spare  # type: ignore[attr-defined]
         asked = asyncio.create_task(client.post(COMPLETE, json={"prompt": "x", "stream": stream}))
@@ -720,8 +720,8 @@ async def test_explain(tokenizer: Tokenizer) -> None:
     async with open_house(tokenizer) as (house, client):
         ask = house.placer.place
 
-        async def tell(query: PlaceQuery) -> Placement:
-            others = (Alternative(WorkerId("p0"), 1.5, 0.5, 0.25, 3),)
+        async def tell(query: PlacementQuery) -> Placement:
+            others = (PlacementAlternative(WorkerId("p0"), 1.5, 0.5, 0.25, 3),)
             placement = await ask(query)
             return replace(
                 placement, policy="scripted", ttft_seconds=0.25, prefill_alternatives=others

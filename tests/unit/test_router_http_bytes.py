@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from router.chunks import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES
-from router.connection import MAX_AHEAD_BYTES, ConnectionLimits
+from router.http.chunked_body import MAX_SMALL_CHUNKS, SMALL_CHUNK_BYTES
+from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
 from tests.connection_house import ConnectionHouse, Seen, Told
 
 LIMITS = ConnectionLimits(max_header_bytes=10_000)
@@ -222,7 +222,7 @@ def test_http_1_0_needs_no_host_and_gets_no_100() -> None:
 
 def test_requests_wait_as_bytes_and_not_as_objects() -> None:
     """Of a read with thousands of requests, one is parsed before it is answered."""
-    many = MAX_AHEAD_BYTES // len(NEXT)
+    many = MAX_PIPELINED_BYTES // len(NEXT)
     [told] = tell(NEXT * many)
     assert told.statuses == [200] * many and told.refusals == []
     [told] = tell(NEXT * (many + 2))

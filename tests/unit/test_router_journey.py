@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from baton.clock import SystemClock
-from baton.core.ids import Epoch, Generation, RequestId, TenantId, TokenId
+from baton.core.ids import Epoch, Incarnation, RequestId, TenantId, TokenId
 from baton.core.request import (
     FinishReason,
     RequestOutput,
@@ -18,21 +18,21 @@ from baton.core.request import (
 )
 from baton.core.task import Task
 from baton.errors import BatonError, Corrupt, DeadlineExceeded, Invalid, Overloaded, Unavailable
-from router.attempt import Deadlines
-from router.inbox import DeliveryCrashed, Inbox
-from router.journey import Guide, Journey, JourneyConfig
-from router.key_chain import KeyChain
-from router.memory import MemoryLinks, MemoryPlacer, TwinWorker
-from router.merge import Merge, joined
-from router.problem import problem_of
-from router.record import JourneyRecord
-from router.soundness import flaw_of
+from router.errors import to_api_error
+from router.generation.attempt import TokenTimeouts
+from router.generation.block_key_hasher import BlockKeyHasher
+from router.generation.fakes import FakeWorker, MemoryPlacer, MemoryWorkerConnections
+from router.generation.generation import FailoverConfig, Generation, GenerationContext
+from router.generation.output_merger import OutputMerger, coalesce_outputs
+from router.generation.output_queue import OutputDeliveryError, OutputQueue
+from router.generation.output_validation import find_output_error
+from router.generation.record import GenerationRecord
 
-FAST = JourneyConfig(
+FAST = FailoverConfig(
     placement_seconds=0.5,
     replacement_seconds=0.05,
     retry_pause_seconds=0.001,
-    deadlines=Deadlines(first_token=0.05, handoff=0.05, token_gap=0.05),
+    deadlines=TokenTimeouts(first_token=0.05, handoff=0.05, token_gap=0.05),
 )
 PROMPT = tuple(TokenId(token) for token in (5, 6, 7))
 
@@ -57,24 +57,24 @@ class Scene:
 
     def __init__(self, *, automatic: bool = True, **changes: Any) -> None:
         names = ("p0", "p1", "d0", "d1")
-        self.workers = {n: TwinWorker(n, answer, automatic=automatic) for n in names}
+        self.workers = {n: FakeWorker(n, answer, automatic=automatic) for n in names}
         self.p0, self.p1, self.d0, self.d1 = self.workers.values()
         self.placer = MemoryPlacer([self.p0, self.p1], [self.d0, self.d1])
-        self.links = MemoryLinks(*self.workers.values())
-        self.record = JourneyRecord(RequestId("r"), 0.0, len(PROMPT))
+        self.links = MemoryWorkerConnections(*self.workers.values())
+        self.record = GenerationRecord(RequestId("r"), 0.0, len(PROMPT))
         self.spec = replace(SPEC, sampling=replace(SPEC.sampling, **changes))
         self.received: list[RequestOutput] = []
         self._news = asyncio.Event()
 
-    def journey(self, config: JourneyConfig = FAST) -> Journey:
-        return self.journey_of(Guide(self.placer, self.links, SystemClock(), config))
+    def journey(self, config: FailoverConfig = FAST) -> Generation:
+        return self.journey_of(GenerationContext(self.placer, self.links, SystemClock(), config))
 
-    def journey_of(self, guide: Guide) -> Journey:
-        chain = KeyChain(b"root", 2)  # type: ignore[arg-type]
+    def journey_of(self, guide: GenerationContext) -> Generation:
+        chain = BlockKeyHasher(b"root", 2)  # type: ignore[arg-type]
         keys = chain.keys(self.spec.token_ids)
-        return Journey(guide, self.spec, TenantId("t"), "m", chain, keys, self.record)
+        return Generation(guide, self.spec, TenantId("t"), "m", chain, keys, self.record)
 
-    async def collect(self, config: JourneyConfig = FAST) -> list[int]:
+    async def collect(self, config: FailoverConfig = FAST) -> list[int]:
         async for output in self.journey(config).outputs():
             self.received.append(output)
             self._news.set()
@@ -204,8 +204,8 @@ async def test_a_bug_in_its_delivery_ends_the_request_at_once() -> None:
     scene = Scene(automatic=False)
     task = asyncio.create_task(scene.collect())
     await settle()
-    scene.d0.jobs[0].inbox.put(scene.d0.ref.id, DeliveryCrashed("internal error"))
-    with pytest.raises(DeliveryCrashed):
+    scene.d0.jobs[0].inbox.put(scene.d0.ref.id, OutputDeliveryError("internal error"))
+    with pytest.raises(OutputDeliveryError):
         await task
     assert len(scene.placer.queries) == 1
     assert scene.d0.cancelled == scene.p0.cancelled == [("r", 1)]
@@ -231,7 +231,7 @@ async def test_a_worker_that_lies_is_not_believed(relays: bool, lie: dict[str, A
     """Another one goes on from the last sound token; the liar gets nothing more for a while, and
     is named."""
     scene = Scene(automatic=False)
-    guide = Guide(scene.placer, scene.links, SystemClock(), FAST, vocab_size=256)
+    guide = GenerationContext(scene.placer, scene.links, SystemClock(), FAST, vocab_size=256)
     journey = scene.journey_of(guide)
 
     def relay(output: RequestOutput) -> bool:
@@ -274,9 +274,11 @@ async def test_logprobs_are_bounded_by_what_was_asked_for() -> None:
         (TokenLogprob(TokenId(1), -1.0, ((TokenId(256), -1.0),)), "other logprobs than were"),
         (TokenLogprob(TokenId(1), -1.0, top[:2]), ""),
     ):
-        assert flaw_of(replace(sound, logprobs=(entry,)), scene.spec, 256).startswith(flaw)
+        assert find_output_error(replace(sound, logprobs=(entry,)), scene.spec, 256).startswith(
+            flaw
+        )
     twice = replace(sound, logprobs=(LOGPROB, LOGPROB))
-    assert flaw_of(twice, scene.spec, 256) == "2 logprobs of 1 tokens"
+    assert find_output_error(twice, scene.spec, 256) == "2 logprobs of 1 tokens"
 
 
 @pytest.mark.parametrize("told", ["inf", "nan", "-1", "1e9", "x"])
@@ -287,7 +289,7 @@ async def test_how_long_to_wait_is_believed_within_reason(told: str) -> None:
     scene.p0.fail("RESOURCE_EXHAUSTED", retry_after_seconds=told)
     with pytest.raises(Overloaded) as caught:
         await task
-    assert problem_of(caught.value).headers == {"retry-after": "1"}
+    assert to_api_error(caught.value).headers == {"retry-after": "1"}
 
 
 async def test_a_source_that_was_reborn_is_done_without() -> None:
@@ -346,8 +348,8 @@ async def test_a_dead_last_worker_may_be_reborn() -> None:
     scene.d0.kill()
     await asyncio.sleep(0.05)
     assert not task.done()
-    reborn = TwinWorker("d0", answer)
-    reborn.ref = replace(reborn.ref, generation=Generation(2))
+    reborn = FakeWorker("d0", answer)
+    reborn.ref = replace(reborn.ref, generation=Incarnation(2))
     scene.links.workers[reborn.ref.id] = reborn
     scene.placer.decode = [reborn]
     assert await task == expected(12)
@@ -444,7 +446,7 @@ async def test_a_last_worker_that_only_lost_its_link_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is registered still, long after it would have left if it were dead."""
-    monkeypatch.setattr("router.journey.DEAD_SECONDS", 0.05)
+    monkeypatch.setattr("router.generation.generation.PRESUMED_DEAD_SECONDS", 0.05)
     scene = Scene(automatic=False)
     scene.placer.prefill, scene.placer.decode = [], [scene.d0]
     task = asyncio.create_task(scene.collect(replace(FAST, replacement_seconds=2.0)))
@@ -464,8 +466,8 @@ async def test_a_last_worker_that_only_lost_its_link_goes_on(
 async def test_an_answer_outlives_all_workers() -> None:
     """However many of them: who is not even reached does not count."""
     scene = Scene(automatic=False)
-    workers = [TwinWorker(f"w{n}", answer, automatic=False) for n in range(8)]
-    scene.links = MemoryLinks(*workers)
+    workers = [FakeWorker(f"w{n}", answer, automatic=False) for n in range(8)]
+    scene.links = MemoryWorkerConnections(*workers)
     scene.placer.prefill, scene.placer.decode = [], workers
     task = asyncio.create_task(scene.collect(replace(FAST, replacement_seconds=2.0)))
     await settle()
@@ -475,8 +477,8 @@ async def test_an_answer_outlives_all_workers() -> None:
         worker.kill()
     while len(scene.record.placements) < len(workers):
         await asyncio.sleep(0.001)
-    reborn = TwinWorker("w3", answer)
-    reborn.ref = replace(reborn.ref, generation=Generation(2))
+    reborn = FakeWorker("w3", answer)
+    reborn.ref = replace(reborn.ref, generation=Incarnation(2))
     scene.links.workers[reborn.ref.id] = reborn
     scene.placer.decode = [reborn]
     assert await task == expected(12)
@@ -609,9 +611,9 @@ async def test_a_placer_that_does_not_answer() -> None:
 
 
 async def test_a_full_inbox_says_so() -> None:
-    inbox = Inbox(max_unread=2)
+    inbox = OutputQueue(max_unread=2)
     for _ in range(3):
-        inbox.put(TwinWorker("w", answer).ref.id, Unavailable("x"))
+        inbox.put(FakeWorker("w", answer).ref.id, Unavailable("x"))
     with pytest.raises(Overloaded, match="reads too slowly"):
         await inbox.take()
 
@@ -623,7 +625,7 @@ def out(first: int, *tokens: int, epoch: int = 1, end: bool = False) -> RequestO
 
 
 def merged(outputs: list[RequestOutput], *, base: int = 0, handed_over: bool = True) -> list[int]:
-    merge = Merge(Epoch(1), base, handed_over=handed_over)
+    merge = OutputMerger(Epoch(1), base, handed_over=handed_over)
     return [t for output in outputs for o in merge.add(output) for t in o.token_ids]
 
 
@@ -634,7 +636,7 @@ def test_outputs_that_wait_together_become_one() -> None:
     last = RequestOutput(
         RequestId("r"), Epoch(1), 3, (TokenId(5),), finish_reason=FinishReason.STOP
     )
-    first, second = joined([one, two, told, last])
+    first, second = coalesce_outputs([one, two, told, last])
     assert first == replace(one, token_ids=(7, 8))
     assert second == replace(told, token_ids=(9, 5), finish_reason=FinishReason.STOP)
 
@@ -647,7 +649,7 @@ def test_merge_orders_trims_and_drops() -> None:
 
 
 def test_merge_passes_an_end_without_tokens() -> None:
-    merge = Merge(Epoch(1), 0, handed_over=False)
+    merge = OutputMerger(Epoch(1), 0, handed_over=False)
     assert len(list(merge.add(out(0, 10)))) == 1
     assert [o.finish_reason for o in merge.add(out(1, end=True))] == [FinishReason.LENGTH]
 

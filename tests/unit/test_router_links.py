@@ -11,33 +11,33 @@ import grpc.aio
 import pytest
 
 from baton.clock import ManualClock, SystemClock
-from baton.core.handoff import WorkerRef
-from baton.core.ids import BlockKey, Epoch, Generation, RequestId, TenantId, TokenId, WorkerId
-from baton.core.load import Load
+from baton.core.credentials import ClusterCredentials
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TenantId, TokenId, WorkerId
+from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput, RequestSpec, SamplingParams
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
-from baton.core.trust import Trust
-from baton.errors import BatonError, Overloaded, Silent, Unavailable
-from baton.rpc.convert import output_from_proto
-from baton.rpc.line_server import LineServer
+from baton.core.worker_load import WorkerLoad
+from baton.errors import BatonError, Overloaded, Unavailable, Unresponsive
+from baton.rpc.convert.common import output_from_proto
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.framed.worker_service import framed_worker_services
 from baton.rpc.server import abort, build_server, listen
 from baton.rpc.v1 import common_pb2, conductor_pb2, conductor_pb2_grpc
-from baton.rpc.worker_line import worker_lines
 from baton.rpc.worker_service import add_worker_service
-from baton.worker.stream import OutputStream
-from router import closed_lines
-from router import links as links_module
-from router.cluster import Cluster
-from router.conductors import ConductorPlacer
-from router.inbox import DeliveryCrashed, Inbox
-from router.line_link import LineWorkerLink
-from router.links import WorkerLinks
-from router.placement import FirstThatAnswers, PlaceQuery
-from router.ring import RingPlacer
-from router.stream_link import NotReached, WorkerLost
+from baton.worker.output_stream import OutputStream
+from router.generation import unreachable_addresses
+from router.generation import worker_connection_pool as links_module
+from router.generation.cluster import Cluster
+from router.generation.conductor_placer import ConductorPlacer
+from router.generation.framed_worker_connection import FramedWorkerConnection
+from router.generation.output_queue import OutputDeliveryError, OutputQueue
+from router.generation.placement import FallbackPlacer, PlacementQuery
+from router.generation.ring_placer import RingPlacer
+from router.generation.worker_connection import NotConnected, WorkerLost
+from router.generation.worker_connection_pool import WorkerConnectionPool
 
 SPEC = RequestSpec(
     RequestId("r"), Epoch(1), (TokenId(1), TokenId(2)), 2, SamplingParams(max_tokens=4)
@@ -94,7 +94,7 @@ async def grpc_worker(
     add_worker_service(server, core)  # type: ignore[arg-type]
     port = await listen(server, "127.0.0.1", 0)
     try:
-        ref = WorkerRef(WorkerId("w"), f"127.0.0.1:{port}", Generation(1))
+        ref = WorkerRef(WorkerId("w"), f"127.0.0.1:{port}", Incarnation(1))
         yield core, ref, lambda: server.stop(None)
     finally:
         await server.stop(None)
@@ -105,10 +105,10 @@ async def line_worker(
     secret: str | None = None,
 ) -> AsyncIterator[tuple[FakeCore, WorkerRef, Stop]]:
     core = FakeCore()
-    server = LineServer(Trust(secret), worker_lines(core))  # type: ignore[arg-type]
+    server = FramedServer(ClusterCredentials(secret), framed_worker_services(core))  # type: ignore[arg-type]
     port = await server.listen("127.0.0.1", 0)
     try:
-        ref = WorkerRef(WorkerId("w"), "127.0.0.1:9", Generation(1), f"127.0.0.1:{port}")
+        ref = WorkerRef(WorkerId("w"), "127.0.0.1:9", Incarnation(1), f"127.0.0.1:{port}")
         yield core, ref, server.close
     finally:
         await server.close()
@@ -120,8 +120,8 @@ def worker(request: pytest.FixtureRequest) -> Worker:
 
 
 @asynccontextmanager
-async def open_links(secret: str | None = None) -> AsyncIterator[WorkerLinks]:
-    links = WorkerLinks(secret)
+async def open_links(secret: str | None = None) -> AsyncIterator[WorkerConnectionPool]:
+    links = WorkerConnectionPool(secret)
     running = asyncio.create_task(links.run())
     await asyncio.sleep(0)
     try:
@@ -138,8 +138,8 @@ def output(request_id: str, *tokens: int, epoch: int = 1) -> RequestOutput:
 
 async def test_one_stream_carries_all_requests(worker: Worker) -> None:
     async with worker("s") as (core, ref, _), open_links("s") as links:
-        link, one, two = links.link(ref), Inbox(), Inbox()
-        source = WorkerRef(WorkerId("p"), "p:1", Generation(7))
+        link, one, two = links.link(ref), OutputQueue(), OutputQueue()
+        source = WorkerRef(WorkerId("p"), "p:1", Incarnation(7))
         link.submit(SPEC, Task.DECODE, source, one)
         other = replace(SPEC, request_id=RequestId("q"))
         links.link(ref).submit(other, Task.WHOLE, None, two)
@@ -162,7 +162,7 @@ async def test_one_stream_carries_all_requests(worker: Worker) -> None:
 
 async def test_a_broken_link_tells_everybody_and_a_new_one_connects(worker: Worker) -> None:
     async with worker() as (core, ref, stop), open_links() as links:
-        inboxes = [Inbox(), Inbox()]
+        inboxes = [OutputQueue(), OutputQueue()]
         for number, inbox in enumerate(inboxes):
             spec = replace(SPEC, request_id=RequestId(str(number)))
             links.link(ref).submit(spec, Task.WHOLE, None, inbox)
@@ -175,17 +175,17 @@ async def test_a_broken_link_tells_everybody_and_a_new_one_connects(worker: Work
             assert worker_id == "w"
             assert isinstance(error, WorkerLost)
         assert not links.is_alive(ref)
-        late = Inbox()
+        late = OutputQueue()
         dead.submit(SPEC, Task.WHOLE, None, late)
         assert isinstance((await late.take())[0][1], Unavailable)
     async with worker() as (core, ref, _), open_links() as links:
-        links.link(ref).submit(SPEC, Task.WHOLE, None, Inbox())
+        links.link(ref).submit(SPEC, Task.WHOLE, None, OutputQueue())
         await core.wait(lambda: core.submitted)
 
 
 async def test_a_bug_in_what_becomes_of_an_output_ends_its_request_alone(worker: Worker) -> None:
     async with worker() as (core, ref, _), open_links() as links:
-        spoiled, other = Inbox(), Inbox()
+        spoiled, other = OutputQueue(), OutputQueue()
         link = links.link(ref)
         link.submit(SPEC, Task.WHOLE, None, spoiled)
         link.submit(replace(SPEC, request_id=RequestId("q")), Task.WHOLE, None, other)
@@ -200,7 +200,7 @@ async def test_a_bug_in_what_becomes_of_an_output_ends_its_request_alone(worker:
         for each in (output("r", 1), output("q", 2)):
             core.streams[0].put(each)
         [(_, error)] = await taking
-        assert isinstance(error, DeliveryCrashed)
+        assert isinstance(error, OutputDeliveryError)
         assert await other.take() == [("w", output("q", 2))]
         assert link.alive and not links.shunned()
 
@@ -215,9 +215,9 @@ async def test_an_output_that_can_t_be_read_or_written_ends_its_request_alone(
             raise KeyError(77)
         return output_from_proto(message)
 
-    monkeypatch.setattr("baton.rpc.outputs.output_from_proto", odd)
+    monkeypatch.setattr("baton.rpc.convert.outputs.output_from_proto", odd)
     async with worker() as (core, ref, _), open_links() as links:
-        inboxes = {name: Inbox() for name in "rqs"}
+        inboxes = {name: OutputQueue() for name in "rqs"}
         for name, inbox in inboxes.items():
             spec = replace(SPEC, request_id=RequestId(name))
             links.link(ref).submit(spec, Task.WHOLE, None, inbox)
@@ -240,26 +240,34 @@ async def test_a_link_that_crashes_ends_alone(
     async def crash(*_: object) -> None:
         raise ZeroDivisionError
 
-    for way in ("router.grpc_link.converse", "router.line_link.open_line"):
+    for way in (
+        "router.generation.grpc_worker_connection.run_worker_stream",
+        "router.generation.framed_worker_connection.open_framed_connection",
+    ):
         monkeypatch.setattr(way, crash)
     async with worker() as (_, ref, _), open_links() as links:
-        inbox = Inbox()
+        inbox = OutputQueue()
         links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
         [(_, error)] = await inbox.take()
         assert isinstance(error, Unavailable) and "internal error" in str(error)
         assert links.link(ref).alive  # the next one
 
 
-@pytest.mark.parametrize("failure", [Silent("no answer"), Overloaded("full"), BatonError("bug")])
+@pytest.mark.parametrize(
+    "failure", [Unresponsive("no answer"), Overloaded("full"), BatonError("bug")]
+)
 async def test_a_link_that_ends_otherwise_says_nothing_of_a_death(failure: BatonError) -> None:
     """Who is silent may live; and nobody is tried for what another did to the link."""
 
-    class Ending(LineWorkerLink):
+    class Ending(FramedWorkerConnection):
         async def serve(self) -> BatonError:
             self.reached = True
             raise failure
 
-    link, inbox = Ending(WorkerRef(WorkerId("w"), "w:1", Generation(1)), Trust()), Inbox()
+    link, inbox = (
+        Ending(WorkerRef(WorkerId("w"), "w:1", Incarnation(1)), ClusterCredentials()),
+        OutputQueue(),
+    )
     link.submit(SPEC, Task.WHOLE, None, inbox)
     await link.run()
     [(_, error)] = await inbox.take()
@@ -269,34 +277,34 @@ async def test_a_link_that_ends_otherwise_says_nothing_of_a_death(failure: Baton
 @pytest.mark.parametrize("line", ["", "127.0.0.1:9"])
 async def test_nobody_listens_there(line: str) -> None:
     async with open_links() as links:
-        ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Generation(1), line), Inbox()
+        ref, inbox = WorkerRef(WorkerId("w"), "127.0.0.1:9", Incarnation(1), line), OutputQueue()
         links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
         async with asyncio.timeout(4):
             [(_, error)] = await inbox.take()
-    assert isinstance(error, NotReached)
+    assert isinstance(error, NotConnected)
     assert "does not accept connections" in str(error)
 
 
 async def test_a_line_that_opens_again_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried without requests. What came over gRPC meanwhile ends there."""
-    monkeypatch.setattr(closed_lines, "FIRST_SECONDS", 0.01)
-    monkeypatch.setattr(links_module, "RETIRE_SECONDS", 0.01)
+    monkeypatch.setattr(unreachable_addresses, "FIRST_SECONDS", 0.01)
+    monkeypatch.setattr(links_module, "REPLACED_CONNECTION_GRACE_SECONDS", 0.01)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with grpc_worker() as (core, ref, _), open_links() as links:
-        ref, refused, inbox = replace(ref, line=f"127.0.0.1:{port}"), Inbox(), Inbox()
+        ref, refused, inbox = replace(ref, line=f"127.0.0.1:{port}"), OutputQueue(), OutputQueue()
         links.link(ref).submit(SPEC, Task.WHOLE, None, refused)
-        assert isinstance((await refused.take())[0][1], NotReached)
+        assert isinstance((await refused.take())[0][1], NotConnected)
         over_grpc = links.link(ref)
         over_grpc.submit(SPEC, Task.WHOLE, None, inbox)
         await core.wait(lambda: core.submitted)
         assert not over_grpc.is_line
-        server = LineServer(Trust(None), worker_lines(core))  # type: ignore[arg-type]
+        server = FramedServer(ClusterCredentials(None), framed_worker_services(core))  # type: ignore[arg-type]
         await server.listen("127.0.0.1", port)
         async with asyncio.timeout(5):
             while not (link := links.link(ref)).is_line:
                 await asyncio.sleep(0.001)
-            link.submit(replace(SPEC, request_id=RequestId("q")), Task.WHOLE, None, Inbox())
+            link.submit(replace(SPEC, request_id=RequestId("q")), Task.WHOLE, None, OutputQueue())
             await core.wait(lambda: len(core.submitted) == 2)
             assert over_grpc.alive, "a request is under way there"
             core.streams[0].put(output("r", 5))
@@ -310,18 +318,18 @@ async def test_a_line_that_opens_again_is_used_again(monkeypatch: pytest.MonkeyP
 
 async def test_a_line_that_does_not_open_is_not_used_again() -> None:
     async with grpc_worker() as (core, ref, _), open_links() as links:
-        ref, inbox = replace(ref, line="127.0.0.1:9"), Inbox()
+        ref, inbox = replace(ref, line="127.0.0.1:9"), OutputQueue()
         links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
         async with asyncio.timeout(4):
             [(_, error)] = await inbox.take()
-        assert isinstance(error, NotReached)
-        links.link(ref).submit(SPEC, Task.WHOLE, None, Inbox())
+        assert isinstance(error, NotConnected)
+        links.link(ref).submit(SPEC, Task.WHOLE, None, OutputQueue())
         await core.wait(lambda: core.submitted)
 
 
 async def test_a_wrong_secret_breaks_the_link(worker: Worker) -> None:
     async with worker("right") as (core, ref, _), open_links("wrong") as links:
-        inbox = Inbox()
+        inbox = OutputQueue()
         links.link(ref).submit(SPEC, Task.WHOLE, None, inbox)
         [(_, error)] = await inbox.take()
         assert isinstance(error, Unavailable) and "secret" in str(error)
@@ -338,10 +346,10 @@ async def test_the_links_end_quietly_while_a_line_is_being_opened() -> None:
 
     silent = await asyncio.get_running_loop().create_server(knock, "127.0.0.1", 0)
     line = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
-    links = WorkerLinks()
+    links = WorkerConnectionPool()
     running = asyncio.create_task(links.run())
     await asyncio.sleep(0)
-    link = links.link(WorkerRef(WorkerId("w"), line, Generation(1), line))
+    link = links.link(WorkerRef(WorkerId("w"), line, Incarnation(1), line))
     await knocked.wait()
     running.cancel()
     await asyncio.wait([running])
@@ -352,7 +360,7 @@ async def test_the_links_end_quietly_while_a_line_is_being_opened() -> None:
 async def test_closing_the_links_frees_the_worker(worker: Worker) -> None:
     async with worker() as (core, ref, _):
         async with open_links() as links:
-            links.link(ref).submit(SPEC, Task.WHOLE, None, Inbox())
+            links.link(ref).submit(SPEC, Task.WHOLE, None, OutputQueue())
             await core.wait(lambda: core.submitted)
         await core.wait(lambda: core.closed)
 
@@ -372,7 +380,7 @@ class StaticMembers:
 
 def member(name: str, role: Role, address: str = "", **fields: Any) -> Member:
     return Member(
-        WorkerId(name), role, address or f"{name}:1", Generation(1), WorkerState.READY, **fields
+        WorkerId(name), role, address or f"{name}:1", Incarnation(1), WorkerState.READY, **fields
     )
 
 
@@ -382,10 +390,12 @@ async def cluster_of(*members: Member) -> Cluster:
     return cluster
 
 
-def query(request: str = "r", keys: int = 0, prefix: bytes = b"k", *excluded: str) -> PlaceQuery:
+def query(
+    request: str = "r", keys: int = 0, prefix: bytes = b"k", *excluded: str
+) -> PlacementQuery:
     names = tuple(BlockKey(prefix + bytes([number])) for number in range(keys))
     ids = frozenset(WorkerId(name) for name in excluded)
-    return PlaceQuery(RequestId(request), Epoch(1), TenantId("t"), 40, 8, names, ids, "m")
+    return PlacementQuery(RequestId(request), Epoch(1), TenantId("t"), 40, 8, names, ids, "m")
 
 
 class FakeConductor(conductor_pb2_grpc.ConductorServicer):
@@ -427,8 +437,8 @@ async def conductor() -> AsyncIterator[tuple[FakeConductor, ConductorPlacer, Man
 async def test_a_conductor_places() -> None:
     async with conductor() as (fake, placer, _):
         placement = await placer.place(query("r", 2, b"k", "x"))
-    prefill = WorkerRef(WorkerId("p"), "p:1", Generation(3))
-    decode = WorkerRef(WorkerId("d"), "d:1", Generation(4))
+    prefill = WorkerRef(WorkerId("p"), "p:1", Incarnation(3))
+    decode = WorkerRef(WorkerId("d"), "d:1", Incarnation(4))
     assert placement == Placement(prefill, decode, "because")
     [asked] = fake.asked
     assert (asked.request_id, asked.epoch, asked.tenant, asked.model) == ("r", 1, "t", "m")
@@ -441,7 +451,7 @@ async def test_an_overloaded_conductor_is_believed() -> None:
     async with conductor() as (fake, placer, _):
         fake.failure = Overloaded("full", retry_after_seconds=3)
         with pytest.raises(Overloaded) as caught:
-            await FirstThatAnswers([placer, placer]).place(query())
+            await FallbackPlacer([placer, placer]).place(query())
     assert caught.value.retry_after_seconds == 3
     assert len(fake.asked) == 1
 
@@ -449,10 +459,10 @@ async def test_an_overloaded_conductor_is_believed() -> None:
 async def test_a_silent_conductor_is_left_alone_for_a_while(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.conductors.CALL_SECONDS", 0.25)
+    monkeypatch.setattr("router.generation.conductor_placer.CONDUCTOR_TIMEOUT_SECONDS", 0.25)
     async with conductor() as (fake, placer, clock):
         fake.delay_seconds = 5
-        both = FirstThatAnswers([placer, RingPlacer(await cluster_of(member("d", Role.DECODE)))])
+        both = FallbackPlacer([placer, RingPlacer(await cluster_of(member("d", Role.DECODE)))])
         for _ in range(2):
             assert (await both.place(query())).reason.startswith("ring")
         assert len(fake.asked) == 1
@@ -468,7 +478,7 @@ async def test_several_conductors_share_the_requests() -> None:
     asked: list[str] = []
 
     class Refusing(ConductorPlacer):
-        async def _ask(self, conductor: Member, query: PlaceQuery) -> Placement:
+        async def _ask(self, conductor: Member, query: PlacementQuery) -> Placement:
             asked.append(conductor.address)
             raise Unavailable("it is gone")
 
@@ -509,7 +519,7 @@ async def test_the_ring_does_not_overload_one() -> None:
     idle = [member("p0", Role.PREFILL), member("p1", Role.PREFILL), member("d0", Role.DECODE)]
     favourite = (await RingPlacer(await cluster_of(*idle)).place(query("r", 8))).prefill
     assert favourite is not None
-    busy = [replace(m, load=Load(running=50)) if m.id == favourite.id else m for m in idle]
+    busy = [replace(m, load=WorkerLoad(running=50)) if m.id == favourite.id else m for m in idle]
     other = (await RingPlacer(await cluster_of(*busy)).place(query("r", 8))).prefill
     assert other is not None and other.id != favourite.id
 

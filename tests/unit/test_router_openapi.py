@@ -10,14 +10,14 @@ from fastapi.routing import APIRoute
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from baton.text.tokenizer import Tokenizer
+from router.api_document.document import REQUEST_MODELS, build_document
+from router.api_document.request_schemas import request_schemas
 from router.app import build_routes
-from router.openapi.bodies import schemas_of
-from router.openapi.document import BODIES, document
 from tests.unit import test_router_http
 from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_house
 
 tokenizer = test_router_http.tokenizer
-DOCUMENT = document("1")
+DOCUMENT = build_document("1")
 
 
 def test_it_is_valid() -> None:
@@ -25,7 +25,7 @@ def test_it_is_valid() -> None:
 
 
 async def test_every_route_is_in_it(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    """Whoever adds a route describes it in router/openapi/document.py."""
+    """Whoever adds a route describes it in router/api_document/document.py."""
     async with open_house(tokenizer) as (house, client):
         served = (await client.get("/openapi.json")).json()
         app = build_routes(house.service, house.make_desk(tmp_path))
@@ -36,10 +36,11 @@ async def test_every_route_is_in_it(tokenizer: Tokenizer, tmp_path: Path) -> Non
     assert served["components"] == json.loads(json.dumps(DOCUMENT["components"]))
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("body", REQUEST_MODELS)
 def test_every_field_has_a_form(body: Any) -> None:
-    """Whoever adds a field that code checks tells its form in router/openapi/bodies.py."""
-    for name, schema in schemas_of([body]).items():
+    """Whoever adds a field that code checks tells its form in
+    router/api_document/request_schemas.py."""
+    for name, schema in request_schemas([body]).items():
         for field, form in schema["properties"].items():
             assert set(form) - {"default", "title", "description"}, f"{name}.{field} has no form"
 

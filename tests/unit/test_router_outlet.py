@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from baton.text.tokenizer import Tokenizer
-from router.connection import CyclePush
+from router.http.connection import UvicornBodyWriter
 from tests.unit.test_router_http import (
     CHAT,
     COMPLETE,
@@ -31,13 +31,13 @@ class Counted:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_chunks = 0
-        write = CyclePush.write
+        write = UvicornBodyWriter.write
 
-        def count(push: CyclePush, data: bytes) -> None:
+        def count(push: UvicornBodyWriter, data: bytes) -> None:
             self.num_chunks += 1
             write(push, data)
 
-        monkeypatch.setattr(CyclePush, "write", count)
+        monkeypatch.setattr(UvicornBodyWriter, "write", count)
 
 
 async def step_slowly(house: House, task: asyncio.Task[Any]) -> None:
@@ -58,7 +58,7 @@ async def stream(
     async with listening(house) as url, httpx.AsyncClient() as client:
         with pytest.MonkeyPatch.context() as patch:
             if not short:
-                patch.setattr(CyclePush, "is_open", False)
+                patch.setattr(UvicornBodyWriter, "is_open", False)
             asked = asyncio.create_task(client.post(url + path, json=body))
             await step_slowly(house, asked)
     blocks = (await asked).text.split("\n\n")

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from baton.config import load_settings
-from baton.core.browser_guard import BrowserGuard
+from baton.network.browser_guard import BrowserGuard
 from baton.text.tokenizer import Tokenizer
 from tests.unit import test_router_http
 from tests.unit.test_router_http import CHAT, House, chat, wrong_error

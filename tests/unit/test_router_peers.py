@@ -10,10 +10,10 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.core.states import Role
-from baton.proof import PROOF_KEY, CallSigner
+from baton.network.call_signing import PROOF_HEADER, CallSigner
 from baton.text.tokenizer import Tokenizer
-from router.peers import ASKED_BY_PEER, PURPOSE, Peers, path_of
-from router.problem import Problem
+from router.errors import ApiError
+from router.http.peer_routers import PEER_HEADER, PURPOSE, PeerRouters, explain_path
 from tests.unit import test_router_http
 from tests.unit.test_router_http import House, member, open_house
 
@@ -23,8 +23,8 @@ KEY = "the admin's own key"
 ANSWER = b'HTTP/1.1 200 OK\r\ncontent-length: 12\r\n\r\n{"id": "c1"}'
 
 
-def peers_of(house: House, address: str, key: str | None = KEY) -> Peers:
-    return Peers(WorkerId("r0"), lambda: address, house.service.cluster, None, key)
+def peers_of(house: House, address: str, key: str | None = KEY) -> PeerRouters:
+    return PeerRouters(WorkerId("r0"), lambda: address, house.service.cluster, None, key)
 
 
 @asynccontextmanager
@@ -46,18 +46,18 @@ async def test_whoever_is_asked_learns_no_key(tokenizer: Tokenizer) -> None:
         house.members.list.append(replace(member("r1", Role.ROUTER), address=there))
         await house.service.cluster.refresh()
         house.service.peers = peers_of(house, "10.0.0.1:8000")
-        asked = await client.get(path_of("c1"), headers={"authorization": f"Bearer {KEY}"})
+        asked = await client.get(explain_path("c1"), headers={"authorization": f"Bearer {KEY}"})
         assert asked.status_code == 200 and asked.json() == {"id": "c1"}
     assert len(heard) == 1
     assert KEY.encode() not in heard[0] and b"authorization" not in heard[0].lower()
     head = dict(line.split(": ", 1) for line in heard[0].decode().split("\r\n")[1:-2])
-    proof = head[PROOF_KEY]
-    peers_of(house, there).check(path_of("c1"), proof)  # a router there would let it in
+    proof = head[PROOF_HEADER]
+    peers_of(house, there).check(explain_path("c1"), proof)  # a router there would let it in
     for elsewhere in (peers_of(house, "10.0.0.2:8000"), peers_of(house, there, "another")):
-        with pytest.raises(Problem):
-            elsewhere.check(path_of("c1"), proof)
-    with pytest.raises(Problem):
-        peers_of(house, there).check(path_of("c2"), proof)
+        with pytest.raises(ApiError):
+            elsewhere.check(explain_path("c1"), proof)
+    with pytest.raises(ApiError):
+        peers_of(house, there).check(explain_path("c2"), proof)
 
 
 @pytest.mark.parametrize(
@@ -74,14 +74,16 @@ async def test_another_router_is_answered(
     async with open_house(tokenizer, admin_key=KEY) as (house, client):
         house.service.peers = peers_of(house, "10.0.0.1:8000")
         signer = CallSigner(key, target, purpose=PURPOSE)
-        headers = {ASKED_BY_PEER: "1", **dict(signer.metadata(path_of("c1")))}
-        assert (await client.get(path_of("c1"), headers=headers)).status_code == status
-        assert (await client.get(path_of("c1"), headers=headers)).status_code == 401  # used, or bad
+        headers = {PEER_HEADER: "1", **dict(signer.metadata(explain_path("c1")))}
+        assert (await client.get(explain_path("c1"), headers=headers)).status_code == status
+        assert (
+            await client.get(explain_path("c1"), headers=headers)
+        ).status_code == 401  # used, or bad
         assert (await client.get("/admin/pools", headers=headers)).status_code == 401
 
 
 async def test_without_an_admin_key_no_proof_is_taken(tokenizer: Tokenizer) -> None:
     async with open_house(tokenizer) as (house, client):
         house.service.peers = peers_of(house, "10.0.0.1:8000", None)
-        asked = await client.get(path_of("c1"), headers={PROOF_KEY: "anything"})
+        asked = await client.get(explain_path("c1"), headers={PROOF_HEADER: "anything"})
         assert asked.status_code == 401

@@ -10,20 +10,20 @@ import orjson
 import pytest
 
 from baton.clock import ManualClock, SystemClock
-from baton.core.handoff import WorkerRef
-from baton.core.ids import BlockKey, Epoch, Generation, RequestId, WorkerId
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, WorkerId
+from baton.core.kv_transfer import WorkerRef
 from baton.core.member import Member
 from baton.core.placement import Placement
 from baton.core.states import Role
 from baton.errors import Overloaded
 from baton.text.tokenizer import Tokenizer
-from router.breakpoints import Pin, pins_of
-from router.cluster import Cluster
-from router.parse import parse
-from router.pinner import PATIENCE_SECONDS, Pinner
-from router.problem import Problem
-from router.record import JourneyRecord
-from router.schema import ChatBody
+from router.errors import ApiError
+from router.generation.cluster import Cluster
+from router.generation.prefix_pinner import STORE_ARRIVAL_TIMEOUT_SECONDS, PrefixPin, PrefixPinner
+from router.generation.record import GenerationRecord
+from router.http.body_parser import parse_body
+from router.openai.cache_breakpoints import find_prefix_pins
+from router.openai.schema import ChatBody
 from tests.unit import test_router_http
 from tests.unit.test_router_http import CHAT, StaticMembers, member, open_house
 
@@ -37,10 +37,10 @@ def part(text: str, control: Any = None) -> dict[str, Any]:
     return {"type": "text", "text": text, **({"cache_control": control} if control else {})}
 
 
-def pins(tokenizer: Tokenizer, *messages: dict[str, Any]) -> tuple[Pin, ...]:
-    body = parse(ChatBody, orjson.dumps({"messages": messages}))
+def pins(tokenizer: Tokenizer, *messages: dict[str, Any]) -> tuple[PrefixPin, ...]:
+    body = parse_body(ChatBody, orjson.dumps({"messages": messages}))
     ids = tokenizer.encode(_rendered(tokenizer, body), add_special_tokens=False)
-    return pins_of(body, (), tokenizer, ids, KEYS, 4)
+    return find_prefix_pins(body, (), tokenizer, ids, KEYS, 4)
 
 
 def _rendered(tokenizer: Tokenizer, body: ChatBody) -> str:
@@ -52,13 +52,13 @@ def test_a_breakpoint_lies_after_its_part(tokenizer: Tokenizer) -> None:
     content = [part("abc"), part("defg", SHORT), part("hi")]
     [pin] = pins(tokenizer, {"role": "user", "content": content})
     # <|im_start|> is one token, "user\n" five, "abcdefg" seven.
-    assert pin == Pin(13, tuple(KEYS[:3]), 300.0)
+    assert pin == PrefixPin(13, tuple(KEYS[:3]), 300.0)
 
 
 def test_a_message_may_have_one_at_its_end(tokenizer: Tokenizer) -> None:
     system = {"role": "system", "content": "abc", "cache_control": LONG}
     [pin] = pins(tokenizer, system, {"role": "user", "content": "abc"})
-    assert pin == Pin(11, tuple(KEYS[:2]), 3600.0)
+    assert pin == PrefixPin(11, tuple(KEYS[:2]), 3600.0)
 
 
 def test_the_longest_for_each_time_counts(tokenizer: Tokenizer) -> None:
@@ -101,7 +101,7 @@ async def test_wrong_breakpoints(tokenizer: Tokenizer, control: Any, complaint: 
 
 
 def test_too_many_breakpoints(tokenizer: Tokenizer) -> None:
-    with pytest.raises(Problem, match="at most 4 cache_control, not 5"):
+    with pytest.raises(ApiError, match="at most 4 cache_control, not 5"):
         pins(tokenizer, {"role": "user", "content": [part("a", SHORT)] * 5})
 
 
@@ -137,10 +137,10 @@ class Bench:
         members = [on("h1", "k1", Role.KVSTORE), on("h2", "k2", Role.KVSTORE)]
         self.members = StaticMembers([*members, on("h2", "p0", Role.PREFILL)])
         self.cluster = Cluster(self.members, self.clock, 64)
-        self.pinner = Pinner(self.cluster, stores, self.clock)
-        self.record = JourneyRecord(RequestId("r"), 0.0, 20)
-        prefill = WorkerRef(WorkerId("p0"), "p0:1", Generation(1))
-        decode = WorkerRef(WorkerId("d0"), "d0:1", Generation(1))
+        self.pinner = PrefixPinner(self.cluster, stores, self.clock)
+        self.record = GenerationRecord(RequestId("r"), 0.0, 20)
+        prefill = WorkerRef(WorkerId("p0"), "p0:1", Incarnation(1))
+        decode = WorkerRef(WorkerId("d0"), "d0:1", Incarnation(1))
         self.record.note_placement(Epoch(1), Placement(prefill, decode, "test"), 0.0)
 
     @asynccontextmanager
@@ -162,7 +162,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-PIN = Pin(18, tuple(KEYS[:4]), 300.0)
+PIN = PrefixPin(18, tuple(KEYS[:4]), 300.0)
 
 
 async def test_the_store_beside_the_worker_is_asked_once_the_prompt_is_read() -> None:
@@ -201,7 +201,7 @@ async def test_a_store_that_can_not_pin_costs_nothing() -> None:
         bench.pinner.expect(bench.record, [PIN])
         bench.record.note_end("stop", 1.0)
         for _ in range(20):
-            await bench.wait(PATIENCE_SECONDS / 5)
+            await bench.wait(STORE_ARRIVAL_TIMEOUT_SECONDS / 5)
         num_asked = len(bench.stores.asked)
         await bench.wait(100.0)
         assert len(bench.stores.asked) == num_asked
@@ -211,7 +211,7 @@ async def test_a_store_that_can_not_pin_costs_nothing() -> None:
 async def test_a_prompt_that_nobody_read_is_not_pinned() -> None:
     bench = Bench(TwinStores(k1=4, k2=4))
     async with bench.running():
-        bench.pinner.expect(bench.record, [PIN, Pin(2, (), 3600.0)])
+        bench.pinner.expect(bench.record, [PIN, PrefixPin(2, (), 3600.0)])
         bench.record.note_end("error", 1.0)
         await bench.wait(1.0)
         assert [noted.error for noted in bench.record.pins] == [
@@ -226,7 +226,7 @@ async def test_a_chat_is_answered_and_its_prefix_pinned(tokenizer: Tokenizer) ->
         house.members.list.append(member("k0", Role.KVSTORE))
         await house.service.cluster.refresh()
         stores = TwinStores(k0=64)
-        house.service.pinner = Pinner(house.service.cluster, stores, SystemClock())
+        house.service.pinner = PrefixPinner(house.service.cluster, stores, SystemClock())
         running = asyncio.create_task(house.service.pinner.run())
         await settle()
         content = [part("a long document", SHORT), part("?")]

@@ -18,13 +18,13 @@ from baton.core.states import Role, WorkerState
 from baton.core.task import Task
 from baton.core.tenant import tenant_salt
 from baton.errors import Unavailable
+from baton.network.pinned_tls import pinned_tls_context
 from baton.registry.memory import MemoryRegistry
-from baton.runtime.lifecycle import Lifecycle, ProgramState
-from baton.runtime.pinned import pinned
-from baton.runtime.preflight import free_port, router_answers
-from baton.runtime.status import STATUS
-from router.ports import OTHER_FILES, connection_limits, raise_open_files
-from router.program import WORKER_LOOK_SECONDS, RouterProgram
+from baton.serve.lifecycle import Lifecycle, ProgramState
+from baton.serve.status_pipe import STATUS
+from orchestrator.preflight import free_port, is_router_ready
+from router.http.listeners import RESERVED_OPEN_FILES, connection_limits, raise_open_file_limit
+from router.program import WORKER_POLL_SECONDS, RouterProgram
 from tests import certificates
 from tests.unit.test_router_http import write_tokenizer
 from tests.unit.test_router_links import grpc_worker as worker
@@ -46,7 +46,7 @@ def settings(tmp_path: Path) -> Settings:
 @pytest.fixture
 def registry(monkeypatch: pytest.MonkeyPatch) -> MemoryRegistry:
     """And a collector that is left as it is: other tests live in this process."""
-    monkeypatch.setattr("router.program.settle_collector", lambda: None)
+    monkeypatch.setattr("router.program.tune_garbage_collector", lambda: None)
     twin = MemoryRegistry(SystemClock())
     monkeypatch.setattr("router.program.RedisRegistry", lambda *_: twin)
     return twin
@@ -98,7 +98,7 @@ async def test_a_new_router_waits_for_a_worker(
     settings: Settings, registry: MemoryRegistry
 ) -> None:
     """So long as it may: a registry may have forgotten them all just now."""
-    clock = HeldClock(WORKER_LOOK_SECONDS)
+    clock = HeldClock(WORKER_POLL_SECONDS)
     lifecycle = Lifecycle(
         RouterProgram(settings.model_copy(update={"worker_wait_seconds": 3600.0}), clock), 5
     )
@@ -252,13 +252,13 @@ async def test_a_router_behind_tls(
     lifecycle = Lifecycle(program, 5)
     living = asyncio.create_task(lifecycle.run())
     await until_ready(registry)
-    tls = pinned(paths["tls_certificate"])
+    tls = pinned_tls_context(paths["tls_certificate"])
     assert tls is not None
     async with httpx.AsyncClient(verify=tls) as client:
         assert (await client.get(f"https://{program.address}/health")).status_code == 200
     host, _, port = program.address.partition(":")
     answers = [
-        await asyncio.to_thread(router_answers, host, int(port), certificate)
+        await asyncio.to_thread(is_router_ready, host, int(port), certificate)
         for certificate in (paths["tls_certificate"], None)
     ]
     assert answers == [False, False]  # no worker is there yet; and it speaks no plain HTTP
@@ -270,7 +270,7 @@ def test_open_files_are_as_many_as_may_be(settings: Settings) -> None:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     limits = connection_limits(settings)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == hard
-    assert limits.max_connections == min(16_384, raise_open_files() - OTHER_FILES)
+    assert limits.max_connections == min(16_384, raise_open_file_limit() - RESERVED_OPEN_FILES)
 
 
 def test_salts_keep_tenants_apart() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from baton.core.request import MAX_PROMPT_LOGPROBS
 from baton.text.tokenizer import Tokenizer
-from router.score_budget import ScoreBudget
+from router.openai.prompt_logprobs_budget import PromptLogprobsBudget
 from tests.unit.test_router_http import CHAT, CONTEXT, EOS, USER, open_house, tokenizer, wrong_error
 
 __all__ = ["tokenizer"]
@@ -140,7 +140,7 @@ async def test_more_logprobs_than_a_message_should_have(tokenizer: Tokenizer) ->
 
 async def test_many_who_ask_for_logprobs_of_prompts_wait_their_turn(tokenizer: Tokenizer) -> None:
     async with open_house(tokenizer) as (house, client):
-        house.service.scores = budget = ScoreBudget(limit=15)
+        house.service.scores = budget = PromptLogprobsBudget(limit=15)
         body = {"prompt": "12345", "max_tokens": 1, "prompt_logprobs": 1}
         with budget.take(6):
             assert wrong_error(await client.post(COMPLETION, json=body), 429)["type"]

@@ -17,10 +17,10 @@ import uvloop
 
 from baton.clock import SystemClock
 from baton.errors import Invalid
-from baton.runtime.pinned import pinned
-from router.connection import MAX_AHEAD_BYTES, ConnectionLimits
-from router.server import HttpServer, open_listener
-from router.tls import Certificate
+from baton.network.pinned_tls import pinned_tls_context
+from router.http.connection import MAX_PIPELINED_BYTES, ConnectionLimits
+from router.http.server import HttpServer, open_listener
+from router.http.tls import ReloadingCertificate
 from tests import certificates
 
 CLOCK = SystemClock()
@@ -227,7 +227,7 @@ async def test_too_much_ahead_of_an_answer() -> None:
         _, writer = await made.connect()
         writer.write(GET)
         await eventually(lambda: len(made.asked) == 1)
-        writer.write(GET * (MAX_AHEAD_BYTES // len(GET) + 1))
+        writer.write(GET * (MAX_PIPELINED_BYTES // len(GET) + 1))
         await eventually(lambda: made.refusals == ["ahead"])
         await eventually(lambda: made.left == 1)
 
@@ -452,12 +452,12 @@ async def test_a_certificate_that_is_exchanged(tmp_path: Path) -> None:
     files[1].write_text(certificates.ONE_KEY)
     other = tmp_path / "two.pem"
     other.write_text(certificates.TWO_CERTIFICATE)
-    certificate = Certificate(str(files[0]), str(files[1]), CLOCK)
+    certificate = ReloadingCertificate(str(files[0]), str(files[1]), CLOCK)
     async with bench(tls=certificate.context) as made:
 
         async def ask(trusted: Path) -> int:
             reader, writer = await asyncio.open_connection(
-                "127.0.0.1", made.port, ssl=pinned(str(trusted))
+                "127.0.0.1", made.port, ssl=pinned_tls_context(str(trusted))
             )
             writer.write(CLOSING_GET)
             answer = await reader.read()
@@ -479,4 +479,4 @@ async def test_a_certificate_that_is_exchanged(tmp_path: Path) -> None:
 def test_a_certificate_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "a.pem").write_text("nonsense")
     with pytest.raises(Invalid, match="tls_certificate"):
-        Certificate(str(tmp_path / "a.pem"), str(tmp_path / "a.pem"), CLOCK)
+        ReloadingCertificate(str(tmp_path / "a.pem"), str(tmp_path / "a.pem"), CLOCK)

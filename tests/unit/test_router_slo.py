@@ -3,17 +3,17 @@
 import pytest
 from prometheus_client import CollectorRegistry
 
-from baton.core.handoff import WorkerRef
-from baton.core.ids import Epoch, Generation, RequestId, TenantId, TokenId, WorkerId
-from baton.core.placement import Alternative, Placement
+from baton.core.ids import Epoch, Incarnation, RequestId, TenantId, TokenId, WorkerId
+from baton.core.kv_transfer import WorkerRef
+from baton.core.placement import Placement, PlacementAlternative
 from baton.core.request import RequestOutput
-from router.metrics import Metrics
-from router.record import JourneyRecord
-from router.slo import Slo, Verdict
-from router.tenants.metrics import MAX_NAMES, TenantMetrics
+from router.generation.record import GenerationRecord
+from router.telemetry.metrics import RouterMetrics
+from router.telemetry.slo import SloOutcome, SloTargets
+from router.tenants.metrics import MAX_TENANT_LABELS, TenantMetrics
 
-SLO = Slo(first_token_seconds=2.0, token_gap_seconds=0.05)
-READER, WRITER = (WorkerRef(WorkerId(name), f"{name}:1", Generation(1)) for name in ("p0", "d0"))
+SLO = SloTargets(first_token_seconds=2.0, token_gap_seconds=0.05)
+READER, WRITER = (WorkerRef(WorkerId(name), f"{name}:1", Incarnation(1)) for name in ("p0", "d0"))
 
 
 def answered(
@@ -24,12 +24,12 @@ def answered(
     reason: str = "stop",
     tenant: str = "blue",
     promised: bool = True,
-) -> JourneyRecord:
+) -> GenerationRecord:
     """An answer of three tokens; ``own`` is what its prompt takes by itself."""
-    record = JourneyRecord(RequestId("r"), 10.0, 5, TenantId(tenant), promised)
-    scores = [Alternative(WorkerId("p1"), 0.5, service_seconds=9.0)]
+    record = GenerationRecord(RequestId("r"), 10.0, 5, TenantId(tenant), promised)
+    scores = [PlacementAlternative(WorkerId("p1"), 0.5, service_seconds=9.0)]
     if own is not None:
-        scores.append(Alternative(READER.id, 1.0, service_seconds=own))
+        scores.append(PlacementAlternative(READER.id, 1.0, service_seconds=own))
     placement = Placement(
         READER, WRITER, "why", ttft_seconds=predicted, prefill_alternatives=scores
     )
@@ -44,42 +44,47 @@ def answered(
 @pytest.mark.parametrize(
     ("record", "verdict"),
     [
-        (answered(), Verdict.MET),
-        (answered(first=2.0, gap=0.0499), Verdict.MET),
-        (answered(first=2.01), Verdict.LATE),
-        (answered(first=2.5, own=0.6), Verdict.MET),  # a long prompt may take its time
-        (answered(first=2.7, own=0.6), Verdict.LATE),
-        (answered(gap=0.06), Verdict.SLOW),
-        (answered(first=3.0, gap=0.06), Verdict.LATE),
-        (answered(reason="error"), Verdict.FAILED),
+        (answered(), SloOutcome.MET),
+        (answered(first=2.0, gap=0.0499), SloOutcome.MET),
+        (answered(first=2.01), SloOutcome.LATE),
+        (answered(first=2.5, own=0.6), SloOutcome.MET),  # a long prompt may take its time
+        (answered(first=2.7, own=0.6), SloOutcome.LATE),
+        (answered(gap=0.06), SloOutcome.SLOW),
+        (answered(first=3.0, gap=0.06), SloOutcome.LATE),
+        (answered(reason="error"), SloOutcome.FAILED),
         (answered(first=9.0, reason="cancelled"), None),
         (answered(first=9.0, promised=False), None),
-        (JourneyRecord(RequestId("r"), 0.0, 5, finish_reason="error"), Verdict.FAILED),
+        (GenerationRecord(RequestId("r"), 0.0, 5, finish_reason="error"), SloOutcome.FAILED),
     ],
 )
-def test_what_was_promised(record: JourneyRecord, verdict: Verdict | None) -> None:
+def test_what_was_promised(record: GenerationRecord, verdict: SloOutcome | None) -> None:
     assert SLO.verdict(record) is verdict
 
 
 def test_who_promises_no_first_token_has_no_late_ones() -> None:
-    assert Slo(0.0, 0.05).verdict(answered(first=99.0)) is Verdict.MET
+    assert SloTargets(0.0, 0.05).verdict(answered(first=99.0)) is SloOutcome.MET
 
 
 def test_a_single_token_has_no_gap() -> None:
-    record = JourneyRecord(RequestId("r"), 0.0, 5)
+    record = GenerationRecord(RequestId("r"), 0.0, 5)
     record.note_output(RequestOutput(RequestId("r"), Epoch(1), 0, (TokenId(1),)), 1.0)
     record.note_end("length", 50.0)
-    assert SLO.verdict(record) is Verdict.MET
+    assert SLO.verdict(record) is SloOutcome.MET
 
 
 def test_verdicts_are_counted_in_all_and_by_tenant() -> None:
-    metrics = Metrics(SLO)
+    metrics = RouterMetrics(SLO)
     for record in (answered(), answered(gap=1.0), answered(tenant="red", reason="error"),
                    answered(promised=False)):  # fmt: skip
         metrics.note_answer(record)
     value = metrics.registry.get_sample_value
-    counted = {v: value("baton_slo_answers_total", {"verdict": v.value}) for v in Verdict}
-    assert counted == {Verdict.MET: 1, Verdict.LATE: 0, Verdict.SLOW: 1, Verdict.FAILED: 1}
+    counted = {v: value("baton_slo_answers_total", {"verdict": v.value}) for v in SloOutcome}
+    assert counted == {
+        SloOutcome.MET: 1,
+        SloOutcome.LATE: 0,
+        SloOutcome.SLOW: 1,
+        SloOutcome.FAILED: 1,
+    }
     name = "baton_tenant_slo_answers_total"
     assert value(name, {"tenant": "blue", "verdict": "met"}) == 1
     assert value(name, {"tenant": "blue", "verdict": "missed"}) == 1
@@ -87,7 +92,7 @@ def test_verdicts_are_counted_in_all_and_by_tenant() -> None:
 
 
 def test_a_prediction_is_held_against_what_came() -> None:
-    metrics = Metrics(SLO)
+    metrics = RouterMetrics(SLO)
     metrics.note_answer(answered(first=1.0, predicted=0.5))
     metrics.note_answer(answered(first=1.0))
     value = metrics.registry.get_sample_value
@@ -98,7 +103,7 @@ def test_a_prediction_is_held_against_what_came() -> None:
 def test_tenants_beyond_the_bound_share_a_name() -> None:
     registry = CollectorRegistry()
     tenants = TenantMetrics(registry)
-    for number in range(MAX_NAMES + 5):
+    for number in range(MAX_TENANT_LABELS + 5):
         tenants.note_judged(TenantId(f"t{number}"), met=True)
     labels = {"tenant": "other", "verdict": "met"}
     assert registry.get_sample_value("baton_tenant_slo_answers_total", labels) == 5

@@ -12,22 +12,22 @@ import openai
 import pytest
 
 from baton.config import Settings
-from baton.core.api_key import digest_of, hashed
+from baton.core.api_key import api_key_digest, hash_api_key
 from baton.core.ids import TenantId
 from baton.core.priority import Priority
-from baton.core.request import PROMPT_READ, RequestSpec
+from baton.core.request import PROMPT_PREFILLED, RequestSpec
 from baton.core.states import Role
 from baton.core.tenant import tenant_salt, tenant_tag
 from baton.errors import Invalid, Unavailable
 from baton.registry.memory import MemoryRegistry
-from baton.runtime.lifecycle import Lifecycle
+from baton.serve.lifecycle import Lifecycle
 from baton.text.tokenizer import Tokenizer
-from router.exchange import CompletionExchange
+from router.openai.request_handler import CompletionHandler
 from router.program import RouterProgram
-from router.tenants.roll import make_roll
-from router.tenants.share import ALONE
-from router.tenants.tenant import Limits, Prices, Tenant
-from router.tenants.usage import Field, MemoryUsageStore
+from router.tenants.quota_share import UNSHARED
+from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
+from router.tenants.tenant_directory import build_tenant_directory
+from router.tenants.usage_store import MemoryUsageStore, UsageField
 from tests.unit import test_router_http, test_router_program
 from tests.unit.test_router_http import CHAT, COMPLETE, House, chat, events, open_house
 from tests.unit.test_router_links import grpc_worker as worker
@@ -45,9 +45,9 @@ async def house_of(
     tokenizer: Tokenizer, *tenants: Tenant, **settings: Any
 ) -> AsyncIterator[tuple[House, httpx.AsyncClient]]:
     """A tenant's key is its name."""
-    roll = make_roll(
+    roll = build_tenant_directory(
         {tenant.id: tenant for tenant in tenants},
-        [(digest_of(tenant.id), tenant.id) for tenant in tenants],
+        [(api_key_digest(tenant.id), tenant.id) for tenant in tenants],
         needs_keys=True,
     )
     async with open_house(tokenizer, tenant_secret=SECRET, **settings) as (house, client):
@@ -58,7 +58,7 @@ async def house_of(
 
 
 def tenant(name: str, *limits: int | None, **fields: Any) -> Tenant:
-    return Tenant(TenantId(name), limits=Limits(*limits), **fields)
+    return Tenant(TenantId(name), limits=TenantLimits(*limits), **fields)
 
 
 def of(name: str) -> dict[str, str]:
@@ -115,7 +115,7 @@ async def test_bad_requests_and_those_that_fail_cost_no_tokens(tokenizer: Tokeni
 
 @pytest.mark.parametrize(
     ("details", "num_answers", "paid"),
-    [({PROMPT_READ: "true"}, 1, 7), ({}, 1, 0), ({PROMPT_READ: "true"}, 2, 7)],
+    [({PROMPT_PREFILLED: "true"}, 1, 7), ({}, 1, 0), ({PROMPT_PREFILLED: "true"}, 2, 7)],
 )
 async def test_a_prompt_that_was_computed_is_paid_also_without_an_answer(
     tokenizer: Tokenizer, details: dict[str, str], num_answers: int, paid: int
@@ -128,7 +128,7 @@ async def test_a_prompt_that_was_computed_is_paid_also_without_an_answer(
         house.prefill.fail("INVALID_ARGUMENT", "it allows no token", **details)
         assert (await asked).status_code == 400
         used = {field: count for (_, _, field), count in house.service.ledger.unsent().items()}
-    assert used.get(Field.PROMPT, 0) == paid and Field.COMPLETION not in used
+    assert used.get(UsageField.PROMPT, 0) == paid and UsageField.COMPLETION not in used
 
 
 async def test_a_client_that_leaves_gets_back_what_it_did_not_use(tokenizer: Tokenizer) -> None:
@@ -143,7 +143,7 @@ async def test_a_client_that_leaves_gets_back_what_it_did_not_use(tokenizer: Tok
         await asyncio.gather(asked, return_exceptions=True)
         await test_router_http.eventually(lambda: house.service.gate.inside == 0)
         [account] = house.service.entrance.accounts().values()
-        told = account.headers(tenant("a", None, 60), ALONE, house.service.clock.monotonic())
+        told = account.headers(tenant("a", None, 60), UNSHARED, house.service.clock.monotonic())
         assert int(told["x-ratelimit-remaining-tokens"]) >= 60 - 6 - 2
 
 
@@ -189,7 +189,7 @@ async def test_what_a_request_carries_of_its_tenant(tokenizer: Tokenizer) -> Non
 
 
 async def test_usage_is_counted_and_told(tokenizer: Tokenizer) -> None:
-    prices = Prices(input=100.0, cached=10.0, output=1000.0)
+    prices = TokenPrices(input=100.0, cached=10.0, output=1000.0)
     async with house_of(tokenizer, tenant("a", 2, prices=prices), tenant("b")) as (house, client):
         house.prefill.cached_tokens = house.decode.cached_tokens = 6
         body = {"prompt": "abcdefgh", "max_tokens": 4, "n": 2}
@@ -244,7 +244,7 @@ async def test_usage_since_when(tokenizer: Tokenizer, since: str) -> None:
 
 
 async def test_names_in_metrics_are_bounded(tokenizer: Tokenizer, monkeypatch: Any) -> None:
-    monkeypatch.setattr("router.tenants.metrics.MAX_NAMES", 1)
+    monkeypatch.setattr("router.tenants.metrics.MAX_TENANT_LABELS", 1)
     async with house_of(tokenizer, tenant("a"), tenant("b"), tenant("c")) as (house, client):
         for name in "abc":
             await client.post(COMPLETE, json={"prompt": "a", "max_tokens": 1}, headers=of(name))
@@ -271,9 +271,9 @@ async def test_openais_client_understands_the_limits(tokenizer: Tokenizer) -> No
 async def test_a_router_takes_over_other_keys_while_it_runs(
     settings: Settings, registry: MemoryRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.tenants.watch.WATCH_SECONDS", 0.02)
+    monkeypatch.setattr("router.tenants.tenants_file_watcher.TENANTS_FILE_POLL_SECONDS", 0.02)
     path = tmp_path / "tenants.yaml"
-    path.write_text(f"tenants: {{a: {{keys: ['{hashed('first')}']}}}}")
+    path.write_text(f"tenants: {{a: {{keys: ['{hash_api_key('first')}']}}}}")
     program = RouterProgram(settings.model_copy(update={"tenants_file": str(path)}))
     lifecycle = Lifecycle(program, 5)
     async with worker() as (_, ref, _), httpx.AsyncClient() as client:
@@ -291,7 +291,7 @@ async def test_a_router_takes_over_other_keys_while_it_runs(
                     await asyncio.sleep(0.01)
 
         assert (await status("first"), await status("second")) == (200, 401)
-        path.write_text(f"tenants: {{a: {{keys: ['{hashed('second')}']}}}}")
+        path.write_text(f"tenants: {{a: {{keys: ['{hash_api_key('second')}']}}}}")
         await until("second", 200)
         assert await status("first") == 401
         path.write_text("tenants: {a: {keys: [oops]}}")
@@ -317,7 +317,7 @@ async def test_a_batch_goes_behind_all_and_leaves_the_limits_alone(tokenizer: To
     async with house_of(tokenizer, high) as (house, client):
         body = {"prompt": "abcdefgh", "max_tokens": 2}
         for _ in range(3):
-            exchange = CompletionExchange(house.service)
+            exchange = CompletionHandler(house.service)
             status, _ = await exchange.answer_alone(json.dumps(body).encode(), high.id)
             assert status == 200
             assert house.decode.submitted[-1].spec.priority is Priority.BATCH

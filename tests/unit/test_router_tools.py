@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from baton.core.grammar import GrammarKind
 from baton.text.tokenizer import Tokenizer
-from router.markup.closed_schema import closed
+from router.openai.parsers.strict_schema import forbid_extra_properties
 from tests.unit import test_router_http
 from tests.unit.test_router_http import (
     CHAT,
@@ -536,16 +536,17 @@ OPEN_SCHEMAS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("schema", OPEN_SCHEMAS)
 def test_schemas_that_say_more_stay_open(schema: dict[str, Any]) -> None:
-    assert closed(schema) == schema
+    assert forbid_extra_properties(schema) == schema
 
 
 def test_schemas_are_closed_all_through() -> None:
-    assert closed({"properties": {"a": INNER}}) == {
+    assert forbid_extra_properties({"properties": {"a": INNER}}) == {
         "properties": {"a": CLOSED}, "additionalProperties": False,
     }  # fmt: skip
-    assert closed({"items": INNER, "prefixItems": [INNER]}) == {
+    assert forbid_extra_properties({"items": INNER, "prefixItems": [INNER]}) == {
         "items": CLOSED, "prefixItems": [CLOSED],
     }  # fmt: skip
-    assert closed({"anyOf": [INNER, {"$ref": "#/$defs/A"}], "$defs": {"A": INNER}}) == {
+    schema = {"anyOf": [INNER, {"$ref": "#/$defs/A"}], "$defs": {"A": INNER}}
+    assert forbid_extra_properties(schema) == {
         "anyOf": [CLOSED, {"$ref": "#/$defs/A"}], "$defs": {"A": CLOSED},
     }  # fmt: skip

@@ -9,13 +9,13 @@ from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.placement import Placement
 from baton.core.request import RequestOutput
-from baton.core.trace import TraceContext, parse_traceparent
+from baton.core.trace_context import TraceContext, parse_traceparent
 from baton.errors import Overloaded
-from baton.obs.span import MemorySpans, Span
+from baton.obs.span import MemorySpanSink, Span
 from baton.text.tokenizer import Tokenizer
-from router.placement import PlaceQuery
-from router.record import JourneyRecord
-from router.tracing import RequestTrace, Tracing, spans_of
+from router.generation.placement import PlacementQuery
+from router.generation.record import GenerationRecord
+from router.telemetry.tracing import RequestTrace, RequestTracer, build_request_spans
 from tests.unit.test_router_http import CHAT, COMPLETE, chat, open_house, write_tokenizer
 from tests.unit.test_router_journey import Scene
 
@@ -51,9 +51,9 @@ WHOLE = ["request", "  tokenise", "  place", "  attempt", "    first token", "  
 
 
 async def test_an_answer_is_one_tree_below_the_clients_span(tokenizer: Tokenizer) -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with open_house(tokenizer) as (house, client):
-        house.service.tracing = Tracing(spans, 0.0, house.service.clock)
+        house.service.tracing = RequestTracer(spans, 0.0, house.service.clock)
         response = await client.post(CHAT, json=chat(), headers={"traceparent": SAMPLED})
     assert drawn(spans.spans, above=SPAN_ID) == WHOLE
     named = {span.name: span for span in spans.spans}
@@ -76,9 +76,9 @@ async def test_an_answer_is_one_tree_below_the_clients_span(tokenizer: Tokenizer
 
 
 async def test_each_of_several_answers_has_its_own_stages(tokenizer: Tokenizer) -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with open_house(tokenizer) as (house, client):
-        house.service.tracing = Tracing(spans, 1.0, house.service.clock)
+        house.service.tracing = RequestTracer(spans, 1.0, house.service.clock)
         await client.post(COMPLETE, json={"prompt": "Hi", "n": 3, "max_tokens": 4})
     names = sorted(line.strip() for line in drawn(spans.spans))
     assert names == sorted(line.strip() for line in [*WHOLE[:2], *3 * WHOLE[2:]])
@@ -97,9 +97,9 @@ async def test_each_of_several_answers_has_its_own_stages(tokenizer: Tokenizer) 
 async def test_the_client_decides_and_else_the_share(
     tokenizer: Tokenizer, sample: float, traceparent: str | None, traced: bool
 ) -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with open_house(tokenizer) as (house, client):
-        house.service.tracing = Tracing(spans, sample, house.service.clock)
+        house.service.tracing = RequestTracer(spans, sample, house.service.clock)
         headers = {"traceparent": traceparent} if traceparent else {}
         await client.post(CHAT, json=chat(), headers=headers)
         assert bool(house.prefill.submitted[0].spec.trace) is traced
@@ -108,13 +108,13 @@ async def test_the_client_decides_and_else_the_share(
 
 
 def test_the_share_is_met_and_a_trace_is_found_by_its_requests_id() -> None:
-    tracing = Tracing(MemorySpans(), 0.25, ManualClock())
+    tracing = RequestTracer(MemorySpanSink(), 0.25, ManualClock())
     ids = [f"cmpl-{number * 2654435761 % 2**128:032x}" for number in range(1, 4001)]
     begun = [tracing.begin(request_id, None) for request_id in ids]
     assert 0.22 < sum(trace is not None for trace in begun) / len(ids) < 0.28
     for request_id, trace in zip(ids, begun, strict=True):
         assert trace is None or trace.root.trace_id == request_id.removeprefix("cmpl-")
-    everything = Tracing(MemorySpans(), 1.0, ManualClock())
+    everything = RequestTracer(MemorySpanSink(), 1.0, ManualClock())
     assert all(everything.begin(request_id, None) for request_id in ids)
 
 
@@ -125,14 +125,14 @@ async def test_without_tracing_nothing_travels(tokenizer: Tokenizer) -> None:
 
 
 async def test_a_request_that_is_refused_ends_at_its_question(tokenizer: Tokenizer) -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
 
-    async def refuse(query: PlaceQuery) -> Placement:
+    async def refuse(query: PlacementQuery) -> Placement:
         raise Overloaded("all full")
 
     async with open_house(tokenizer) as (house, client):
         house.placer.place = refuse  # type: ignore[method-assign]
-        house.service.tracing = Tracing(spans, 1.0, house.service.clock)
+        house.service.tracing = RequestTracer(spans, 1.0, house.service.clock)
         response = await client.post(CHAT, json=chat())
     assert response.status_code == 429
     assert drawn(spans.spans) == ["request", "  tokenise", "  place"]
@@ -143,9 +143,9 @@ async def test_a_request_that_is_refused_ends_at_its_question(tokenizer: Tokeniz
 
 
 async def test_a_request_that_is_wrong_is_told_of_too(tokenizer: Tokenizer) -> None:
-    spans = MemorySpans()
+    spans = MemorySpanSink()
     async with open_house(tokenizer) as (house, client):
-        house.service.tracing = Tracing(spans, 1.0, house.service.clock)
+        house.service.tracing = RequestTracer(spans, 1.0, house.service.clock)
         await client.post(CHAT, json={"model": "demo"})
     assert drawn(spans.spans) == ["request", "  tokenise"]
     assert spans.spans[0].attributes["http.response.status_code"] == 400
@@ -182,7 +182,7 @@ async def test_a_failover_stays_in_the_tree(victim: str) -> None:
             worker.step()
         await asyncio.sleep(0)
     await collecting
-    spans = list(spans_of(trace, "chat", 200, scene.record.arrived_at + 1e9))
+    spans = list(build_request_spans(trace, "chat", 200, scene.record.arrived_at + 1e9))
     parts = ["    first token"] if victim == "p0" else ["    first token", "    stream"]
     again = ["    first token", "    stream"] if victim == "p0" else ["    stream"]
     assert [line for line in drawn(spans) if line != "  tokenise"] == [
@@ -199,7 +199,7 @@ async def test_a_failover_stays_in_the_tree(victim: str) -> None:
 
 
 def test_stages_meet_at_the_times_of_the_record() -> None:
-    record = JourneyRecord(RequestId("r"), 10.0, 3)
+    record = GenerationRecord(RequestId("r"), 10.0, 3)
     scene_trace = RequestTrace(TraceContext(TRACE_ID, SPAN_ID), "", "r", 10.0)
     scene_trace.follow([record], 10.5)
     worker = Scene().d0.ref
@@ -209,7 +209,7 @@ def test_stages_meet_at_the_times_of_the_record() -> None:
     record.note_end("stop", 15.0)
     spans = {
         span.name: (span.begin_seconds, span.end_seconds)
-        for span in spans_of(scene_trace, "chat", 200, 15.5)
+        for span in build_request_spans(scene_trace, "chat", 200, 15.5)
     }
     assert spans == {
         "request": (10.0, 15.5),

@@ -12,16 +12,16 @@ import grpc.aio
 import pytest
 
 from baton.clock import SystemClock
-from baton.core.trust import Trust
-from baton.grpc_bounds import MAX_STREAMS, WINDOW_BYTES
-from baton.proof import MISSING, CallSigner, Metadata
+from baton.core.credentials import ClusterCredentials
+from baton.network.call_signing import MISSING_SECRET, CallSigner, Metadata
+from baton.network.grpc_limits import MAX_STREAMS, WINDOW_BYTES
 from baton.rpc.conductor_service import add_conductor_service
-from baton.rpc.encoded_service import add_encoded_worker_service
+from baton.rpc.encoded_worker_service import add_encoded_worker_service
 from baton.rpc.kvstore_service import add_kvstore_service
 from baton.rpc.server import build_server, listen
 from baton.rpc.worker_service import add_worker_service
-from baton.transport.grpc_stream import GrpcTransport
-from baton.transport.region import HostMemory
+from baton.transport.grpc_transport import GrpcTransport
+from baton.transport.host_memory import HostMemory
 
 SECRET = "a secret of the cluster"
 PLACE = "/baton.rpc.v1.Conductor/Place"
@@ -87,7 +87,7 @@ async def test_strangers_are_refused_unread(method: str) -> None:
         secret_in_clear = (("x-baton-secret", SECRET),)
         another = CallSigner("another secret", address).metadata(method)
         for metadata in (None, secret_in_clear, another):
-            assert await refusal(address, method, metadata) == ("UNAUTHENTICATED", MISSING)
+            assert await refusal(address, method, metadata) == ("UNAUTHENTICATED", MISSING_SECRET)
 
 
 @pytest.mark.parametrize("method", [PLACE, "/baton.KvData/Read"])
@@ -124,9 +124,9 @@ async def settings_of(address: str) -> dict[int, int]:
 
 
 async def test_a_server_goes_by_the_address_that_it_advertises() -> None:
-    server = build_server(Trust(SECRET))
+    server = build_server(ClusterCredentials(SECRET))
     add_conductor_service(server, Untouched())  # type: ignore[arg-type]
-    port = await listen(server, "127.0.0.1", 0, Trust(SECRET), "10.9.8.7")
+    port = await listen(server, "127.0.0.1", 0, ClusterCredentials(SECRET), "10.9.8.7")
     here = f"127.0.0.1:{port}"
     try:
         status, why = await refusal(here, PLACE, CallSigner(SECRET, here).metadata(PLACE))

@@ -13,18 +13,18 @@ import pytest
 
 from baton.clock import SystemClock
 from baton.config import load_settings
+from baton.core.credentials import ClusterCredentials
 from baton.core.pool_plan import PoolPlan
-from baton.core.trust import Trust
 from baton.errors import BatonError, Invalid, Unauthorized, Unavailable
-from baton.rpc import line_server
-from baton.rpc.conductor_client import ask_pool_plan
+from baton.rpc.conductor_client import fetch_pool_plan
 from baton.rpc.conductor_service import add_conductor_service
-from baton.rpc.line import Line
-from baton.rpc.line_client import open_line
-from baton.rpc.line_server import LineServer
+from baton.rpc.framed import server as framed_server
+from baton.rpc.framed.client import open_framed_connection
+from baton.rpc.framed.connection import FramedConnection
+from baton.rpc.framed.server import FramedServer
 from baton.rpc.server import build_server, listen
-from baton.transport.base import Region, Span, TransferState
-from baton.transport.grpc_stream import GrpcTransport
+from baton.transport.base import Region, TransferRange, TransferState
+from baton.transport.grpc_transport import GrpcTransport
 from tests.certificates import (
     AUTHORITY,
     MEMBER_CERTIFICATE,
@@ -42,18 +42,20 @@ STRANGER = (STRANGER_CERTIFICATE, STRANGER_KEY, STRANGERS_AUTHORITY)
 NAMES = ("certificate.pem", "key.pem", "authority.pem")
 
 
-def trust(folder: Path, files: tuple[str, str, str], secret: str | None = None) -> Trust:
+def trust(
+    folder: Path, files: tuple[str, str, str], secret: str | None = None
+) -> ClusterCredentials:
     folder.mkdir(exist_ok=True)
     paths = [folder / name for name in NAMES]
     for path, text in zip(paths, files, strict=True):
         path.write_text(text)
-    return Trust(secret, *map(str, paths))
+    return ClusterCredentials(secret, *map(str, paths))
 
 
 class Core:
     """A conductor that knows nothing, and a line that says nothing."""
 
-    def __init__(self, line: Line | None = None) -> None: ...
+    def __init__(self, line: FramedConnection | None = None) -> None: ...
 
     def describe(self) -> tuple[list[str], str]:
         return [], ""
@@ -67,7 +69,7 @@ class Core:
 
 
 @asynccontextmanager
-async def grpc_server(trusted: Trust) -> AsyncIterator[str]:
+async def grpc_server(trusted: ClusterCredentials) -> AsyncIterator[str]:
     server = build_server(trusted)
     add_conductor_service(server, Core())  # type: ignore[arg-type]
     port = await listen(server, "127.0.0.1", 0, trusted)
@@ -78,8 +80,8 @@ async def grpc_server(trusted: Trust) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def line_server_at(trusted: Trust) -> AsyncIterator[tuple[LineServer, str]]:
-    server = LineServer(trusted, {"core": Core})
+async def line_server_at(trusted: ClusterCredentials) -> AsyncIterator[tuple[FramedServer, str]]:
+    server = FramedServer(trusted, {"core": Core})
     port = await server.listen("127.0.0.1", 0)
     try:
         yield server, f"127.0.0.1:{port}"
@@ -88,17 +90,17 @@ async def line_server_at(trusted: Trust) -> AsyncIterator[tuple[LineServer, str]
 
 
 @asynccontextmanager
-async def line_server_only(trusted: Trust) -> AsyncIterator[str]:
+async def line_server_only(trusted: ClusterCredentials) -> AsyncIterator[str]:
     async with line_server_at(trusted) as (_, address):
         yield address
 
 
-async def ask_grpc(address: str, trusted: Trust) -> None:
-    await ask_pool_plan(address, trusted, timeout_seconds=5.0)
+async def ask_grpc(address: str, trusted: ClusterCredentials) -> None:
+    await fetch_pool_plan(address, trusted, timeout_seconds=5.0)
 
 
-async def ask_line(address: str, trusted: Trust) -> None:
-    (await open_line(address, "core", trusted, lambda payload: None, 5.0)).close()
+async def ask_line(address: str, trusted: ClusterCredentials) -> None:
+    (await open_framed_connection(address, "core", trusted, lambda payload: None, 5.0)).close()
 
 
 both = pytest.mark.parametrize(
@@ -130,7 +132,7 @@ async def test_strangers_stay_outside(serve, ask, tmp_path: Path) -> None:  # ty
         for each in (
             strangers,
             replace(strangers, authority=members.authority),
-            Trust(),
+            ClusterCredentials(),
         ):
             with pytest.raises(Unavailable):
                 await ask(address, each)
@@ -144,7 +146,7 @@ async def test_nor_do_members_speak_with_strangers(serve, ask, tmp_path: Path) -
         async with serve(trust(tmp_path / folder, files)) as address:
             with pytest.raises(Unavailable):
                 await ask(address, members)
-    async with serve(Trust()) as address:
+    async with serve(ClusterCredentials()) as address:
         with pytest.raises(Unavailable):
             await ask(address, members)
 
@@ -203,7 +205,7 @@ def moved(source: GrpcTransport, reader: GrpcTransport) -> TransferState:
     memories = [ctypes.create_string_buffer(bytes([fill]) * 64, 64) for fill in (1, 2)]
     for transport, memory in zip((source, reader), memories, strict=True):
         transport.register(Region(ctypes.addressof(memory), 64, "cpu"))
-    transfer = reader.prepare(reader.connect(source.export()), [Span(0, 0, 64)], 5.0)
+    transfer = reader.prepare(reader.connect(source.export()), [TransferRange(0, 0, 64)], 5.0)
     reader.post(transfer)
     while reader.poll(transfer) is TransferState.PENDING:
         threading.Event().wait(0.002)
@@ -217,7 +219,7 @@ async def test_strangers_who_never_shake_hands_keep_nobody_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They count from the moment they connect, and the oldest of too many goes."""
-    monkeypatch.setattr(line_server, "MAX_STRANGERS", 2)
+    monkeypatch.setattr(framed_server, "MAX_UNAUTHENTICATED", 2)
     trusted = trust(tmp_path, MEMBER)
     async with asyncio.timeout(20), line_server_at(trusted) as (server, address):
         host, _, port = address.rpartition(":")
@@ -234,9 +236,9 @@ async def test_strangers_who_never_shake_hands_keep_nobody_out(
 def test_kv_travels_between_members_alone(tmp_path: Path) -> None:
     members, strangers = trust(tmp_path / "m", MEMBER), trust(tmp_path / "s", STRANGER)
 
-    def transport(trusted: Trust) -> GrpcTransport:
+    def transport(trusted: ClusterCredentials) -> GrpcTransport:
         return GrpcTransport("owner", 1, SystemClock(), "host", trust=trusted)
 
     assert moved(transport(members), transport(members)) is TransferState.DONE
     assert moved(transport(members), transport(strangers)) is TransferState.FAILED
-    assert moved(transport(members), transport(Trust())) is TransferState.FAILED
+    assert moved(transport(members), transport(ClusterCredentials())) is TransferState.FAILED

@@ -7,13 +7,13 @@ import pytest
 
 from baton.core.block_key import KeyRoot
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.order import CACHED_TOKENS_PER_SECOND
+from baton.core.prefill_order import CACHED_TOKENS_PER_SECOND
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
 from baton.engine.block_pool import BlockPool
 from baton.engine.config import EngineConfig
+from baton.engine.key_chain import BlockKeyChain
 from baton.engine.plan import Plan
-from baton.engine.prefix import KeyChain
 from baton.engine.scheduler import Scheduler
 from baton.engine.sequence import PHASE_TRANSITIONS, Phase, Sequence
 from baton.errors import Invalid
@@ -49,7 +49,7 @@ class Bench:
             len(tokens),
             SamplingParams(max_tokens=100),
         )
-        chain = KeyChain(ROOT, 4)
+        chain = BlockKeyChain(ROOT, 4)
         chain.extend(spec.token_ids)
         self.sequences[name] = Sequence(
             spec,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from baton.core.order import PATIENCE_SECONDS
+from baton.core.prefill_order import NORMAL_STARVATION_LIMIT_SECONDS
 from baton.core.task import Task
 from baton.engine.config import EngineConfig
 from baton.engine.scheduler import Scheduler
@@ -72,10 +72,10 @@ def test_who_is_late_gets_what_the_others_leave() -> None:
     bench.now = 2.5  # half a second too late to start
     bench.add("m", fresh("m", 60))
     assert bench.step() == [("m", 16)]
-    bench.now = PATIENCE_SECONDS + 0.1
+    bench.now = NORMAL_STARVATION_LIMIT_SECONDS + 0.1
     bench.add("n", fresh("n", 60))
     assert bench.step() == [("l", 8), ("m", 8)]  # whose patience ends before n's deadline
-    bench.now = PATIENCE_SECONDS + 2.6
+    bench.now = NORMAL_STARVATION_LIMIT_SECONDS + 2.6
     bench.add("o", fresh("o", 5))
     assert bench.step() == [("l", 8), ("o", 5), ("n", 3)]
 

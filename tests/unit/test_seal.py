@@ -4,14 +4,14 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.errors import Unauthorized
-from baton.proof import WINDOW_SECONDS
-from baton.registry.seal import Seal
+from baton.network.call_signing import MAX_CLOCK_SKEW_SECONDS
+from baton.registry.entry_signing import EntrySigner
 
 SECRET, CONTENT, TTL = "a secret of the cluster", b'{"id":"a","address":"10.0.0.7:1"}', 3.0
 
 
-def seal(clock: ManualClock, secret: str | None = SECRET, cluster: str = "default") -> Seal:
-    return Seal(secret, cluster, clock)
+def seal(clock: ManualClock, secret: str | None = SECRET, cluster: str = "default") -> EntrySigner:
+    return EntrySigner(secret, cluster, clock)
 
 
 def test_what_was_sealed_opens() -> None:
@@ -24,7 +24,7 @@ def test_what_was_sealed_opens() -> None:
 def test_an_old_entry_can_t_be_put_back() -> None:
     clock = ManualClock(1e6)
     entry = seal(clock).close(CONTENT, TTL)
-    clock.advance(TTL + WINDOW_SECONDS - 1)
+    clock.advance(TTL + MAX_CLOCK_SKEW_SECONDS - 1)
     assert seal(clock).open(entry) == CONTENT
     clock.advance(2)
     with pytest.raises(Unauthorized, match=r"it held until 31 s ago: it is old, or its host's"):

@@ -9,11 +9,11 @@ from prometheus_client import CollectorRegistry
 
 from baton.clock import ManualClock
 from baton.errors import BatonError, Invalid, Unavailable
-from baton.runtime import lifecycle
-from baton.runtime.lifecycle import TRANSITIONS, Lifecycle, ProgramState, Stalled
-from baton.runtime.serve import only_error
-from baton.runtime.status import STATUS, report_progress
-from baton.runtime.vitals import ANSWER_SECONDS, Vitals
+from baton.serve import lifecycle
+from baton.serve.lifecycle import PROGRAM_TRANSITIONS, Lifecycle, LoadStalled, ProgramState
+from baton.serve.process import single_error
+from baton.serve.process_health import ANSWER_SECONDS, ProcessHealth
+from baton.serve.status_pipe import STATUS, report_progress
 
 Act = Callable[[], Coroutine[Any, Any, None]]
 
@@ -243,9 +243,9 @@ async def test_told_to_drain_while_starting() -> None:
 
 
 async def test_a_load_that_stands_still_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(lifecycle, "HEARTBEAT_SECONDS", 0.001)
     clock = ManualClock()
-    monkeypatch.setattr(STATUS, "vitals", Vitals(clock))
+    monkeypatch.setattr(STATUS, "vitals", ProcessHealth(clock))
     program = Fake(start=never)
     life = Lifecycle(program, 5.0)
     running = asyncio.create_task(life.run())
@@ -253,7 +253,7 @@ async def test_a_load_that_stands_still_ends_the_start(monkeypatch: pytest.Monke
         await asyncio.sleep(0)
     report_progress("weights", 10**9, 2 * 10**9)
     clock.advance(500)
-    with pytest.raises(Stalled, match=r"weights: 1\.00 of 2\.00 GB: no progress for 500 s"):
+    with pytest.raises(LoadStalled, match=r"weights: 1\.00 of 2\.00 GB: no progress for 500 s"):
         await running
     assert life.state is ProgramState.FAILED
 
@@ -262,9 +262,9 @@ async def test_who_waits_for_what_never_answers_gives_no_sign_of_life(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """So that whoever keeps it starts it again."""
-    monkeypatch.setattr(lifecycle, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(lifecycle, "HEARTBEAT_SECONDS", 0.001)
     clock, beats = ManualClock(), list[float]()
-    monkeypatch.setattr(STATUS, "vitals", Vitals(clock))
+    monkeypatch.setattr(STATUS, "vitals", ProcessHealth(clock))
     monkeypatch.setattr(STATUS, "beat", lambda: beats.append(clock.monotonic()))
     life, running = await living(Fake())
     with STATUS.vitals.waiting("the engine"):
@@ -290,7 +290,7 @@ async def test_a_stop_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_terminal_states_have_no_way_out() -> None:
-    assert [state for state, after in TRANSITIONS.items() if not after] == [
+    assert [state for state, after in PROGRAM_TRANSITIONS.items() if not after] == [
         ProgramState.STOPPED,
         ProgramState.FAILED,
     ]
@@ -298,6 +298,6 @@ def test_terminal_states_have_no_way_out() -> None:
 
 def test_a_bug_is_never_hidden_behind_an_error_of_ours() -> None:
     ours, bug = Unavailable("gone"), ValueError("bug")
-    assert only_error(BaseExceptionGroup("g", [ExceptionGroup("h", [ours])])) is ours
-    assert only_error(BaseExceptionGroup("g", [ours, bug])) is None
-    assert isinstance(only_error(BaseExceptionGroup("g", [ours, Invalid("x")])), BatonError)
+    assert single_error(BaseExceptionGroup("g", [ExceptionGroup("h", [ours])])) is ours
+    assert single_error(BaseExceptionGroup("g", [ours, bug])) is None
+    assert isinstance(single_error(BaseExceptionGroup("g", [ours, Invalid("x")])), BatonError)

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
-from conductor.policy.fleet import Link
-from conductor.policy.policies import policy_named
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.cluster_config import ClusterConfig
+from baton.traces.trace import Trace, TraceRequest
+from conductor.policy.policies import get_policy
+from conductor.policy.snapshot import LinkSpeed
+from simulator.cluster import SimulatedCluster
+from simulator.cluster_config import ClusterConfig
 
 REQUESTS, WORKERS, BLOCK = 1200, 8, 512
 
@@ -27,7 +27,7 @@ def trace(seed: int, rate: float) -> Trace:
         tokens = len(head) * BLOCK + int(min(chance.lognormal(8.5, 0.8), 40_000)) + 1
         blocks = head + tuple(next(numbers) for _ in range(-(-tokens // BLOCK) - len(head)))
         answer = int(min(chance.lognormal(5.0, 0.7), 2000)) + 2
-        arrivals.append(Arrival(at, tokens, answer, blocks))
+        arrivals.append(TraceRequest(at, tokens, answer, blocks))
     return Trace("made up", BLOCK, tuple(arrivals))
 
 
@@ -41,11 +41,11 @@ def run(made: Trace, num_conductors: int) -> tuple[float, Counter[str]]:
         kv_bytes_per_token=131_072,
         device_tokens=400_000,
         node_tokens=4_000_000,
-        link=Link(12.5e9, 20e9),
+        link=LinkSpeed(12.5e9, 20e9),
         report_seconds=1.0,
         num_conductors=num_conductors,
     )
-    jobs = SimulatedCluster(config, made, policy_named("baton")).run()
+    jobs = SimulatedCluster(config, made, get_policy("baton")).run()
     good = sum(job.meets(config.token_gap_seconds) for job in jobs)
     return good / len(jobs), Counter(job.prefill for job in jobs if job.prefill)
 

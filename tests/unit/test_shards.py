@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from baton.checkpoint import load_model_config
-from baton.engine.loader import Stored, load_weights
-from baton.engine.native.matrix import PackedMatrix, Team
-from baton.engine.shards import Shards, Stack
+from baton.engine.loader import CheckpointWeights, load_weights
+from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
+from baton.engine.shards import CheckpointShards, StoredTensor
 from baton.errors import Invalid
 from tests.model_zoo import ZOO, make_model
 from tests.unit.native_house import FORMATS, needs_kernels
@@ -36,8 +36,8 @@ def test_a_stack_is_packed_as_if_it_were_joined(
     parts = {
         name: torch.randn(rows, 48).to(kept) for name, rows in zip("abc", [70, 1, 33], strict=True)
     }
-    shards = Shards(write(tmp_path, **parts))
-    team = Team(2)
+    shards = CheckpointShards(write(tmp_path, **parts))
+    team = KernelThreadPool(2)
     stack = shards.stack(list("abc"), [70, 1, 33], 48)
     packed = PackedMatrix(team, stack, dtype=to)
     joined = PackedMatrix(team, torch.cat(list(parts.values())).to(to))
@@ -68,7 +68,7 @@ def test_torch_gets_what_the_file_has(name: str, tmp_path: Path) -> None:
 def test_layers_are_taken_as_they_lie_in_the_files(tmp_path: Path) -> None:
     """By their names, the eleventh comes before the second."""
     make_model(tmp_path, "qwen3", num_hidden_layers=12)
-    stored = Stored(tmp_path, load_model_config(tmp_path))
+    stored = CheckpointWeights(tmp_path, load_model_config(tmp_path))
     assert stored.order == [0, 1, 10, 11, 2, 3, 4, 5, 6, 7, 8, 9]
 
 
@@ -76,7 +76,7 @@ def test_what_is_used_is_told_and_given_back(tmp_path: Path) -> None:
     """Each tensor counts once; a mapped page that was given back is read anew."""
     told: list[tuple[int, int]] = []
     tensors = {"a": torch.randn(64, 2048), "b": torch.randn(64, 2048), "c": torch.randn(5)}
-    shards = Shards(write(tmp_path, **tensors), lambda *each: told.append(each))
+    shards = CheckpointShards(write(tmp_path, **tensors), lambda *each: told.append(each))
     first, second = shards.stack(["a", "b"], [64, 64], 2048), shards.stack(["b"], [64], 2048)
     size = 64 * 2048 * 4
     for _ in range(2):
@@ -88,7 +88,9 @@ def test_what_is_used_is_told_and_given_back(tmp_path: Path) -> None:
 def test_one_tensor_is_the_mapped_file_itself(tmp_path: Path) -> None:
     """So that processes of one host share it; it outlives everything else."""
     tensor = torch.randn(8, 16)
-    joined = Shards(write(tmp_path, a=tensor)).stack(["a"], [8], 16).join(CPU, torch.float32)
+    joined = (
+        CheckpointShards(write(tmp_path, a=tensor)).stack(["a"], [8], 16).join(CPU, torch.float32)
+    )
     maps = Path("/proc/self/maps").read_text().splitlines()
     (line,) = [line for line in maps if str(tmp_path) in line]
     start, end = (int(part, 16) for part in line.split()[0].split("-"))
@@ -97,8 +99,8 @@ def test_one_tensor_is_the_mapped_file_itself(tmp_path: Path) -> None:
 
 def test_experts_are_cut_apart() -> None:
     parts = [torch.full((2, 3), float(n)) for n in range(8)]
-    used: list[Stack] = []
-    one, *others = Stack(parts, (4, 4, 3), used.append).split()
+    used: list[StoredTensor] = []
+    one, *others = StoredTensor(parts, (4, 4, 3), used.append).split()
     assert [each.shape for each in (one, *others)] == [(4, 3)] * 4
     assert others[2].join(CPU, torch.float32).tolist() == [[6.0] * 3] * 2 + [[7.0] * 3] * 2
     assert used == [others[2]]
@@ -132,11 +134,11 @@ def header_of(path: Path, **changes: object) -> None:
 def test_headers_that_lie(changes: dict[str, object], told: str, tmp_path: Path) -> None:
     header_of(write(tmp_path, a=torch.ones(4, 8)) / "model.safetensors", **changes)
     with pytest.raises(Invalid) as caught:
-        Shards(tmp_path).stack(["a"], [4], 8)
+        CheckpointShards(tmp_path).stack(["a"], [4], 8)
     assert told in str(caught.value) and "model.safetensors" in str(caught.value)
 
 
 def test_one_matrix_is_of_one_format(tmp_path: Path) -> None:
-    shards = Shards(write(tmp_path, a=torch.ones(2, 4), b=torch.ones(2, 4).half()))
+    shards = CheckpointShards(write(tmp_path, a=torch.ones(2, 4), b=torch.ones(2, 4).half()))
     with pytest.raises(Invalid, match="a, b have different dtypes"):
         shards.stack(["a", "b"], [2, 2], 4)

@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from baton.core.ids import BlockKey
 from baton.errors import Invalid, Overloaded
-from kvstore import shelf as shelf_module
-from kvstore.shelf import Shelf, Slot
-from kvstore.slabs import Slabs, default_slab_bytes
+from kvstore import dram_tier as shelf_module
+from kvstore.dram_tier import DramBlock, DramTier
+from kvstore.slab_allocator import SlabAllocator, default_slab_bytes
 
 
 def key(name: str) -> BlockKey:
     return BlockKey(name.encode().ljust(16, b"."))
 
 
-def filled(shelf: Shelf, names: str, size: int = 4, tenant: bytes = b"") -> list[Slot]:
+def filled(shelf: DramTier, names: str, size: int = 4, tenant: bytes = b"") -> list[DramBlock]:
     """Seals one prefix."""
     shelf.tick()
     slots = []
@@ -28,12 +28,12 @@ def filled(shelf: Shelf, names: str, size: int = 4, tenant: bytes = b"") -> list
     return slots
 
 
-def names(slots: list[Slot]) -> str:
+def names(slots: list[DramBlock]) -> str:
     return "".join(slot.key.decode().rstrip(".") for slot in slots)
 
 
 def test_a_prefix_is_eaten_from_its_end() -> None:
-    shelf = Shelf(16, 16, "lru")
+    shelf = DramTier(16, 16, "lru")
     filled(shelf, "abcd")
     gone = ""
     while victims := shelf.victims(4):
@@ -46,7 +46,7 @@ def test_a_prefix_is_eaten_from_its_end() -> None:
 
 
 def test_slots_that_come_together_lie_together() -> None:
-    shelf = Shelf(16, 16)
+    shelf = DramTier(16, 16)
     assert [slot.offset for slot in filled(shelf, "abcd")] == [0, 4, 8, 12]
     for slot in (shelf.get(key("b")), shelf.get(key("c"))):
         assert slot is not None
@@ -55,7 +55,7 @@ def test_slots_that_come_together_lie_together() -> None:
 
 
 def test_what_is_held_does_not_go() -> None:
-    shelf = Shelf(16, 16, "lru")
+    shelf = DramTier(16, 16, "lru")
     slots = filled(shelf, "abcd")
     lease = shelf.lease(slots, 5.0, now=0.0)
     shelf.hold(slots[0])
@@ -71,7 +71,7 @@ def test_what_is_held_does_not_go() -> None:
 
 
 def test_a_doomed_block_is_found_no_more_and_its_slot_waits_for_its_reader() -> None:
-    shelf = Shelf(8, 8)
+    shelf = DramTier(8, 8)
     slots = filled(shelf, "ab")
     lease = shelf.lease(slots, 5.0, now=0.0)
     shelf.doom(slots[0])
@@ -84,7 +84,7 @@ def test_a_doomed_block_is_found_no_more_and_its_slot_waits_for_its_reader() -> 
 
 
 def test_another_size_takes_the_slab_that_was_left_alone_for_longest() -> None:
-    shelf = Shelf(32, 16, "lru")
+    shelf = DramTier(32, 16, "lru")
     filled(shelf, "abcd")
     filled(shelf, "efgh")
     first = shelf.get(key("a"))
@@ -113,7 +113,7 @@ def test_another_size_takes_the_slab_that_was_left_alone_for_longest() -> None:
 
 def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf_module, "MAX_LEASES", 2)
-    shelf = Shelf(16, 16)
+    shelf = DramTier(16, 16)
     slots = filled(shelf, "a")
     first = shelf.lease(slots, 1.0, now=0.0)
     shelf.lease(slots, 9.0, now=0.0)
@@ -128,7 +128,7 @@ def test_leases_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_quotas_take_from_their_tenant_oldest_first() -> None:
-    shelf = Shelf(32, 16, "lru", tenant_bytes=12)
+    shelf = DramTier(32, 16, "lru", tenant_bytes=12)
     filled(shelf, "ab", tenant=b"1")
     filled(shelf, "c", tenant=b"1")
     filled(shelf, "x", tenant=b"2")
@@ -140,16 +140,16 @@ def test_quotas_take_from_their_tenant_oldest_first() -> None:
 
 
 def test_sizes_that_cannot_be() -> None:
-    shelf = Shelf(32, 16)
+    shelf = DramTier(32, 16)
     for size in (0, 17):
         with pytest.raises(Invalid, match="does not fit a slab"):
             shelf.check_size(size)
     with pytest.raises(Invalid, match=r"no eviction policy 'best'; there are baton, lru"):
-        Shelf(32, 16, "best")
+        DramTier(32, 16, "best")
 
 
 def test_slabs_return_when_empty() -> None:
-    slabs = Slabs(32, 16)
+    slabs = SlabAllocator(32, 16)
     assert [slabs.take(6) for _ in range(4)] == [0, 6, 16, 22]
     assert slabs.take(6) is None and slabs.take(16) is None
     assert slabs.slots_of(0) == {0, 6}
@@ -165,7 +165,7 @@ def test_slabs_return_when_empty() -> None:
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.sampled_from([4, 6, 16]))))
 def test_no_slot_is_given_twice(actions: list[tuple[bool, int, int]]) -> None:
-    slabs = Slabs(64, 16)
+    slabs = SlabAllocator(64, 16)
     taken: dict[int, int] = {}
     for take, index, size in actions:
         if take:
@@ -186,7 +186,7 @@ def test_no_slot_is_given_twice(actions: list[tuple[bool, int, int]]) -> None:
 
 
 def test_an_arena_below_a_slab_holds_nothing() -> None:
-    slabs = Slabs(8, 16)
+    slabs = SlabAllocator(8, 16)
     assert not slabs.fits(4)
     assert slabs.take(4) is None
 

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 
 from baton.clock import SystemClock
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.errors import Invalid, Unavailable
-from baton.memory_file import new_memory_file
-from baton.transport.base import Span, TransferState
-from baton.transport.region import HostMemory
+from baton.system.memory_file import create_memory_file
+from baton.transport.base import TransferRange, TransferState
+from baton.transport.host_memory import HostMemory
 from baton.transport.shm import _METADATA, ShmTransport, start_ticks
 
 SIZE = 4096
@@ -56,8 +56,8 @@ def pipe() -> int:
         (pipe, SIZE, "no memory file"),
         (lambda: socket.socket().detach(), SIZE, "no memory file"),
         (lambda: os.open("/dev/zero", os.O_RDWR), SIZE, "no memory file"),
-        (lambda: new_memory_file("short", SIZE), 2 * SIZE, "4096 bytes, not 8192"),
-        (lambda: new_memory_file("empty", 0), 0, "0 bytes, not 0"),
+        (lambda: create_memory_file("short", SIZE), 2 * SIZE, "4096 bytes, not 8192"),
+        (lambda: create_memory_file("empty", 0), 0, "0 bytes, not 0"),
     ],
 )
 def test_what_is_no_pool_is_not_mapped(make: Callable[[], int], size_bytes: int, why: str) -> None:
@@ -87,7 +87,7 @@ def test_a_pool_can_t_shrink_and_is_read() -> None:
     sending.register(source.region)
     receiving.register(reader.region)
     peer = receiving.connect(sending.export())
-    batch = receiving.prepare(peer, [Span(0, 8, 4)], 1.0)
+    batch = receiving.prepare(peer, [TransferRange(0, 8, 4)], 1.0)
     receiving.post(batch)
     assert receiving.poll(batch) is TransferState.DONE
     assert bytes(reader.view[8:12]) == b"good"

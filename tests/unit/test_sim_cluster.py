@@ -10,15 +10,15 @@ import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.core.ids import WorkerId
+from baton.traces.synthetic import TRACE_GENERATORS
+from baton.traces.trace import Trace, TraceRequest
 from conductor.policy.decision import Decision
-from conductor.policy.fleet import Link, Query, Snapshot, Stored
-from conductor.policy.policies import POLICIES, policy_named
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.cluster_config import ClusterConfig
-from conductor.simulator.faults import Death, Faults, Slow
-from conductor.simulator.outcome import outcome_of
-from conductor.simulator.synthetic import KINDS
+from conductor.policy.policies import PLACEMENT_POLICIES, get_policy
+from conductor.policy.snapshot import LinkSpeed, PolicyQuery, Snapshot, StoredPrefix
+from simulator.cluster import SimulatedCluster
+from simulator.cluster_config import ClusterConfig
+from simulator.faults import Faults, WorkerCrash, WorkerSlowdown
+from simulator.result import summarize
 
 BLOCK = 10
 CONFIG = ClusterConfig(
@@ -29,34 +29,34 @@ CONFIG = ClusterConfig(
     kv_bytes_per_token=1,
     device_tokens=10_000,
     node_tokens=100_000,
-    link=Link(1e6, 1e6, 0.0),
+    link=LinkSpeed(1e6, 1e6, 0.0),
 )
 
 
-def arrival(at: float, prompt: int, answer: int, head: int = 0) -> Arrival:
+def arrival(at: float, prompt: int, answer: int, head: int = 0) -> TraceRequest:
     """Of two with the same ``head``, the shorter prompt is a prefix of the longer one."""
     blocks = range(head * 1000, head * 1000 + -(-prompt // BLOCK))
-    return Arrival(at, prompt, answer, tuple(blocks))
+    return TraceRequest(at, prompt, answer, tuple(blocks))
 
 
 def ran(
-    *arrivals: Arrival, policy: str = "round_robin", faults: Faults = Faults(), **more: object
+    *arrivals: TraceRequest, policy: str = "round_robin", faults: Faults = Faults(), **more: object
 ) -> SimulatedCluster:
     config = replace(CONFIG, **more)  # type: ignore[arg-type]
     trace = Trace("by-hand", BLOCK, arrivals)
-    cluster = SimulatedCluster(config, trace, policy_named(policy), faults)
+    cluster = SimulatedCluster(config, trace, get_policy(policy), faults)
     cluster.run(check_always=True)
     return cluster
 
 
 def death(worker: str, at: float, down: float) -> Faults:
-    return Faults(deaths=(Death(WorkerId(worker), at, down),))
+    return Faults(deaths=(WorkerCrash(WorkerId(worker), at, down),))
 
 
 # -- nothing goes wrong --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", PLACEMENT_POLICIES)
 def test_one_request_alone(policy: str) -> None:
     (job,) = ran(arrival(0.0, 100, 5), policy=policy).jobs
     assert job.first_token_seconds == pytest.approx(0.2)
@@ -105,13 +105,13 @@ def test_what_the_device_has_no_room_for_is_in_the_hosts_store() -> None:
 def test_a_peers_store_is_read_where_that_is_quicker(
     bytes_per_second: float, peer_fetch: bool, tiers: dict[str, int], seconds: float
 ) -> None:
-    def place(snapshot: Snapshot, query: Query) -> Decision:
+    def place(snapshot: Snapshot, query: PolicyQuery) -> Decision:
         """The first worker, then the second with what the first one's host has."""
         turn = snapshot.num_placed
-        reuse = Stored("h0", 99) if turn else None
+        reuse = StoredPrefix("h0", 99) if turn else None
         return Decision(WorkerId(f"p{turn}"), WorkerId("d0"), "", reuse)
 
-    link = Link(bytes_per_second, 1e6, 0.0)
+    link = LinkSpeed(bytes_per_second, 1e6, 0.0)
     config = replace(CONFIG, num_prefill=2, link=link, peer_fetch=peer_fetch)
     trace = Trace("by-hand", BLOCK, (arrival(0.0, 990, 5), arrival(9.0, 1000, 5)))
     cluster = SimulatedCluster(config, trace, place)
@@ -159,7 +159,7 @@ def test_a_request_that_is_larger_than_the_memory_has_it_alone() -> None:
 
 
 def test_a_slow_worker() -> None:
-    faults = Faults(slow=(Slow(WorkerId("p0"), 2.0), Slow(WorkerId("d0"), 3.0)))
+    faults = Faults(slow=(WorkerSlowdown(WorkerId("p0"), 2.0), WorkerSlowdown(WorkerId("d0"), 3.0)))
     (job,) = ran(arrival(0.0, 100, 5), faults=faults).jobs
     assert job.first_token_seconds == pytest.approx(0.4)
     assert job.finished_seconds == pytest.approx(0.4 + 100e-6 + 4 * 0.033)
@@ -168,12 +168,12 @@ def test_a_slow_worker() -> None:
 @pytest.mark.parametrize("policy", ["baton", "power_of_two"])
 def test_the_same_seed_gives_the_same_run(policy: str) -> None:
     def outcome() -> dict[str, object]:
-        trace = KINDS["chat"](150, 20.0, 7)
+        trace = TRACE_GENERATORS["chat"](150, 20.0, 7)
         cluster = SimulatedCluster(
-            replace(CONFIG, num_prefill=3, num_decode=3), trace, policy_named(policy)
+            replace(CONFIG, num_prefill=3, num_decode=3), trace, get_policy(policy)
         )
         cluster.run()
-        return outcome_of(cluster).as_dict()
+        return summarize(cluster).as_dict()
 
     assert outcome() == outcome()
 
@@ -190,23 +190,23 @@ def test_two_conductors_and_late_reports() -> None:
 
 
 def test_a_run_is_given_up_exactly_when_it_is_hopeless() -> None:
-    trace = KINDS["chat"](120, 60.0, 3)
+    trace = TRACE_GENERATORS["chat"](120, 60.0, 3)
     config = replace(CONFIG, num_prefill=2, num_decode=2, first_token_seconds=0.5)
     for policy in ("round_robin", "min_ttft"):
-        whole = SimulatedCluster(config, trace, policy_named(policy))
+        whole = SimulatedCluster(config, trace, get_policy(policy))
         misses = sum(not job.meets(config.token_gap_seconds) for job in whole.run())
         assert 2 < misses < 120
         for limit in (1, misses - 1, misses, misses + 1):
-            cluster = SimulatedCluster(config, trace, policy_named(policy))
+            cluster = SimulatedCluster(config, trace, get_policy(policy))
             cluster.run(give_up_misses=limit)
             assert cluster.gave_up == (misses >= limit)
 
 
 def test_who_looks_for_misses_changes_nothing() -> None:
-    trace = KINDS["few_shot"](100, 60.0, 3)
+    trace = TRACE_GENERATORS["few_shot"](100, 60.0, 3)
     runs = []
     for limit in (None, 101):
-        cluster = SimulatedCluster(CONFIG, trace, policy_named("baton"))
+        cluster = SimulatedCluster(CONFIG, trace, get_policy("baton"))
         runs.append([(j.first_token_seconds, j.finished_seconds) for j in cluster.run(limit)])
     assert runs[0] == runs[1]
 
@@ -247,18 +247,18 @@ def test_who_comes_while_nobody_is_there_is_refused() -> None:
     assert new.rejected
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", PLACEMENT_POLICIES)
 def test_nothing_is_lost(policy: str) -> None:
     """Workers of either kind die and come back, one of them twice, while all are busy."""
     faults = Faults(
         deaths=(
-            Death(WorkerId("p0"), 0.35, 2.0),
-            Death(WorkerId("d1"), 0.9, 0.1),
-            Death(WorkerId("p0"), 0.6, 9.0),  # dead already
-            Death(WorkerId("d1"), 2.5, 1.5),
-            Death(WorkerId("p0"), 2.7, 1.0),
+            WorkerCrash(WorkerId("p0"), 0.35, 2.0),
+            WorkerCrash(WorkerId("d1"), 0.9, 0.1),
+            WorkerCrash(WorkerId("p0"), 0.6, 9.0),  # dead already
+            WorkerCrash(WorkerId("d1"), 2.5, 1.5),
+            WorkerCrash(WorkerId("p0"), 2.7, 1.0),
         ),
-        slow=(Slow(WorkerId("d0"), 1.5),),
+        slow=(WorkerSlowdown(WorkerId("d0"), 1.5),),
     )
     arrivals = [arrival(0.06 * i, 60 + 10 * (i % 7), 1 + i % 40, head=i % 5) for i in range(60)]
     cluster = ran(*arrivals, policy=policy, num_prefill=2, num_decode=2, faults=faults)
@@ -272,7 +272,7 @@ def test_nothing_is_lost(policy: str) -> None:
 # -- conditional disaggregation ------------------------------------------------------------
 
 
-def alone(snapshot: Snapshot, query: Query) -> Decision:
+def alone(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     return Decision(None, WorkerId("d0"), "by itself")
 
 
@@ -292,7 +292,7 @@ def test_who_reads_for_itself_holds_up_the_batch() -> None:
 
 
 def test_a_reader_that_dies_begins_anew_elsewhere() -> None:
-    def either(snapshot: Snapshot, query: Query) -> Decision:
+    def either(snapshot: Snapshot, query: PolicyQuery) -> Decision:
         return Decision(None, WorkerId(snapshot.decodes.ids[0]), "whoever is there")
 
     trace = Trace("by-hand", BLOCK, (arrival(0.0, 100, 11),))

@@ -6,46 +6,47 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.core.states import Role
-from baton.runtime.scaling import Bounds, ScalingConfig
+from baton.pools.scaling_policy import PoolBounds, ScalingConfig
+from baton.traces.diurnal import DiurnalRate, with_diurnal_rate
+from baton.traces.synthetic import TRACE_GENERATORS
+from baton.traces.trace import Trace, TraceRequest
 from conductor.planner import PlannerConfig
-from conductor.policy.policies import policy_named
+from conductor.policy.policies import get_policy
 from conductor.policy.sizing import SizingConfig
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.elastic import ElasticConfig
-from conductor.simulator.faults import Death, Faults
-from conductor.simulator.synthetic import KINDS
-from conductor.simulator.tides import Tide, with_tide
+from simulator.autoscaling import SimulatedAutoscalingConfig
+from simulator.cluster import SimulatedCluster
+from simulator.faults import Faults, WorkerCrash
 from tests.unit.test_sim_cluster import BLOCK, CONFIG, arrival
 
-QUICK = ElasticConfig(
+QUICK = SimulatedAutoscalingConfig(
     planner=PlannerConfig(
         sizing=SizingConfig(shrink_seconds=20.0, max_prefill=3, max_decode=3), start_seconds=10.0
     ),
     scaling=ScalingConfig(
-        prefill=Bounds(1, 3),
-        decode=Bounds(1, 2),
+        prefill=PoolBounds(1, 3),
+        decode=PoolBounds(1, 2),
         stable_seconds=0.0,
         cooldown_seconds=0.0,
         pending_seconds=100.0,
     ),
     start_seconds=10.0,
 )
-ONE_WRITER = replace(QUICK, scaling=replace(QUICK.scaling, decode=Bounds(1, 1)))
+ONE_WRITER = replace(QUICK, scaling=replace(QUICK.scaling, decode=PoolBounds(1, 1)))
 
 
 def ran(
-    arrivals: list[Arrival], config: ElasticConfig = QUICK, faults: Faults = Faults(),
+    arrivals: list[TraceRequest], config: SimulatedAutoscalingConfig = QUICK,
+    faults: Faults = Faults(),
     **more: object,
 ) -> SimulatedCluster:  # fmt: skip
     settings = replace(CONFIG, elastic=config, **more)  # type: ignore[arg-type]
     trace = Trace("by-hand", BLOCK, tuple(arrivals))
-    cluster = SimulatedCluster(settings, trace, policy_named("round_robin"), faults)
+    cluster = SimulatedCluster(settings, trace, get_policy("round_robin"), faults)
     cluster.run(check_always=True)
     return cluster
 
 
-def steady(gap: float, until: float, start: float = 0.0) -> list[Arrival]:
+def steady(gap: float, until: float, start: float = 0.0) -> list[TraceRequest]:
     """A prompt of 400 tokens, half a second of work, each ``gap`` seconds."""
     count = round((until - start) / gap)
     return [arrival(start + gap * n, 400, 5, head=n + round(start) * 100) for n in range(count)]
@@ -94,7 +95,7 @@ def test_who_leaves_ends_what_it_has() -> None:
 
 def test_a_worker_that_leaves_and_dies_is_not_born_again() -> None:
     """Its answer goes on elsewhere."""
-    faults = Faults(deaths=(Death(WorkerId("d0"), 40.0, 2.0),))
+    faults = Faults(deaths=(WorkerCrash(WorkerId("d0"), 40.0, 2.0),))
     cluster = ran([*LONG_ANSWERS, *LATER], faults=faults, num_decode=2)
     assert steps(cluster) == [(25.0, "decode", 1)]
     assert [(job.decode, job.num_restarts) for job in cluster.jobs] == [
@@ -118,15 +119,15 @@ def test_growth_that_is_slower_than_its_patience_is_taken_back() -> None:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_made_up_days_lose_nothing_and_are_the_same_every_time(seed: int) -> None:
     print(f"seed {seed}")
-    made = KINDS["chat"](1200, 2.0, seed, 1.0)
-    tide = with_tide(made, Tide(0.3, 3.7, 300.0))
+    made = TRACE_GENERATORS["chat"](1200, 2.0, seed, 1.0)
+    tide = with_diurnal_rate(made, DiurnalRate(0.3, 3.7, 300.0))
     config = replace(
         CONFIG, device_tokens=45_000, elastic=QUICK, num_conductors=2, report_seconds=1.0,
         prefill_cost=replace(CONFIG.prefill_cost, per_token_seconds=0.0002),
     )  # fmt: skip
 
     def run() -> tuple[list[float], list[tuple[float, str, int]]]:
-        cluster = SimulatedCluster(config, tide, policy_named("baton"))
+        cluster = SimulatedCluster(config, tide, get_policy("baton"))
         cluster.run()
         return [job.finished_seconds for job in cluster.jobs], steps(cluster)
 
@@ -142,9 +143,9 @@ def test_made_up_days_lose_nothing_and_are_the_same_every_time(seed: int) -> Non
 def test_a_tide_has_its_rates() -> None:
     """Of all that come in a period, a quarter of it around midnight has 0.25 - 0.5 / pi / sqrt(2),
     where the rate swings by half of its mean."""
-    tide = Tide(0.5, 1.5, 3600.0)
+    tide = DiurnalRate(0.5, 1.5, 3600.0)
     evenly = Trace("even", BLOCK, tuple(arrival(float(n), 10, 5) for n in range(3600)))
-    times = [each.at_seconds for each in with_tide(evenly, tide).arrivals]
+    times = [each.at_seconds for each in with_diurnal_rate(evenly, tide).arrivals]
     assert times == sorted(times)
     assert times[0] == 0.0
     assert times[-1] == pytest.approx(3600.0, abs=2.0)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from conductor.policy.policies import policy_named
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.goodput import goodput, hopeless_misses, rates_between
-from conductor.simulator.synthetic import KINDS
+from baton.traces.synthetic import TRACE_GENERATORS
+from conductor.policy.policies import get_policy
+from simulator.cluster import SimulatedCluster
+from simulator.goodput import find_goodput, min_hopeless_misses, rates_between
 from tests.unit.test_sim_cluster import CONFIG, arrival, ran
 
 NUM_REQUESTS = 10
@@ -27,7 +27,7 @@ def pretended(rate: float, num_met: int) -> SimulatedCluster:
     [(10, 0.9, 2), (100, 0.9, 11), (1000, 0.99, 11), (7, 0.9, 1), (3, 1.0, 1), (12_031, 0.9, 1204)],
 )
 def test_so_many_misses_are_hopeless(num_requests: int, target: float, misses: int) -> None:
-    assert hopeless_misses(num_requests, target) == misses
+    assert min_hopeless_misses(num_requests, target) == misses
     assert (num_requests - misses) / num_requests < target
     assert (num_requests - misses + 1) / num_requests >= target
 
@@ -45,7 +45,7 @@ def test_the_highest_of_all_rates_counts_though_a_lower_one_fails() -> None:
         tried.append(rate)
         return pretended(rate, {1.0: 10, 2.0: 8, 4.0: 9, 4.2: 5}.get(rate, 0))
 
-    found = goodput(run, [4.0, 1.0, 4.2, 2.0], seeds=[0])
+    found = find_goodput(run, [4.0, 1.0, 4.2, 2.0], seeds=[0])
     (seed,) = found.by_seed
     assert (seed.rate_rps, seed.attainment) == (4.0, 0.9)
     assert seed.goodput_rps == pytest.approx(9 / (9 / 4.0))
@@ -58,12 +58,12 @@ def test_refined_by_one_percent() -> None:
     def run(rate: float, seed: int) -> SimulatedCluster:
         return pretended(rate, 10 if rate <= 10.25 else 0)
 
-    (seed,) = goodput(run, [10.0, 10.5], seeds=[0]).by_seed
+    (seed,) = find_goodput(run, [10.0, 10.5], seeds=[0]).by_seed
     assert seed.rate_rps == pytest.approx(10.0 * 1.01**2)
 
 
 def test_nothing_above_the_last_rate_is_tried() -> None:
-    (seed,) = goodput(lambda rate, seed: pretended(rate, 10), [1.0, 2.0], seeds=[0]).by_seed
+    (seed,) = find_goodput(lambda rate, seed: pretended(rate, 10), [1.0, 2.0], seeds=[0]).by_seed
     assert (seed.rate_rps, len(seed.attainments)) == (2.0, 2)
 
 
@@ -73,14 +73,14 @@ def test_each_seed_by_itself_and_their_median() -> None:
     def run(rate: float, seed: int) -> SimulatedCluster:
         return pretended(rate, 10 if rate <= best[seed] else 0)
 
-    found = goodput(run, [1.0, 2.0, 4.0], seeds=[0, 1, 2])
+    found = find_goodput(run, [1.0, 2.0, 4.0], seeds=[0, 1, 2])
     assert [each.rate_rps for each in found.by_seed] == [1.0, 4.0, 2.0]
     assert found.rate_rps == 2.0
     assert found.goodput_rps == found.by_seed[2].goodput_rps
 
 
 def test_no_rate_will_do() -> None:
-    (seed,) = goodput(lambda rate, seed: pretended(rate, 8), [1.0], seeds=[5]).by_seed
+    (seed,) = find_goodput(lambda rate, seed: pretended(rate, 8), [1.0], seeds=[5]).by_seed
     assert (seed.seed, seed.rate_rps, seed.goodput_rps, seed.attainment) == (5, 0.0, 0.0, 0.0)
     assert seed.attainments == ((1.0, 0.8),)
 
@@ -89,13 +89,13 @@ def test_giving_up_changes_no_answer() -> None:
     config = replace(CONFIG, num_prefill=2, num_decode=2, first_token_seconds=0.5)
 
     def run(rate: float, seed: int, patient: bool = True) -> SimulatedCluster:
-        trace = KINDS["few_shot"](60, rate, seed)
-        cluster = SimulatedCluster(config, trace, policy_named("least_work"))
-        cluster.run(None if patient else hopeless_misses(60))
+        trace = TRACE_GENERATORS["few_shot"](60, rate, seed)
+        cluster = SimulatedCluster(config, trace, get_policy("least_work"))
+        cluster.run(None if patient else min_hopeless_misses(60))
         return cluster
 
     rates = (0.5, 1.0, 4.0)
-    patient = goodput(run, rates, [0])
-    hasty = goodput(lambda rate, seed: run(rate, seed, False), rates, [0])
+    patient = find_goodput(run, rates, [0])
+    hasty = find_goodput(lambda rate, seed: run(rate, seed, False), rates, [0])
     assert patient.rate_rps == hasty.rate_rps > 0
     assert len(hasty.by_seed[0].attainments) < len(patient.by_seed[0].attainments)

@@ -6,22 +6,22 @@ import pytest
 
 from baton.core.ids import WorkerId
 from baton.errors import Overloaded
+from baton.traces.trace import Trace, TraceRequest
 from conductor.policy.decision import Decision
-from conductor.policy.fleet import Query, Snapshot
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.cluster import SimulatedCluster
-from conductor.simulator.outcome import outcome_of
+from conductor.policy.snapshot import PolicyQuery, Snapshot
+from simulator.cluster import SimulatedCluster
+from simulator.result import summarize
 from tests.unit.test_sim_cluster import BLOCK, CONFIG, arrival, death, ran
 
 
-def placed(snapshot: Snapshot, query: Query) -> Decision:
+def placed(snapshot: Snapshot, query: PolicyQuery) -> Decision:
     """All but the longest prompts, to the first workers."""
     if query.num_tokens > 500:
         raise Overloaded("too long")
     return Decision(WorkerId("p0"), WorkerId("d0"), "")
 
 
-def run_of(*arrivals: Arrival, **more: object) -> SimulatedCluster:
+def run_of(*arrivals: TraceRequest, **more: object) -> SimulatedCluster:
     config = replace(CONFIG, num_prefill=2, num_decode=2, **more)  # type: ignore[arg-type]
     cluster = SimulatedCluster(config, Trace("by-hand", BLOCK, arrivals), placed)
     cluster.run()
@@ -37,7 +37,7 @@ def test_every_number() -> None:
         arrival(6.0, 100, 1),
         arrival(8.0, 600, 9),
     )
-    outcome = outcome_of(cluster)
+    outcome = summarize(cluster)
     assert outcome.num_requests == 4
     assert outcome.rate_rps == pytest.approx(4 / 8)
     assert outcome.goodput_rps == pytest.approx(3 / 8)
@@ -64,7 +64,7 @@ def test_every_number() -> None:
 
 def test_nobody_was_served() -> None:
     """What there is nothing to tell of is None, not 0."""
-    outcome = outcome_of(run_of(arrival(0.0, 600, 5), arrival(2.0, 700, 5)))
+    outcome = summarize(run_of(arrival(0.0, 600, 5), arrival(2.0, 700, 5)))
     assert (outcome.goodput_rps, outcome.rejected_ratio, outcome.hit_ratio_tokens) == (0, 1, 0)
     assert outcome.ttft_seconds == outcome.tbt_seconds == {"p50": None, "p90": None, "p99": None}
     assert outcome.attainment_by_length_quartile == [None, 0.0, None, 0.0]
@@ -72,7 +72,7 @@ def test_nobody_was_served() -> None:
 
 
 def test_requests_that_come_at_once_have_no_rate() -> None:
-    outcome = outcome_of(run_of(arrival(0.0, 100, 5), arrival(0.0, 100, 5)))
+    outcome = summarize(run_of(arrival(0.0, 100, 5), arrival(0.0, 100, 5)))
     assert (outcome.rate_rps, outcome.goodput_rps, outcome.attainment) == (0, 0, 1)
 
 
@@ -92,12 +92,12 @@ def test_either_half_of_the_slo(
         token_gap_seconds=token_gap_seconds,
     )
     assert [job.ttft_seconds for job in cluster.jobs] == pytest.approx([0.4, 0.4])
-    assert outcome_of(cluster).attainment == met / 2
+    assert summarize(cluster).attainment == met / 2
 
 
 def test_restarts_are_counted() -> None:
     cluster = ran(arrival(0.0, 100, 5), num_prefill=2, faults=death("p0", 0.1, 9.0))
-    assert outcome_of(cluster).restarts == 1
+    assert summarize(cluster).restarts == 1
 
 
 def test_a_run_that_was_given_up_has_none() -> None:
@@ -105,4 +105,4 @@ def test_a_run_that_was_given_up_has_none() -> None:
     cluster = SimulatedCluster(CONFIG, trace, placed)
     cluster.run(give_up_misses=1)
     with pytest.raises(AssertionError, match="given up"):
-        outcome_of(cluster)
+        summarize(cluster)

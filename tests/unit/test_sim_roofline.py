@@ -11,33 +11,27 @@ import pytest
 
 from baton.core.cost import DecodeCost, PrefillCost
 from baton.errors import Invalid
-from conductor.simulator.hardware import GIB, GPUS, Gpu, gpu_named
-from conductor.simulator.plots import (
-    frontier,
-    plot_cdfs,
-    plot_goodput,
-    plot_load,
-    plot_pareto,
-)
-from conductor.simulator.roofline import Costs, costs_from_table, roofline
-from conductor.simulator.shapes import SHAPES, shape_named
+from baton.plots import frontier, plot_cdfs, plot_goodput, plot_load, plot_pareto
+from simulator.hardware import GIB, GPUS, Gpu, get_gpu
+from simulator.model_shapes import SHAPES, get_model_shape
+from simulator.roofline import WorkerCosts, costs_from_table, roofline
 
 PLAIN = Gpu("PLAIN", 1e15, 1e12, 100 * GIB, 1.0)
 
 
 def test_names_in_capitals_or_not() -> None:
-    assert gpu_named("h100") is GPUS["H100"] is gpu_named("H100")
-    assert shape_named("Qwen3-8B") is SHAPES["qwen3-8b"]
+    assert get_gpu("h100") is GPUS["H100"] is get_gpu("H100")
+    assert get_model_shape("Qwen3-8B") is SHAPES["qwen3-8b"]
 
 
 def test_a_wrong_name_is_told_the_right_ones() -> None:
     with pytest.raises(Invalid) as caught:
-        gpu_named("H1000")
+        get_gpu("H1000")
     assert str(caught.value) == (
         "there is no GPU 'H1000'; there are H100, H200, B200, A100, L40S, MI300X, RTX4090, RTX5090"
     )
     with pytest.raises(Invalid) as caught:
-        shape_named("gpt-2")
+        get_model_shape("gpt-2")
     assert str(caught.value) == (
         "there is no model 'gpt-2'; there are llama-3.1-8b, llama-3.1-70b, qwen3-8b, qwen3-32b, "
         "qwen3-30b-a3b, deepseek-v3"
@@ -89,7 +83,7 @@ def test_a_dense_model() -> None:
     costs = roofline(PLAIN, SHAPES["qwen3-8b"])
     matrices = 36 * (2 * 4096 * 128 * (32 + 8) + 3 * 4096 * 12_288) + 151_936 * 4096
     weights_seconds = matrices * 2 / 0.7e12
-    assert costs == Costs(
+    assert costs == WorkerCosts(
         prefill=PrefillCost(
             fixed_seconds=pytest.approx(weights_seconds),
             per_token_seconds=pytest.approx(2 * matrices / 0.5e15),
@@ -209,7 +203,7 @@ def written(tmp_path: Path, values: object) -> Path:
 
 
 def test_a_table_gives_its_costs_back(tmp_path: Path) -> None:
-    assert costs_from_table(written(tmp_path, table())) == Costs(
+    assert costs_from_table(written(tmp_path, table())) == WorkerCosts(
         PrefillCost(pytest.approx(0.004), pytest.approx(3e-5), pytest.approx(1e-9)),
         DecodeCost(pytest.approx(0.006), pytest.approx(2e-5), pytest.approx(5e-8)),
         147_456,

@@ -7,20 +7,20 @@ import numpy as np
 import pytest
 
 from baton.errors import Invalid
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.context import Context
-from conductor.simulator.synthetic import KINDS, MOST_CONTEXT_TOKENS
-from conductor.simulator.workload import WORKLOADS, Lengths
+from baton.traces.prompt_context import PromptContext
+from baton.traces.session_workload import WORKLOADS, LengthDistribution
+from baton.traces.synthetic import MAX_CONTEXT_TOKENS, TRACE_GENERATORS
+from baton.traces.trace import Trace, TraceRequest
 
 SEED = 731
 
 
 def trace_of(kind: str, num_requests: int = 2000, burstiness: float = 1.0) -> Trace:
-    return KINDS[kind](num_requests, 20.0, SEED, burstiness)
+    return TRACE_GENERATORS[kind](num_requests, 20.0, SEED, burstiness)
 
 
-def sessions_of(trace: Trace) -> list[list[Arrival]]:
-    sessions: dict[str, list[Arrival]] = defaultdict(list)
+def sessions_of(trace: Trace) -> list[list[TraceRequest]]:
+    sessions: dict[str, list[TraceRequest]] = defaultdict(list)
     for arrival in trace.arrivals:
         sessions[arrival.session].append(arrival)
     return list(sessions.values())
@@ -38,10 +38,10 @@ def hit_share(trace: Trace) -> float:
 
 
 def test_the_kinds() -> None:
-    assert list(KINDS) == ["chat", "rag", "agents", "reasoning", "few_shot", "mixed"]
+    assert list(TRACE_GENERATORS) == ["chat", "rag", "agents", "reasoning", "few_shot", "mixed"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACE_GENERATORS)
 @pytest.mark.parametrize("burstiness", [1.0, 4.0])
 def test_sound(kind: str, burstiness: float) -> None:
     trace = trace_of(kind, burstiness=burstiness)
@@ -52,11 +52,11 @@ def test_sound(kind: str, burstiness: float) -> None:
         assert len(arrival.blocks) == -(-arrival.num_prompt_tokens // 64), f"seed {SEED}"
         assert arrival.num_prompt_tokens >= 1 and arrival.num_answer_tokens >= 1, f"seed {SEED}"
         total = arrival.num_prompt_tokens + arrival.num_answer_tokens
-        assert total <= MOST_CONTEXT_TOKENS, f"seed {SEED}"
+        assert total <= MAX_CONTEXT_TOKENS, f"seed {SEED}"
         assert arrival.session.startswith(f"{arrival.tenant}-"), f"seed {SEED}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACE_GENERATORS)
 def test_an_id_stands_for_a_block_and_all_before_it(kind: str) -> None:
     before: dict[int, tuple[int, ...]] = {}
     for arrival in trace_of(kind).arrivals:
@@ -64,15 +64,15 @@ def test_an_id_stands_for_a_block_and_all_before_it(kind: str) -> None:
             assert before.setdefault(block, arrival.blocks[:i]) == arrival.blocks[:i], f"{SEED=}"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACE_GENERATORS)
 def test_the_same_seed_gives_the_same_trace(kind: str) -> None:
-    trace = KINDS[kind](300, 5.0, SEED, 2.0)
-    assert trace == KINDS[kind](300, 5.0, SEED, 2.0)
-    assert trace.arrivals != KINDS[kind](300, 5.0, SEED + 1, 2.0).arrivals
-    assert trace.arrivals[:100] == KINDS[kind](100, 5.0, SEED, 2.0).arrivals
+    trace = TRACE_GENERATORS[kind](300, 5.0, SEED, 2.0)
+    assert trace == TRACE_GENERATORS[kind](300, 5.0, SEED, 2.0)
+    assert trace.arrivals != TRACE_GENERATORS[kind](300, 5.0, SEED + 1, 2.0).arrivals
+    assert trace.arrivals[:100] == TRACE_GENERATORS[kind](100, 5.0, SEED, 2.0).arrivals
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", TRACE_GENERATORS)
 def test_the_rate_counts_all_turns_and_holds_from_the_start(kind: str) -> None:
     arrivals = trace_of(kind, 6000).arrivals
     for part in (arrivals[:3000], arrivals[3000:]):
@@ -108,7 +108,7 @@ def test_one_turn_a_session(kind: str) -> None:
 
 
 def test_each_kind_shares_what_it_is_made_to_share() -> None:
-    shares = {kind: hit_share(trace_of(kind)) for kind in KINDS}
+    shares = {kind: hit_share(trace_of(kind)) for kind in TRACE_GENERATORS}
     assert shares["few_shot"] > 0.9 and shares["agents"] > 0.85, f"{shares}, seed {SEED}"
     assert 0.5 < shares["rag"] < 0.9 and 0.5 < shares["chat"] < 0.9, f"{shares}, seed {SEED}"
     assert shares["reasoning"] < 0.35, f"{shares}, seed {SEED}"
@@ -165,12 +165,12 @@ def test_mixed_has_as_many_requests_of_each() -> None:
 )
 def test_wrong_arguments(arguments: tuple[int, float, int, float], message: str) -> None:
     with pytest.raises(Invalid) as caught:
-        KINDS["chat"](*arguments)
+        TRACE_GENERATORS["chat"](*arguments)
     assert message in str(caught.value)
 
 
 def test_a_fork_shares_full_blocks_alone() -> None:
-    head = Context(count(), 64)
+    head = PromptContext(count(), 64)
     head.extend(130)
     one, other = head.fork(), head.fork()
     one.extend(62)
@@ -184,8 +184,8 @@ def test_a_fork_shares_full_blocks_alone() -> None:
 
 def test_lengths_have_their_mean_and_their_bounds() -> None:
     generator = np.random.default_rng(SEED)
-    drawn = [Lengths(500, 0.8, 10**6).draw(generator) for _ in range(5000)]
+    drawn = [LengthDistribution(500, 0.8, 10**6).draw(generator) for _ in range(5000)]
     assert float(np.mean(drawn)) == pytest.approx(500, rel=0.05), f"seed {SEED}"
-    cut = [Lengths(2, 2.0, 4).draw(generator) for _ in range(500)]
+    cut = [LengthDistribution(2, 2.0, 4).draw(generator) for _ in range(500)]
     assert (min(cut), max(cut)) == (1, 4), f"seed {SEED}"
-    assert Lengths(64, 0.0, 64).draw(generator) == 64
+    assert LengthDistribution(64, 0.0, 64).draw(generator) == 64

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from baton.errors import Invalid
-from conductor.simulator.arrival import Arrival, Trace
-from conductor.simulator.traces import MOST_TOKENS, jittered, read_trace, scaled, write_trace
+from baton.traces.files import MAX_TOKENS, add_jitter, read_trace, scale_rate, write_trace
+from baton.traces.trace import Trace, TraceRequest
 
 MOONCAKE = """\
 {"timestamp": 27000, "input_length": 1024, "output_length": 5, "hash_ids": [0, 1]}
@@ -28,9 +28,9 @@ OWN = Trace(
     "tiny",
     64,
     (
-        Arrival(0.0, 65, 3, (4, 5)),
-        Arrival(0.1 + 0.2, 64, 0, (4,), session="täglich\u2028", tenant="a"),
-        Arrival(1e6, 1, 1, (-7,), tenant="b"),
+        TraceRequest(0.0, 65, 3, (4, 5)),
+        TraceRequest(0.1 + 0.2, 64, 0, (4,), session="täglich\u2028", tenant="a"),
+        TraceRequest(1e6, 1, 1, (-7,), tenant="b"),
     ),
 )
 
@@ -46,9 +46,9 @@ def test_mooncake(tmp_path: Path) -> None:
         "t",
         512,
         (
-            Arrival(0.0, 1024, 5, (0, 1)),
-            Arrival(0.0, 1025, 0, (0, 1, 2)),
-            Arrival(3.5, 1, 7, (9,)),
+            TraceRequest(0.0, 1024, 5, (0, 1)),
+            TraceRequest(0.0, 1025, 0, (0, 1, 2)),
+            TraceRequest(3.5, 1, 7, (9,)),
         ),
     )
 
@@ -58,9 +58,9 @@ def test_azure_has_no_blocks_so_each_request_gets_its_own(tmp_path: Path) -> Non
         "t",
         512,
         (
-            Arrival(0.0, 374, 44, (0,)),
-            Arrival(0.0, 513, 109, (1, 2)),
-            Arrival(13.5, 512, 0, (3,)),
+            TraceRequest(0.0, 374, 44, (0,)),
+            TraceRequest(0.0, 513, 109, (1, 2)),
+            TraceRequest(13.5, 512, 0, (3,)),
         ),
     )
 
@@ -77,7 +77,7 @@ def test_azure_of_2024_names_its_zone(tmp_path: Path) -> None:
 
 def test_columns_in_another_order_windows_lines_and_a_byte_order_mark(tmp_path: Path) -> None:
     text = "\ufeffContextTokens,TIMESTAMP,GeneratedTokens\r\n374,2023-11-16 18:15:46,44\r\n\r\n"
-    assert read_trace(file(tmp_path, text)).arrivals == (Arrival(0.0, 374, 44, (0,)),)
+    assert read_trace(file(tmp_path, text)).arrivals == (TraceRequest(0.0, 374, 44, (0,)),)
 
 
 def test_what_is_written_is_read_again(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def mooncake(**changed: str) -> str:
         (mooncake(input_length="10.0"), 2, "input_length is 10.0; it must be a whole number"),
         (mooncake(input_length="0"), 2, "input_length is 0; it must be a whole number from 1 to"),
         (mooncake(input_length="-3"), 2, "input_length is -3; it must be a whole number from 1 to"),
-        (mooncake(input_length=str(MOST_TOKENS + 1)), 2, "is 16777217; it must be a whole number"),
+        (mooncake(input_length=str(MAX_TOKENS + 1)), 2, "is 16777217; it must be a whole number"),
         (mooncake(output_length="-1"), 2, "output_length is -1; it must be a whole number from 0 "),
         (mooncake(timestamp="26999"), 2, "timestamp is before the one of the line above; times m"),
         (mooncake(timestamp="NaN"), 2, "timestamp is nan; it must be a finite number"),
@@ -185,18 +185,18 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_scaled_changes_times_alone() -> None:
-    assert scaled(OWN, 2.0) == Trace(
+    assert scale_rate(OWN, 2.0) == Trace(
         "tiny",
         64,
         (
-            Arrival(0.0, 65, 3, (4, 5)),
-            Arrival((0.1 + 0.2) / 2, 64, 0, (4,), session="täglich\u2028", tenant="a"),
-            Arrival(5e5, 1, 1, (-7,), tenant="b"),
+            TraceRequest(0.0, 65, 3, (4, 5)),
+            TraceRequest((0.1 + 0.2) / 2, 64, 0, (4,), session="täglich\u2028", tenant="a"),
+            TraceRequest(5e5, 1, 1, (-7,), tenant="b"),
         ),
     )
     for factor in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(Invalid, match="the rate factor is"):
-            scaled(OWN, factor)
+            scale_rate(OWN, factor)
 
 
 SEED = 20_251
@@ -204,21 +204,21 @@ SEED = 20_251
 
 def test_jittered_spreads_each_tick_and_keeps_the_order() -> None:
     ticks = 40
-    arrivals = tuple(Arrival(3.0 * (i // 100), 1, 1, (i,)) for i in range(100 * ticks))
+    arrivals = tuple(TraceRequest(3.0 * (i // 100), 1, 1, (i,)) for i in range(100 * ticks))
     trace = Trace("ticks", 64, arrivals)
-    moved = jittered(trace, SEED)
+    moved = add_jitter(trace, SEED)
     times = [arrival.at_seconds for arrival in moved.arrivals]
     assert [arrival.blocks for arrival in moved.arrivals] == [a.blocks for a in arrivals]
     assert times == sorted(times), f"seed {SEED}"
     assert [int(at // 3.0) for at in times] == [i // 100 for i in range(100 * ticks)], f"{SEED=}"
     thirds = [sum(third <= at % 3.0 < third + 1 for at in times) for third in range(3)]
     assert all(abs(count - 100 * ticks / 3) < 150 for count in thirds), f"{thirds}, seed {SEED}"
-    assert moved == jittered(trace, SEED) != jittered(trace, SEED + 1)
+    assert moved == add_jitter(trace, SEED) != add_jitter(trace, SEED + 1)
 
 
 def test_jitter_of_nothing_and_wrong_jitter() -> None:
-    assert jittered(OWN, SEED, granularity_seconds=0.0) == OWN
+    assert add_jitter(OWN, SEED, granularity_seconds=0.0) == OWN
     with pytest.raises(Invalid, match=r"the granularity is -1.0 s; it must not be negative"):
-        jittered(OWN, SEED, granularity_seconds=-1.0)
+        add_jitter(OWN, SEED, granularity_seconds=-1.0)
     with pytest.raises(Invalid, match="the seed is -1; it must not be negative"):
-        jittered(OWN, -1)
+        add_jitter(OWN, -1)

@@ -7,8 +7,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from conductor.forecast import LEVEL_SECONDS, Holt, LoadForecast, LoadTrend
-from conductor.policy.sizing import Alternative, Needs, PoolCapacity, Sizing, SizingConfig, size
+from conductor.load_forecast import LEVEL_SECONDS, HoltSmoother, LoadForecast, LoadTrend
+from conductor.policy.sizing import (
+    DemandPeaks,
+    PoolAlternative,
+    PoolCapacity,
+    PoolSizes,
+    SizingConfig,
+    size_pools,
+)
 
 LOAD = LoadForecast(requests_per_second=10.0, prompt_tokens=2000.0, answer_tokens=200.0)
 """20,000 prompt tokens a second, and 2,000 of answers. An answer takes 10 s, and has 2,100 tokens
@@ -29,17 +36,17 @@ CONFIG = SizingConfig(utilisation=0.8, shrink_utilisation=0.5, shrink_seconds=30
 
 
 def test_a_constant_load_is_forecast_as_it_is() -> None:
-    holt = Holt(0.0, 5.0)
+    holt = HoltSmoother(0.0, 5.0)
     for now in (10.0, 20.0, 70.0):
         holt = holt.updated(now, 5.0)
-    assert holt == Holt(70.0, 5.0, 0.0)
+    assert holt == HoltSmoother(70.0, 5.0, 0.0)
     assert holt.ahead(600.0) == 5.0
 
 
 def test_one_step_of_smoothing() -> None:
     """After LEVEL_SECONDS, an observation weighs 1 - 1/e; the slope that this makes, less."""
     weight = 1 - math.exp(-1)
-    holt = Holt(0.0, 10.0).updated(LEVEL_SECONDS, 20.0)
+    holt = HoltSmoother(0.0, 10.0).updated(LEVEL_SECONDS, 20.0)
     assert holt.level == pytest.approx(10 + 10 * weight)
     slope = 10 * weight / LEVEL_SECONDS
     assert holt.trend == pytest.approx(slope * (1 - math.exp(-0.1)))
@@ -47,7 +54,7 @@ def test_one_step_of_smoothing() -> None:
 
 
 def test_a_ramp_is_followed() -> None:
-    holt = Holt(0.0, 0.0)
+    holt = HoltSmoother(0.0, 0.0)
     for now in range(10, 7200, 10):
         holt = holt.updated(float(now), now * 0.02)
     assert holt.trend == pytest.approx(0.02, rel=0.01)
@@ -55,17 +62,20 @@ def test_a_ramp_is_followed() -> None:
 
 
 def test_what_does_not_come_later_changes_nothing() -> None:
-    assert Holt(10.0, 5.0).updated(10.0, 99.0) == Holt(10.0, 5.0)
-    assert Holt(10.0, 5.0).updated(9.0, 99.0) == Holt(10.0, 5.0)
+    assert HoltSmoother(10.0, 5.0).updated(10.0, 99.0) == HoltSmoother(10.0, 5.0)
+    assert HoltSmoother(10.0, 5.0).updated(9.0, 99.0) == HoltSmoother(10.0, 5.0)
 
 
 def test_no_forecast_is_below_zero() -> None:
-    assert Holt(0.0, 1.0, -0.1).ahead(60.0) == 0.0
+    assert HoltSmoother(0.0, 1.0, -0.1).ahead(60.0) == 0.0
 
 
 def test_the_most_work_between_now_and_then() -> None:
     trend = LoadTrend(
-        Holt(0.0, 10.0, -0.01), Holt(0.0, 1000.0, 1.0), Holt(0.0, 100.0), Holt(0.0, 0.5, -0.001)
+        HoltSmoother(0.0, 10.0, -0.01),
+        HoltSmoother(0.0, 1000.0, 1.0),
+        HoltSmoother(0.0, 100.0),
+        HoltSmoother(0.0, 0.5, -0.001),
     )
     assert trend.ahead(100.0) == LoadForecast(10.0, 1100.0, 100.0, pytest.approx(0.4))
 
@@ -77,26 +87,26 @@ def test_rates_are_matched() -> None:
     """Prefill: 20,000 of 5,000 per worker is 4 at full load, 5 at 80 %. Decode: 2,000 of 1,000
     would be 2, but 210,000 tokens of KV in 100,000 are 2.1, and 3 at 80 %, of which there are 4;
     at 50 % all 4 and one more would be needed, so none goes."""
-    sizing = size(LOAD, POOLS, CONFIG)
-    assert sizing == Sizing(
+    sizing = size_pools(LOAD, POOLS, CONFIG)
+    assert sizing == PoolSizes(
         5,
         4,
         "prefill 5 stay: 4.00 would be busy; decode 4 stay: 2.10 would be busy",
         (
-            Alternative("prefill", 4, 1.0),
-            Alternative("prefill", 5, 0.8),
-            Alternative("prefill", 6, pytest.approx(4 / 6)),
-            Alternative("decode", 3, pytest.approx(0.7)),
-            Alternative("decode", 4, pytest.approx(0.525)),
-            Alternative("decode", 5, pytest.approx(0.42)),
+            PoolAlternative("prefill", 4, 1.0),
+            PoolAlternative("prefill", 5, 0.8),
+            PoolAlternative("prefill", 6, pytest.approx(4 / 6)),
+            PoolAlternative("decode", 3, pytest.approx(0.7)),
+            PoolAlternative("decode", 4, pytest.approx(0.525)),
+            PoolAlternative("decode", 5, pytest.approx(0.42)),
         ),
-        Needs(1000.0, ((1000.0, 8),)),
-        Needs(1000.0, ((1000.0, 5),)),
+        DemandPeaks(1000.0, ((1000.0, 8),)),
+        DemandPeaks(1000.0, ((1000.0, 5),)),
     )
 
 
 def test_a_pool_grows_at_once() -> None:
-    sizing = size(replace(LOAD, requests_per_second=30.0), POOLS, CONFIG)
+    sizing = size_pools(replace(LOAD, requests_per_second=30.0), POOLS, CONFIG)
     assert (sizing.prefill, sizing.decode) == (15, 8)
     assert sizing.reason == (
         "prefill 5 to 15: 12.00 would be busy, at 80% at most; "
@@ -105,8 +115,8 @@ def test_a_pool_grows_at_once() -> None:
 
 
 def test_what_is_cached_needs_no_worker() -> None:
-    needs = size(replace(LOAD, cached_share=0.9), POOLS, CONFIG).prefill_needs
-    assert needs == Needs(1000.0, ((1000.0, 1),))
+    needs = size_pools(replace(LOAD, cached_share=0.9), POOLS, CONFIG).prefill_needs
+    assert needs == DemandPeaks(1000.0, ((1000.0, 1),))
 
 
 def test_a_pool_shrinks_after_a_while_to_the_most_that_was_needed() -> None:
@@ -114,35 +124,35 @@ def test_a_pool_shrinks_after_a_while_to_the_most_that_was_needed() -> None:
     pools, sizes = POOLS, []
     for now, rate in ((0, 2.0), (100, 4.0), (200, 1.0), (299, 1.0), (300, 1.0), (400, 1.0)):
         load = replace(LOAD, requests_per_second=rate)
-        sizing = size(load, replace(pools, now_seconds=float(now)), CONFIG)
+        sizing = size_pools(load, replace(pools, now_seconds=float(now)), CONFIG)
         sizes.append((sizing.prefill, sizing.decode))
         pools = replace(pools, prefill_needs=sizing.prefill_needs, decode_needs=sizing.decode_needs)
     # At 4 per second: 1.6 and 0.84 busy, at 50 %; at 1 per second: 0.4 and 0.21.
     assert sizes == [(5, 4)] * 4 + [(4, 2)] + [(1, 1)]
-    assert sizing.prefill_needs == Needs(0.0, ((400.0, 1),))
+    assert sizing.prefill_needs == DemandPeaks(0.0, ((400.0, 1),))
 
 
 def test_a_busy_moment_is_remembered() -> None:
-    needs = Needs(0.0, ((700.0, 3),))
-    stays = size(LOAD, replace(POOLS, prefill_needs=needs), CONFIG)
-    assert (stays.prefill, stays.prefill_needs) == (5, Needs(0.0, ((1000.0, 8),)))
+    needs = DemandPeaks(0.0, ((700.0, 3),))
+    stays = size_pools(LOAD, replace(POOLS, prefill_needs=needs), CONFIG)
+    assert (stays.prefill, stays.prefill_needs) == (5, DemandPeaks(0.0, ((1000.0, 8),)))
     idle = replace(LOAD, requests_per_second=0.0)
     later = replace(POOLS, now_seconds=1299.0, prefill_needs=stays.prefill_needs)
-    sizing = size(idle, later, CONFIG)
+    sizing = size_pools(idle, later, CONFIG)
     assert sizing.prefill == 5
     assert sizing.reason.startswith("prefill 5 stay: 8 were needed 299 s ago")
-    assert size(idle, replace(later, now_seconds=1300.0), CONFIG).prefill == 1
+    assert size_pools(idle, replace(later, now_seconds=1300.0), CONFIG).prefill == 1
 
 
 def test_what_was_needed_by_others_holds_for_the_pool_as_it_is() -> None:
     """Somebody else has resized it: what it needs is what it needed."""
-    pools = replace(POOLS, num_prefill=3, prefill_needs=Needs(0.0, ((900.0, 4), (950.0, 2))))
-    sizing = size(replace(LOAD, requests_per_second=1.0), pools, CONFIG)
+    pools = replace(POOLS, num_prefill=3, prefill_needs=DemandPeaks(0.0, ((900.0, 4), (950.0, 2))))
+    sizing = size_pools(replace(LOAD, requests_per_second=1.0), pools, CONFIG)
     assert sizing.prefill == 3
-    assert sizing.prefill_needs == Needs(0.0, ((900.0, 4), (950.0, 2), (1000.0, 1)))
+    assert sizing.prefill_needs == DemandPeaks(0.0, ((900.0, 4), (950.0, 2), (1000.0, 1)))
 
 
-IDLE_FOR_LONG = Needs(0.0, ((900.0, 1),))
+IDLE_FOR_LONG = DemandPeaks(0.0, ((900.0, 1),))
 
 
 def test_neither_pool_gets_too_small_for_what_was_promised() -> None:
@@ -155,7 +165,7 @@ def test_neither_pool_gets_too_small_for_what_was_promised() -> None:
         decode_needs=IDLE_FOR_LONG,
     )
     idle = replace(LOAD, requests_per_second=0.0)
-    sizing = size(idle, pools, CONFIG)
+    sizing = size_pools(idle, pools, CONFIG)
     assert (sizing.prefill, sizing.decode) == (5, 3)
     assert sizing.reason == (
         "prefill 5 stay: what is promised needs them; decode 4 to 3: what is promised needs 3"
@@ -164,26 +174,26 @@ def test_neither_pool_gets_too_small_for_what_was_promised() -> None:
 
 def test_what_waits_is_work_of_the_next_minute() -> None:
     """1,350,000 tokens in a minute are 22,500 a second, beside the 20,000 that come: 8.5 busy."""
-    sizing = size(LOAD, replace(POOLS, queued_prompt_tokens=1_350_000), CONFIG)
+    sizing = size_pools(LOAD, replace(POOLS, queued_prompt_tokens=1_350_000), CONFIG)
     assert sizing.prefill == 11
     assert sizing.reason.startswith("prefill 5 to 11: 8.50 would be busy")
 
 
 def test_bounds() -> None:
     config = replace(CONFIG, min_prefill=2, max_prefill=6, min_decode=2, max_decode=3)
-    busy = size(replace(LOAD, requests_per_second=99.0), replace(POOLS, num_decode=3), config)
+    busy = size_pools(replace(LOAD, requests_per_second=99.0), replace(POOLS, num_decode=3), config)
     assert (busy.prefill, busy.decode) == (6, 3)
     assert busy.reason.startswith("prefill 5 to 6: 39.60 would be busy, and 6 is the most")
     pools = replace(POOLS, prefill_needs=IDLE_FOR_LONG, decode_needs=IDLE_FOR_LONG)
-    idle = size(replace(LOAD, requests_per_second=0.0), pools, config)
+    idle = size_pools(replace(LOAD, requests_per_second=0.0), pools, config)
     assert (idle.prefill, idle.decode) == (2, 2)
     owed = replace(pools, promised_tokens=400_000)
-    assert size(replace(LOAD, requests_per_second=0.0), owed, config).decode == 4
+    assert size_pools(replace(LOAD, requests_per_second=0.0), owed, config).decode == 4
 
 
 def test_an_empty_pool_gets_its_least() -> None:
     idle = replace(LOAD, requests_per_second=0.0)
-    sizing = size(idle, replace(POOLS, num_prefill=0, num_decode=0), CONFIG)
+    sizing = size_pools(idle, replace(POOLS, num_prefill=0, num_decode=0), CONFIG)
     assert (sizing.prefill, sizing.decode) == (1, 1)
 
 
@@ -191,7 +201,7 @@ def test_nobody_is_resized_by_what_was_not_measured() -> None:
     unknown = replace(
         POOLS, prefill_tokens_per_second=0.0, decode_tokens_per_second=0.0, decode_capacity_tokens=0
     )
-    sizing = size(LOAD, unknown, CONFIG)
+    sizing = size_pools(LOAD, unknown, CONFIG)
     assert (sizing.prefill, sizing.decode) == (5, 4)
 
 
@@ -209,7 +219,7 @@ def test_a_day_without_flapping(config: SizingConfig, seed: int) -> None:
         load = replace(LOAD, requests_per_second=generator.poisson(mean * 30) / 30)
         short += load.requests_per_second * load.prompt_tokens > pools.num_prefill * 5000
         trend = trend.updated(now, load)
-        sizing = size(trend.ahead(120.0), replace(pools, now_seconds=now), config)
+        sizing = size_pools(trend.ahead(120.0), replace(pools, now_seconds=now), config)
         pools = replace(
             pools,
             num_prefill=sizing.prefill,

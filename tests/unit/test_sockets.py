@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from baton.core.trust import Trust
-from baton.listening import LISTENERS, LOOPBACK_ONLY, OPEN, Listening, member_lock
-from baton.rpc.line_server import LineServer
-from baton.runtime.sockets import SocketReport, is_private, listening_sockets
-from baton.runtime.state import ClusterFolder, ClusterState, ProcessState
-from baton.runtime.status import open_status, parse_listening
+from baton.core.credentials import ClusterCredentials
+from baton.network.listeners import (
+    LISTENERS,
+    LOOPBACK_ONLY,
+    NO_AUTHENTICATION,
+    OpenListener,
+    member_authentication,
+)
+from baton.rpc.framed.server import FramedServer
+from baton.serve.status_pipe import open_status, parse_listener
+from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
+from orchestrator.socket_audit import SocketReport, is_only_owners, listening_sockets
 from tools.socket_table import PAGE, filled
 
 PROGRAM = """
@@ -53,7 +59,9 @@ def program(tmp_path: Path) -> Iterator[tuple[int, dict[str, int]]]:
         process.stdin.close()
 
 
-def reports(tmp_path: Path, pid: int, role: str, told: list[Listening]) -> dict[str, SocketReport]:
+def reports(
+    tmp_path: Path, pid: int, role: str, told: list[OpenListener]
+) -> dict[str, SocketReport]:
     owner = ProcessState("one", role, pid, "serving", sockets=[asdict(each) for each in told])
     state = ClusterState(os.getpid(), "", "redis://:pw@127.0.0.1:1", "c", processes=[owner])
     found = listening_sockets(state, ClusterFolder(tmp_path, "c"))
@@ -66,9 +74,9 @@ def test_what_nobody_announced_is_told(tmp_path: Path, program: tuple[int, dict[
     wide, local = f"0.0.0.0:{ports['wide']}", f"{tmp_path}/local.sock"
     (tmp_path / "local.sock").chmod(0o600)
     told = [
-        Listening("grpc", address["told"], member_lock(Trust("s"))),
-        Listening("line", wide, LOOPBACK_ONLY),
-        Listening("local_rpc", local, LISTENERS["local_rpc"].authentications[0]),
+        OpenListener("grpc", address["told"], member_authentication(ClusterCredentials("s"))),
+        OpenListener("line", wide, LOOPBACK_ONLY),
+        OpenListener("local_rpc", local, LISTENERS["local_rpc"].authentications[0]),
     ]
     found = reports(tmp_path, pid, "decode", told)
     assert {place: each.documented for place, each in found.items()} == {
@@ -82,7 +90,7 @@ def test_what_nobody_announced_is_told(tmp_path: Path, program: tuple[int, dict[
     }
     assert found[address["told"]].authentication == "the cluster secret"
     assert found[address["untold"]].authentication == "unknown"
-    assert found["@a1b2c"].authentication == OPEN
+    assert found["@a1b2c"].authentication == NO_AUTHENTICATION
     assert not reports(tmp_path, pid, "router", told)["@a1b2c"].documented
 
 
@@ -91,18 +99,18 @@ def test_a_path_is_private_by_its_own_rights_or_by_those_of_a_folder(tmp_path: P
     file.touch()
     file.chmod(0o666)
     tmp_path.chmod(0o700)
-    assert is_private(file)
-    assert not is_private(Path("/etc/passwd"))
+    assert is_only_owners(file)
+    assert not is_only_owners(Path("/etc/passwd"))
 
 
 async def test_what_a_program_opens_it_tells_its_supervisor() -> None:
     read_end, write_end = os.pipe()
     open_status(write_end)
     try:
-        lines = LineServer(Trust("s"), {})
+        lines = FramedServer(ClusterCredentials("s"), {})
         port = await lines.listen("127.0.0.1", 0)
-        told = parse_listening(os.read(read_end, 4096).decode())
-        assert told == Listening("line", f"127.0.0.1:{port}", "the cluster secret")
+        told = parse_listener(os.read(read_end, 4096).decode())
+        assert told == OpenListener("line", f"127.0.0.1:{port}", "the cluster secret")
         await lines.close()
     finally:
         open_status(-1)

@@ -15,8 +15,8 @@ from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
 from baton.engine.plan import Plan, StepOutput
+from baton.engine.prefill_budget import MIN_PREFILL_TOKENS, MIN_STEPS, PrefillBudget
 from baton.engine.result import StepWork
-from baton.engine.step_budget import LEAST_TOKENS, MIN_STEPS, StepBudget
 from baton.errors import Invalid
 
 FIXED, PER_TOKEN, PER_PAIR = 0.01, 1e-4, 1e-7
@@ -37,7 +37,7 @@ STEPS = [mixed(100, 4_000), mixed(300, 90_000), mixed(200, 300_000), mixed(500, 
 
 def budget(gap_seconds: float | None, alone: DecodeCost | None = None, num_steps: int = 4) -> int:
     """Tokens beside 8 answers of 1,000 tokens each, for a prompt whose first 1,000 are there."""
-    measured = StepBudget(gap_seconds, lambda: alone)
+    measured = PrefillBudget(gap_seconds, lambda: alone)
     for step in STEPS[:num_steps]:
         measured.record(step)
     return measured.tokens(8, 8_000, 1_000, 512)
@@ -50,28 +50,28 @@ def test_a_step_ends_within_the_gap() -> None:
         def took(count: int) -> float:
             return seconds(8 + count, 8_000 + count * 1_000 + count * count // 2)
 
-        assert LEAST_TOKENS < tokens < 512
+        assert MIN_PREFILL_TOKENS < tokens < 512
         assert took(tokens) <= gap + 1e-9 < took(tokens + 1) + 1e-9
 
 
 def test_no_more_than_the_limit_and_no_less_than_a_little() -> None:
     assert budget(10.0) == 512
-    assert budget(0.001) == LEAST_TOKENS
+    assert budget(0.001) == MIN_PREFILL_TOKENS
 
 
 def test_the_first_steps_read_little() -> None:
     assert [budget(0.02, num_steps=count) for count in range(MIN_STEPS)] == [32, 64, 128, 256]
-    measured = StepBudget(0.02, lambda: None)
+    measured = PrefillBudget(0.02, lambda: None)
     assert measured.tokens(8, 8_000, 1_000, 20) == 20
 
 
 def test_nothing_is_limited_where_nobody_waits_or_wants_it() -> None:
     assert budget(None) == budget(None, num_steps=0) == 512
-    assert StepBudget(0.02, lambda: None).tokens(0, 0, 1_000, 512) == 512
+    assert PrefillBudget(0.02, lambda: None).tokens(0, 0, 1_000, 512) == 512
 
 
 def test_only_steps_that_did_both_count() -> None:
-    measured = StepBudget(0.02, lambda: None)
+    measured = PrefillBudget(0.02, lambda: None)
     for step in STEPS:
         measured.record(replace(step, is_prefill=True))
         measured.record(replace(step, is_decode=True))
@@ -82,11 +82,11 @@ def test_only_steps_that_did_both_count() -> None:
 @pytest.mark.parametrize("parts", [(1.0, 0.0, 1e-7), (1.0, 0.0, 0.0), (1.0, 1e-4, 0.0)])
 def test_no_time_is_left_where_a_part_costs_nothing(parts: tuple[float, float, float]) -> None:
     """Beside a prompt that has just begun."""
-    measured = StepBudget(0.02, lambda: None)
+    measured = PrefillBudget(0.02, lambda: None)
     for tokens, attended in ((100, 4_000), (300, 90_000), (200, 300_000), (500, 200_000)):
         took = parts[0] + parts[1] * tokens + parts[2] * attended
         measured.record(StepWork(tokens, attended, took, False, num_rows=9, num_decodes=8))
-    assert measured.tokens(8, 8_000, 0, 512) == LEAST_TOKENS
+    assert measured.tokens(8, 8_000, 0, 512) == MIN_PREFILL_TOKENS
 
 
 WORKS = st.builds(
@@ -109,11 +109,11 @@ WORKS = st.builds(
 def test_whatever_was_measured_a_step_reads_something(
     steps: list[StepWork], gap_seconds: float, answers: int, context: int, start: int, limit: int
 ) -> None:
-    measured = StepBudget(gap_seconds, lambda: None)
+    measured = PrefillBudget(gap_seconds, lambda: None)
     for step in steps:
         measured.record(step)
     tokens = measured.tokens(answers, context, start, limit)
-    assert min(limit, LEAST_TOKENS) <= tokens <= limit
+    assert min(limit, MIN_PREFILL_TOKENS) <= tokens <= limit
 
 
 def test_where_answers_alone_take_longer_prompts_take_as_long_again() -> None:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from baton.clock import ManualClock
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef, Endpoint
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef, Endpoint
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
-from baton.core.store import LeasedBlocks, LeaseQuery
+from baton.core.store import LeasedBlocks, LeaseRequest
 from baton.errors import Unavailable
+from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.memory_index import MemoryKvIndex
-from baton.kv.store_client import StoreClient
+from baton.transport.host_memory import HostMemory
 from baton.transport.memory import MemoryFabric, MemoryTransport
-from baton.transport.region import HostMemory
 
-NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Generation(1), WorkerState.READY)
+NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Incarnation(1), WorkerState.READY)
 KEYS = [BlockKey(bytes([number]) * 16) for number in range(4)]
 
 
@@ -37,14 +37,14 @@ class Said:
         self._leased = leased
         self._endpoint = endpoint
 
-    async def lease(self, query: LeaseQuery) -> LeasedBlocks:
+    async def lease(self, query: LeaseRequest) -> LeasedBlocks:
         return self._leased
 
     async def open(self, transports: Sequence[str], host: str) -> Endpoint:
         return self._endpoint
 
 
-def client_of(leased: LeasedBlocks, **endpoint: Any) -> StoreClient:
+def client_of(leased: LeasedBlocks, **endpoint: Any) -> ClusterStoreClient:
     clock, fabric = ManualClock(), MemoryFabric()
     source = MemoryTransport(fabric, "store", 1, clock)
     source.register(HostMemory("store", 64).region)
@@ -52,7 +52,7 @@ def client_of(leased: LeasedBlocks, **endpoint: Any) -> StoreClient:
     transports: Any = {"memory": MemoryTransport(fabric, "worker", 1, clock)}
     membership: Any = SimpleNamespace(members=[NODE])
     connect: Any = lambda member: link  # noqa: E731
-    return StoreClient(membership, MemoryKvIndex(), transports, connect, "here", clock, 1.0)
+    return ClusterStoreClient(membership, MemoryKvIndex(), transports, connect, "here", clock, 1.0)
 
 
 async def test_a_sound_lease_is_taken() -> None:

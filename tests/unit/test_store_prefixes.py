@@ -7,23 +7,23 @@ from typing import Any
 
 import pytest
 
-from baton.core.handoff import CHECKSUM_XXH3, BlockRef
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
+from baton.core.kv_transfer import CHECKSUM_XXH3, BlockRef
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.core.store import LeasedBlocks
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.transport.base import Span, TransferState
+from baton.transport.base import TransferRange, TransferState
 from baton.transport.memory import MemoryFabric, MemoryTransport
+from baton.worker.cluster_prefix_store import ClusterPrefixStore
 from baton.worker.kv_layout import KvLayout
-from baton.worker.reload import Way
-from baton.worker.store_prefixes import StorePrefixes
+from baton.worker.reload_policy import ReloadMode
 from tests.sim.virtual_time import LoopClock, simulate
 from tests.sim.worker_cluster import BLOCK_TOKENS, DIGEST, SharedRunner, request
 
 CLOCK = LoopClock()
-NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Generation(1), WorkerState.READY)
+NODE = Member(WorkerId("store"), Role.KVSTORE, "store:1", Incarnation(1), WorkerState.READY)
 
 
 class BusyDoor:
@@ -57,7 +57,7 @@ class BusyDoor:
 
 
 class EndlessReads(MemoryTransport):
-    def copy(self, endpoint: object, span: Span) -> None:
+    def copy(self, endpoint: object, span: TransferRange) -> None:
         """Nothing comes."""
 
     def poll(self, transfer: object) -> TransferState:
@@ -97,7 +97,7 @@ class OneNode:
         """It could do better."""
 
 
-def worker() -> tuple[Engine, BusyDoor, StorePrefixes]:
+def worker() -> tuple[Engine, BusyDoor, ClusterPrefixStore]:
     runner = SharedRunner(32)
     config = EngineConfig(block_tokens=BLOCK_TOKENS, max_model_tokens=128)
     engine = Engine(
@@ -112,8 +112,8 @@ def worker() -> tuple[Engine, BusyDoor, StorePrefixes]:
     transport.register(runner.shared.region)
     layout = KvLayout("fake", runner.block_size_bytes, CHECKSUM_XXH3, runner.checksums)  # type: ignore[arg-type]
     door, client = BusyDoor(engine), OneNode(transport)
-    store = StorePrefixes(
-        door, client, None, layout, BLOCK_TOKENS, 8, CLOCK, 0.2, Way.FETCH  # type: ignore[arg-type]
+    store = ClusterPrefixStore(
+        door, client, None, layout, BLOCK_TOKENS, 8, CLOCK, 0.2, ReloadMode.FETCH  # type: ignore[arg-type]
     )  # fmt: skip
     return engine, door, store
 

@@ -14,19 +14,30 @@ from tokenizers import decoders, models, pre_tokenizers
 from baton.core.grammar import Grammar
 from baton.core.ids import TokenId
 from baton.text.detokenizer import byte_level_alphabet
-from baton.text.grammar import Grammars
-from baton.text.grammar_compile import check
+from baton.text.grammar.compilation import validate_grammar
+from baton.text.grammar.matcher import GrammarCompiler
 from baton.text.tokenizer import Tokenizer
-from router.markup.call_form import CallForm
-from router.markup.dialect import Dialect
-from router.markup.marks import MARKS
-from router.markup.pieces import CallBegun, CallGrown, Text, Thought
+from router.openai.parsers.markup_tokens import MARKUP_STRINGS
+from router.openai.parsers.model_output_format import ModelOutputFormat
+from router.openai.parsers.output_parts import (
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from router.openai.parsers.tool_call_format import ToolCallFormat
 from tests.unit.test_router_http import CHAT, chat, open_house
 from tests.unit.test_router_tools import load as load_template
 from tests.unit.test_router_tools import wrong_error
 
 EOS = 256
-FAMILIES = (CallForm.HERMES, CallForm.LLAMA3, CallForm.MISTRAL, CallForm.PYTHONIC, CallForm.JSON)
+FAMILIES = (
+    ToolCallFormat.HERMES,
+    ToolCallFormat.LLAMA3,
+    ToolCallFormat.MISTRAL,
+    ToolCallFormat.PYTHONIC,
+    ToolCallFormat.JSON,
+)
 PLACE = {
     "type": "object",
     "properties": {
@@ -55,12 +66,12 @@ class Model:
         made.add_tokens([tokenizers.AddedToken(mark, special=False) for mark in marks])
         made.save(str(folder / "tokenizer.json"))
         self.tokenizer = Tokenizer.load(folder)
-        self.grammars = Grammars(made.to_str(), 257 + len(marks), [TokenId(EOS)])
+        self.grammars = GrammarCompiler(made.to_str(), 257 + len(marks), [TokenId(EOS)])
         self.num_tokens = 257 + len(marks)
 
-    def dialect(self, form: CallForm, *, thinks: bool = False) -> Dialect:
-        found = Dialect.of(self.tokenizer)
-        return Dialect(form, True, thinks, False, found.marks, found.shown)
+    def dialect(self, form: ToolCallFormat, *, thinks: bool = False) -> ModelOutputFormat:
+        found = ModelOutputFormat.of(self.tokenizer)
+        return ModelOutputFormat(form, True, thinks, False, found.marks, found.shown)
 
     def follows(self, grammar: Grammar, text: str) -> bool:
         """Whether all of it is an answer, spelt as the tokenizer does."""
@@ -100,19 +111,19 @@ def _allows(mask: bytes, token: int) -> bool:
     return bool(mask) and bool(mask[token // 8] >> (token % 8) & 1)
 
 
-def calls_in(dialect: Dialect, text: str) -> tuple[str, list[tuple[str, Any]]]:
+def calls_in(dialect: ModelOutputFormat, text: str) -> tuple[str, list[tuple[str, Any]]]:
     reader = dialect.reader(TOOLS, forced=False, in_thought=False, max_calls=None)
     assert reader is not None
     said, calls = "", list[list[str]]()
     for piece in reader.push(text) + reader.flush():
         match piece:
-            case Text(more):
+            case TextPart(more):
                 said += more
-            case CallBegun(_, name):
+            case ToolCallStart(_, name):
                 calls.append([name, ""])
-            case CallGrown(_, more):
+            case ToolCallArguments(_, more):
                 calls[-1][1] += more
-            case Thought():
+            case ReasoningPart():
                 pass
     return said, [(name, json.loads(arguments)) for name, arguments in calls]
 
@@ -120,34 +131,36 @@ def calls_in(dialect: Dialect, text: str) -> tuple[str, list[tuple[str, Any]]]:
 @pytest.fixture(params=["spelt", "tokens"])
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
     """With the marks spelt in bytes, and with tokens of their own (but for Mistral's [ARGS])."""
-    marks = [mark for mark in MARKS if "ARGS" not in mark and "CALL_ID" not in mark]
+    marks = [mark for mark in MARKUP_STRINGS if "ARGS" not in mark and "CALL_ID" not in mark]
     return Model(tmp_path, marks if request.param == "tokens" else [])
 
 
 CALLS = {
-    CallForm.HERMES: 'So:\n<tool_call>\n{"name": "weather", "arguments": ',
-    CallForm.LLAMA3: '{"name": "weather", "parameters": ',
-    CallForm.MISTRAL: '[TOOL_CALLS] [{"name": "weather", "arguments": ',
-    CallForm.PYTHONIC: "[weather(",
-    CallForm.JSON: '{"name": "weather", "arguments": ',
+    ToolCallFormat.HERMES: 'So:\n<tool_call>\n{"name": "weather", "arguments": ',
+    ToolCallFormat.LLAMA3: '{"name": "weather", "parameters": ',
+    ToolCallFormat.MISTRAL: '[TOOL_CALLS] [{"name": "weather", "arguments": ',
+    ToolCallFormat.PYTHONIC: "[weather(",
+    ToolCallFormat.JSON: '{"name": "weather", "arguments": ',
 }
 
 
 @pytest.mark.parametrize("form", FAMILIES)
-def test_what_begins_as_a_call_ends_as_one_by_its_schema(model: Model, form: CallForm) -> None:
+def test_what_begins_as_a_call_ends_as_one_by_its_schema(
+    model: Model, form: ToolCallFormat
+) -> None:
     dialect = model.dialect(form)
     grammar = dialect.offered(TOOLS, in_thought=False, max_calls=None)
     for seed in range(6):
         text = model.says(grammar, CALLS[form], seed)
         said, calls = calls_in(dialect, text)
         assert calls[0][0] == "weather", text
-        assert said.strip() == ("So:" if form is CallForm.HERMES else ""), text
+        assert said.strip() == ("So:" if form is ToolCallFormat.HERMES else ""), text
         for name, arguments in calls:
             jsonschema.validate(arguments, PLACE if name == "weather" else {"maxProperties": 0})
 
 
 @pytest.mark.parametrize("form", FAMILIES)
-def test_forced_calls_are_read_as_such(model: Model, form: CallForm) -> None:
+def test_forced_calls_are_read_as_such(model: Model, form: ToolCallFormat) -> None:
     dialect = model.dialect(form)
     grammar = dialect.forced(TOOLS, in_thought=False, max_calls=None)
     for seed in range(6):
@@ -161,7 +174,7 @@ def test_forced_calls_are_read_as_such(model: Model, form: CallForm) -> None:
 @pytest.mark.parametrize(
     "text", ["", "Hello.", " \n It is\n\n30 °C in {Rome} [1] <b>", "<tool", "1"]
 )
-def test_text_is_as_free_as_ever(model: Model, form: CallForm, text: str) -> None:
+def test_text_is_as_free_as_ever(model: Model, form: ToolCallFormat, text: str) -> None:
     grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=None)
     assert model.follows(grammar, text)
 
@@ -170,8 +183,10 @@ GOOD = '{"city": "Rome", "days": 3}'
 BAD = ('{"city": "Rom', '{"town"', '{"city": "Rome", "days": 10', '{"days"', '{"city":"')
 
 
-@pytest.mark.parametrize("form", [CallForm.HERMES, CallForm.LLAMA3, CallForm.MISTRAL])
-def test_arguments_beyond_the_schema_are_not_to_be_said(model: Model, form: CallForm) -> None:
+@pytest.mark.parametrize(
+    "form", [ToolCallFormat.HERMES, ToolCallFormat.LLAMA3, ToolCallFormat.MISTRAL]
+)
+def test_arguments_beyond_the_schema_are_not_to_be_said(model: Model, form: ToolCallFormat) -> None:
     grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=None)
     assert model.begins(grammar, CALLS[form] + GOOD + "}")
     for arguments in BAD:
@@ -181,7 +196,9 @@ def test_arguments_beyond_the_schema_are_not_to_be_said(model: Model, form: Call
 
 
 def test_pythonic_arguments(model: Model) -> None:
-    grammar = model.dialect(CallForm.PYTHONIC).offered(TOOLS, in_thought=False, max_calls=None)
+    grammar = model.dialect(ToolCallFormat.PYTHONIC).offered(
+        TOOLS, in_thought=False, max_calls=None
+    )
     for text in ('[weather(city="Rome")]', '[weather(city="Oslo", far=true), now()]', "[now()]"):
         assert model.follows(grammar, text)
     for text in ('[weather(city="Roma', "[weather()", "[weather(days=3", "[wh", "[1, 2]"):
@@ -190,10 +207,10 @@ def test_pythonic_arguments(model: Model) -> None:
 
 def test_one_call_at_a_time(model: Model) -> None:
     for form, text in (
-        (CallForm.HERMES, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
-        (CallForm.LLAMA3, '{"name": "now", "parameters": {}}'),
-        (CallForm.MISTRAL, '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
-        (CallForm.PYTHONIC, "[now()]"),
+        (ToolCallFormat.HERMES, '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
+        (ToolCallFormat.LLAMA3, '{"name": "now", "parameters": {}}'),
+        (ToolCallFormat.MISTRAL, '[TOOL_CALLS][{"name": "now", "arguments": {}}]'),
+        (ToolCallFormat.PYTHONIC, "[now()]"),
     ):
         grammar = model.dialect(form).offered(TOOLS, in_thought=False, max_calls=1)
         assert model.follows(grammar, text)
@@ -202,15 +219,15 @@ def test_one_call_at_a_time(model: Model) -> None:
 
 def test_functions_that_are_not_strict_take_any_object(model: Model) -> None:
     loose = {"type": "function", "function": {**TOOLS[0]["function"], "strict": False}}
-    grammar = model.dialect(CallForm.LLAMA3).offered(
+    grammar = model.dialect(ToolCallFormat.LLAMA3).offered(
         [loose, TOOLS[1]], in_thought=False, max_calls=1
     )
     assert model.follows(grammar, '{"name": "weather", "parameters": {"town": [1]}}')
     assert not model.begins(grammar, '{"name": "now", "parameters": {"t')
 
 
-@pytest.mark.parametrize("form", [CallForm.HERMES, CallForm.LLAMA3])
-def test_thoughts_come_first(model: Model, form: CallForm) -> None:
+@pytest.mark.parametrize("form", [ToolCallFormat.HERMES, ToolCallFormat.LLAMA3])
+def test_thoughts_come_first(model: Model, form: ToolCallFormat) -> None:
     dialect = model.dialect(form, thinks=True)
     opened = dialect.offered(TOOLS, in_thought=True, max_calls=None)
     closed = dialect.offered(TOOLS, in_thought=False, max_calls=None)
@@ -224,7 +241,7 @@ def test_thoughts_come_first(model: Model, form: CallForm) -> None:
 def test_a_name_before_its_arguments(tmp_path: Path) -> None:
     """As Mistral's newer vocabularies have it."""
     model = Model(tmp_path, ["[TOOL_CALLS]", "[ARGS]"])
-    dialect = model.dialect(CallForm.MISTRAL)
+    dialect = model.dialect(ToolCallFormat.MISTRAL)
     text = f"Hm.[TOOL_CALLS]weather[ARGS]{GOOD}[TOOL_CALLS]now[ARGS]{{}}"
     grammar = dialect.offered(TOOLS, in_thought=False, max_calls=None)
     assert model.follows(grammar, text)
@@ -246,11 +263,11 @@ def test_a_schema_with_definitions(model: Model) -> None:
     }
     tool = {"type": "function", "function": {"name": "f", "parameters": parameters, "strict": True}}
     for form, text in (
-        (CallForm.PYTHONIC, "[f(a=2)]"),
-        (CallForm.LLAMA3, '{"name": "f", "parameters": {"a": 2}}'),
+        (ToolCallFormat.PYTHONIC, "[f(a=2)]"),
+        (ToolCallFormat.LLAMA3, '{"name": "f", "parameters": {"a": 2}}'),
     ):
         grammar = model.dialect(form).offered([tool], in_thought=False, max_calls=None)
-        check(grammar)
+        validate_grammar(grammar)
         assert model.follows(grammar, text)
         assert not model.begins(grammar, text.replace("2", "3"))
 

@@ -16,12 +16,12 @@ from baton.clock import SystemClock
 from baton.config import Settings, load_settings
 from baton.core.states import Role
 from baton.errors import Invalid, NotFound, Unavailable
-from baton.runtime import child as child_module
-from baton.runtime import supervisor as supervisor_module
-from baton.runtime.child import Child, ChildSpec
-from baton.runtime.recipe import Recipe
-from baton.runtime.state import ClusterFolder, ClusterState, ProcessState
-from baton.runtime.supervisor import Supervisor
+from orchestrator import child_process as child_module
+from orchestrator import supervisor as supervisor_module
+from orchestrator.child_process import ChildProcess, ChildProcessSpec
+from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
+from orchestrator.launch_specs import LaunchSpecs
+from orchestrator.supervisor import Supervisor
 
 CLOCK = SystemClock()
 
@@ -31,13 +31,13 @@ class House:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> None:
         monkeypatch.setattr(supervisor_module, "check_redis", lambda url: None)
-        monkeypatch.setattr(supervisor_module, "router_answers", lambda *_: True)
+        monkeypatch.setattr(supervisor_module, "is_router_ready", lambda *_: True)
         self.folder = folder
         self.cluster = ClusterFolder(folder, "test")
         self.cluster.take()
         flags = {"prefill": 2, "decode": 1, "port": 0, "redis_url": "redis://127.0.0.1:1/0"}
         self.settings: Settings = load_settings(**(flags | settings))
-        recipe = Recipe(self.settings, self.cluster, self._command)
+        recipe = LaunchSpecs(self.settings, self.cluster, self._command)
         self.changed = asyncio.Event()
         self.supervisor = Supervisor(
             self.settings, self.cluster, CLOCK, lambda state: self.changed.set(), recipe
@@ -115,7 +115,7 @@ def test_no_two_processes_of_a_machine_have_one_ops_port(
     tmp_path: Path, given: int | None, told: str | None
 ) -> None:
     settings = load_settings(redis_url="redis://127.0.0.1:1/0", port=0, ops_port=given)
-    recipe = Recipe(settings, ClusterFolder(tmp_path, "test"))
+    recipe = LaunchSpecs(settings, ClusterFolder(tmp_path, "test"))
     for spec in (recipe.conductor(), recipe.store(), *recipe.routers(), recipe.worker(Role.DECODE)):
         assert spec.environment.get("BATON_OPS_PORT") == told
 
@@ -204,7 +204,7 @@ async def test_who_does_not_serve_yet_goes_first_then_the_newest(house: House) -
 async def test_the_frozen_are_killed_and_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_module, "BEAT_SECONDS", 0.3)
+    monkeypatch.setattr(child_module, "HEARTBEAT_SECONDS", 0.3)
     house = House(tmp_path, monkeypatch, hung_seconds=1)
     async with house.running():
         before = house.process("decode-0").pid
@@ -282,13 +282,13 @@ async def test_the_deaf_are_killed_in_the_end(
 async def test_a_cancelled_child_leaves_no_process(tmp_path: Path) -> None:
     serving = asyncio.Event()
     command = (sys.executable, "-m", "tests.unit.fake_program", str(tmp_path), "x")
-    spec = ChildSpec("x", "x", command, {**os.environ, "BATON_ID": "x"}, tmp_path / "log")
+    spec = ChildProcessSpec("x", "x", command, {**os.environ, "BATON_ID": "x"}, tmp_path / "log")
 
-    def notice(child: Child) -> None:
+    def notice(child: ChildProcess) -> None:
         if child.serving:
             serving.set()
 
-    child = Child(spec, CLOCK, notice, 1.0)
+    child = ChildProcess(spec, CLOCK, notice, 1.0)
     running = asyncio.create_task(child.run())
     await serving.wait()
     running.cancel()

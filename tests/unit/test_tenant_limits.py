@@ -8,32 +8,32 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from baton.clock import ManualClock
-from baton.core.handoff import WorkerRef
-from baton.core.ids import Epoch, Generation, RequestId, TenantId, WorkerId
+from baton.core.ids import Epoch, Incarnation, RequestId, TenantId, WorkerId
+from baton.core.kv_transfer import WorkerRef
 from baton.core.placement import Placement
 from baton.errors import Overloaded
-from router.gate import Gate
-from router.record import JourneyRecord
-from router.tenants.limited import RateLimited, duration
-from router.tenants.meter import Meter
-from router.tenants.roll import Roll, make_roll
-from router.tenants.spent import Spent, spent_on
-from router.tenants.tenant import Limits, Tenant
-from router.tenants.visit import Entrance, Visit
+from router.generation.record import GenerationRecord
+from router.tenants.admission import AdmissionController, RequestAdmission
+from router.tenants.fair_limiter import FairLimiter
+from router.tenants.leaky_bucket import LeakyBucket
+from router.tenants.rate_limit_errors import RateLimited, format_duration
+from router.tenants.request_usage import RequestUsage, usage_of_generations
+from router.tenants.tenant import Tenant, TenantLimits
+from router.tenants.tenant_directory import TenantDirectory, build_tenant_directory
 
 A, B = TenantId("a"), TenantId("b")
-WORKER = WorkerRef(WorkerId("w"), "w:1", Generation(1))
+WORKER = WorkerRef(WorkerId("w"), "w:1", Incarnation(1))
 
 
 class Notes:
     """A ledger that remembers."""
 
     def __init__(self) -> None:
-        self.spent: dict[TenantId, Spent] = {}
+        self.spent: dict[TenantId, RequestUsage] = {}
         self.refused: list[tuple[TenantId, str]] = []
 
-    def note_spent(self, tenant: TenantId, spent: Spent) -> None:
-        self.spent[tenant] = self.spent.get(tenant, Spent()) + spent
+    def note_spent(self, tenant: TenantId, spent: RequestUsage) -> None:
+        self.spent[tenant] = self.spent.get(tenant, RequestUsage()) + spent
 
     def note_refused(self, tenant: TenantId, reason: str) -> None:
         self.refused.append((tenant, reason))
@@ -42,16 +42,16 @@ class Notes:
 class Door:
     """An entrance for tenants with these limits."""
 
-    def __init__(self, gate: int = 100, routers: int = 1, **limits: Limits) -> None:
+    def __init__(self, gate: int = 100, routers: int = 1, **limits: TenantLimits) -> None:
         self.clock = ManualClock(1000.0)
-        self.gate = Gate(gate)
+        self.gate = FairLimiter(gate)
         self.notes = Notes()
         tenants = {
             TenantId(name): Tenant(TenantId(name), limits=own) for name, own in limits.items()
         }
-        self.roll: Roll = make_roll(tenants, (), needs_keys=True)
+        self.roll: TenantDirectory = build_tenant_directory(tenants, (), needs_keys=True)
         self.routers = routers
-        self.entrance = Entrance(
+        self.entrance = AdmissionController(
             self.gate, lambda: self.roll, lambda: self.routers, self.notes, self.clock
         )
 
@@ -61,8 +61,8 @@ class Door:
         return caught.value
 
 
-def record(prompt: int, tokens: int, reason: str = "stop", *, cached: int = 0) -> JourneyRecord:
-    made = JourneyRecord(RequestId("r"), 0.0, prompt)
+def record(prompt: int, tokens: int, reason: str = "stop", *, cached: int = 0) -> GenerationRecord:
+    made = GenerationRecord(RequestId("r"), 0.0, prompt)
     made.note_placement(Epoch(1), Placement(None, WORKER, "test"), 0.0)
     made.num_tokens = tokens
     made.cached_tokens = cached if tokens else None
@@ -71,7 +71,7 @@ def record(prompt: int, tokens: int, reason: str = "stop", *, cached: int = 0) -
 
 
 def test_a_meter_drains_over_a_minute() -> None:
-    meter = Meter()
+    meter = LeakyBucket()
     assert meter.remaining(60, 0.0) == 60
     for _ in range(60):
         assert meter.wait_seconds(1, 60, 0.0) == 0
@@ -83,7 +83,7 @@ def test_a_meter_drains_over_a_minute() -> None:
 
 
 def test_a_limit_may_change_while_it_is_used() -> None:
-    meter = Meter()
+    meter = LeakyBucket()
     assert meter.wait_seconds(50, 100, 0.0) == 0
     meter.spend(50)
     assert meter.remaining(100, 0.0) == 50
@@ -92,7 +92,7 @@ def test_a_limit_may_change_while_it_is_used() -> None:
 
 
 def test_more_than_there_ever_is_needs_all_and_is_paid_off() -> None:
-    meter = Meter()
+    meter = LeakyBucket()
     assert meter.wait_seconds(150, 100, 0.0) == 0
     meter.spend(150)
     assert meter.remaining(100, 0.0) == -50
@@ -105,11 +105,11 @@ def test_more_than_there_ever_is_needs_all_and_is_paid_off() -> None:
      (360, "6m0s"), (61.25, "1m1.25s")],
 )  # fmt: skip
 def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_requests_per_minute() -> None:
-    door = Door(a=Limits(requests_per_minute=2))
+    door = Door(a=TenantLimits(requests_per_minute=2))
     for left in (1, 0):
         with door.entrance.enter(A) as visit:
             assert visit.headers() == {
@@ -131,18 +131,18 @@ def test_requests_per_minute() -> None:
 
 
 def test_tokens_are_promised_and_settled() -> None:
-    door = Door(a=Limits(tokens_per_minute=100))
+    door = Door(a=TenantLimits(tokens_per_minute=100))
     with door.entrance.enter(A) as visit:
         visit.promise([20], 2, 15)
         assert visit.headers()["x-ratelimit-remaining-tokens"] == "50"
         visit.follow([record(20, 5, cached=16), record(20, 5, cached=4)], 2)
     with door.entrance.enter(A) as visit:
         assert visit.headers()["x-ratelimit-remaining-tokens"] == "70"
-    assert door.notes.spent == {A: Spent(1, 20, 4, 10)}
+    assert door.notes.spent == {A: RequestUsage(1, 20, 4, 10)}
 
 
 def test_a_flood_is_refused_before_it_is_read() -> None:
-    door = Door(a=Limits(tokens_per_minute=60))
+    door = Door(a=TenantLimits(tokens_per_minute=60))
     with door.entrance.enter(A, 1000) as visit:
         visit.promise([20], 1, 20)
         visit.follow([record(20, 20)], 1)
@@ -160,7 +160,7 @@ def test_a_flood_is_refused_before_it_is_read() -> None:
 
 
 def test_a_flood_is_read_again_as_soon_as_there_is_room() -> None:
-    door = Door(a=Limits(tokens_per_minute=60))
+    door = Door(a=TenantLimits(tokens_per_minute=60))
     with door.entrance.enter(A, 10) as slow:
         slow.promise([10], 1, 40)
         with pytest.raises(RateLimited), door.entrance.enter(A, 700) as visit:
@@ -172,13 +172,15 @@ def test_a_flood_is_read_again_as_soon_as_there_is_room() -> None:
         visit.follow([record(20, 10)], 1)
     with pytest.raises(RateLimited), door.entrance.enter(A, 700) as visit:
         visit.promise([20], 1, 10)
-    door.roll = make_roll({A: Tenant(A, limits=Limits(tokens_per_minute=600))}, (), needs_keys=True)
+    door.roll = build_tenant_directory(
+        {A: Tenant(A, limits=TenantLimits(tokens_per_minute=600))}, (), needs_keys=True
+    )
     with door.entrance.enter(A, 700) as visit:  # by another limit, at once
         visit.promise([20], 1, 10)
 
 
 def test_a_request_that_never_fits_is_told_so() -> None:
-    door = Door(a=Limits(tokens_per_minute=60), b=Limits())
+    door = Door(a=TenantLimits(tokens_per_minute=60), b=TenantLimits())
     with pytest.raises(RateLimited, match="Request too large") as caught:
         with door.entrance.enter(A) as visit:
             visit.promise([50], 1, 11)
@@ -189,7 +191,7 @@ def test_a_request_that_never_fits_is_told_so() -> None:
 
 
 def test_requests_at_once() -> None:
-    door = Door(a=Limits(concurrent_requests=1))
+    door = Door(a=TenantLimits(concurrent_requests=1))
     with door.entrance.enter(A):
         refusal = door.refusal(A)
         assert refusal.headers == {"retry-after": "1", "retry-after-ms": "1000"}
@@ -198,7 +200,7 @@ def test_requests_at_once() -> None:
 
 
 def test_routers_share_the_limits() -> None:
-    door = Door(routers=2, a=Limits(4, 100, 3))
+    door = Door(routers=2, a=TenantLimits(4, 100, 3))
     with ExitStack() as held:
         visits = [held.enter_context(door.entrance.enter(A)) for _ in range(2)]
         assert visits[0].headers()["x-ratelimit-limit-requests"] == "2"
@@ -213,22 +215,25 @@ def test_routers_share_the_limits() -> None:
 @pytest.mark.parametrize(
     ("given", "spent"),
     [
-        (record(10, 3, cached=8), Spent(1, 10, 8, 3)),
-        (record(10, 0, "cancelled"), Spent(1, 10, 0, 0)),
-        (record(10, 2, "cancelled", cached=4), Spent(1, 10, 4, 2)),
-        (record(10, 0, "error"), Spent(1, 0, 0, 0)),
-        (record(10, 2, "error", cached=4), Spent(1, 10, 4, 2)),
-        (JourneyRecord(RequestId("r"), 0.0, 10, finish_reason="cancelled"), Spent(1, 0, 0, 0)),
+        (record(10, 3, cached=8), RequestUsage(1, 10, 8, 3)),
+        (record(10, 0, "cancelled"), RequestUsage(1, 10, 0, 0)),
+        (record(10, 2, "cancelled", cached=4), RequestUsage(1, 10, 4, 2)),
+        (record(10, 0, "error"), RequestUsage(1, 0, 0, 0)),
+        (record(10, 2, "error", cached=4), RequestUsage(1, 10, 4, 2)),
+        (
+            GenerationRecord(RequestId("r"), 0.0, 10, finish_reason="cancelled"),
+            RequestUsage(1, 0, 0, 0),
+        ),
     ],
 )
-def test_what_a_request_has_cost(given: JourneyRecord, spent: Spent) -> None:
-    assert spent_on([given], 1) == spent
+def test_what_a_request_has_cost(given: GenerationRecord, spent: RequestUsage) -> None:
+    assert usage_of_generations([given], 1) == spent
 
 
 # The gate
 
 
-def filled(gate: Gate, held: ExitStack, tenant: TenantId, weight: float = 1.0) -> int:
+def filled(gate: FairLimiter, held: ExitStack, tenant: TenantId, weight: float = 1.0) -> int:
     """How many come in until one is refused."""
     count = 0
     while True:
@@ -240,7 +245,7 @@ def filled(gate: Gate, held: ExitStack, tenant: TenantId, weight: float = 1.0) -
 
 
 def test_one_tenant_leaves_a_reserve_while_there_are_others() -> None:
-    gate = Gate(8)
+    gate = FairLimiter(8)
     with ExitStack() as held:
         assert filled(gate, held, A) == 6
         assert filled(gate, held, B) == 2
@@ -250,7 +255,7 @@ def test_one_tenant_leaves_a_reserve_while_there_are_others() -> None:
 
 
 def test_who_has_less_than_its_share_takes_every_free_place() -> None:
-    gate = Gate(8)
+    gate = FairLimiter(8)
     with ExitStack() as of_a, ExitStack() as of_b:
         first = [of_a.enter_context(ExitStack()) for _ in range(6)]
         for place in first:
@@ -264,7 +269,7 @@ def test_who_has_less_than_its_share_takes_every_free_place() -> None:
 
 
 def test_who_is_inside_stays_though_its_share_has_shrunk() -> None:
-    gate = Gate(8)
+    gate = FairLimiter(8)
     with ExitStack() as held:
         assert filled(gate, held, A) == 6
         assert filled(gate, held, B) == 2
@@ -275,7 +280,7 @@ def test_who_is_inside_stays_though_its_share_has_shrunk() -> None:
 
 
 def test_what_is_no_question_takes_a_place_in_the_gate_alone() -> None:
-    door = Door(1, a=Limits(1, 1, 1))
+    door = Door(1, a=TenantLimits(1, 1, 1))
     with door.entrance.room(door.roll.tenant(A), 1):
         assert door.gate.inside_of(A) == 1
         with pytest.raises(Overloaded), door.entrance.room(door.roll.tenant(A), 1):
@@ -286,7 +291,7 @@ def test_what_is_no_question_takes_a_place_in_the_gate_alone() -> None:
 
 
 def test_shares_go_by_weight() -> None:
-    gate = Gate(12)
+    gate = FairLimiter(12)
     with ExitStack() as held, ExitStack() as of_a:
         assert filled(gate, of_a, A) == 9
         assert filled(gate, held, B, 2.0) == 3
@@ -303,8 +308,8 @@ class EntranceMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.door = Door(12, a=Limits(30, 200, 3), b=Limits(None, 100, None))
-        self.open: list[tuple[ExitStack, Visit, list[bool]]] = []
+        self.door = Door(12, a=TenantLimits(30, 200, 3), b=TenantLimits(None, 100, None))
+        self.open: list[tuple[ExitStack, RequestAdmission, list[bool]]] = []
         self.used = {A: 0, B: 0}
 
     @rule(tenant=st.sampled_from([A, B]), size=st.integers(0, 3000))
@@ -339,7 +344,7 @@ class EntranceMachine(RuleBasedStateMachine):
         records = [record(prompt, tokens, reason) for prompt in prompts for _ in range(n)]
         if data.draw(st.booleans()):
             visit.follow(records, n)
-            self.used[visit.tenant.id] += spent_on(records, n).total_tokens
+            self.used[visit.tenant.id] += usage_of_generations(records, n).total_tokens
 
     @precondition(lambda self: self.open)
     @rule(data=st.data(), crash=st.booleans())
@@ -356,10 +361,10 @@ class EntranceMachine(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.door.clock.advance(seconds)
 
-    @rule(limits=st.builds(Limits, *[st.none() | st.integers(1, 300)] * 3))
-    def reload(self, limits: Limits) -> None:
+    @rule(limits=st.builds(TenantLimits, *[st.none() | st.integers(1, 300)] * 3))
+    def reload(self, limits: TenantLimits) -> None:
         tenants = {**self.door.roll.tenants, A: Tenant(A, limits=limits)}
-        self.door.roll = make_roll(tenants, (), needs_keys=True)
+        self.door.roll = build_tenant_directory(tenants, (), needs_keys=True)
 
     @rule(count=st.integers(0, 4))
     def scale(self, count: int) -> None:

@@ -7,17 +7,17 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from baton.clock import ManualClock
-from baton.core.api_key import digest_of, hashed, key_from, read_hashed
+from baton.core.api_key import api_key_digest, hash_api_key, new_api_key, parse_hashed_api_key
 from baton.core.ids import TenantId
 from baton.core.priority import Priority
 from baton.errors import Invalid
-from router.tenants.file import parse_tenants, read_tenants
 from router.tenants.metrics import TenantMetrics
-from router.tenants.roll import Roll
-from router.tenants.tenant import Limits, Prices, Tenant
-from router.tenants.watch import TenantsFile
+from router.tenants.tenant import Tenant, TenantLimits, TokenPrices
+from router.tenants.tenant_directory import TenantDirectory
+from router.tenants.tenants_file import load_tenants_file, parse_tenants_file
+from router.tenants.tenants_file_watcher import TenantsFileWatcher
 
-KEY = key_from(bytes(32))
+KEY = new_api_key(bytes(32))
 ACME = TenantId("acme")
 
 
@@ -25,14 +25,14 @@ def test_a_key_is_kept_as_its_digest() -> None:
     """Committed vectors: with another digest, every file would have to be written anew."""
     assert KEY == "sk-baton-AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA"
     text = "sha256:1a25f28a535bb1a75f5efba1d0bfddfa74f57044e89cf6e8f33ae38437b5c3ef"
-    assert hashed(KEY) == text
-    assert read_hashed(hashed(KEY)) == digest_of(KEY)
-    assert read_hashed(text[:-1]) is None
-    assert read_hashed(text.upper()) is None
+    assert hash_api_key(KEY) == text
+    assert parse_hashed_api_key(hash_api_key(KEY)) == api_key_digest(KEY)
+    assert parse_hashed_api_key(text[:-1]) is None
+    assert parse_hashed_api_key(text.upper()) is None
 
 
 def test_what_a_file_may_say() -> None:
-    roll = parse_tenants(
+    roll = parse_tenants_file(
         f"""
 defaults:
   priority: low
@@ -40,7 +40,7 @@ defaults:
   prices: {{input: 1, cached: 0.1, output: 4}}
 tenants:
   acme:
-    keys: ["{hashed(KEY)}"]
+    keys: ["{hash_api_key(KEY)}"]
     salt: shared
     priority: high
     weight: 2
@@ -48,14 +48,14 @@ tenants:
   guest: {{}}
 """.encode()
     )
-    prices = Prices(1.0, 0.1, 4.0)
+    prices = TokenPrices(1.0, 0.1, 4.0)
     assert roll.tenants == {
-        "acme": Tenant(ACME, "shared", Priority.HIGH, 2.0, Limits(120, 1000, 8), prices),
+        "acme": Tenant(ACME, "shared", Priority.HIGH, 2.0, TenantLimits(120, 1000, 8), prices),
         "guest": Tenant(
-            TenantId("guest"), priority=Priority.LOW, limits=Limits(60, 1000), prices=prices
+            TenantId("guest"), priority=Priority.LOW, limits=TenantLimits(60, 1000), prices=prices
         ),
     }
-    assert roll.keys == {digest_of(KEY): ACME}
+    assert roll.keys == {api_key_digest(KEY): ACME}
     assert roll.needs_keys
     assert roll.is_shared
 
@@ -85,24 +85,26 @@ tenants:
 )
 def test_what_a_file_may_not_say(text: str, complaint: str) -> None:
     with pytest.raises(Invalid) as refusal:
-        parse_tenants(text.encode())
+        parse_tenants_file(text.encode())
     assert complaint in str(refusal.value)
     assert "plaintext" not in str(refusal.value)
 
 
 def test_a_key_has_one_tenant() -> None:
-    text = f"tenants: {{a: {{keys: ['{hashed(KEY)}']}}, b: {{keys: ['{hashed(KEY)}']}}}}"
+    text = (
+        f"tenants: {{a: {{keys: ['{hash_api_key(KEY)}']}}, b: {{keys: ['{hash_api_key(KEY)}']}}}}"
+    )
     with pytest.raises(Invalid, match="tenants 'a' and 'b' have the same key sha256:"):
-        parse_tenants(text.encode())
-    roll = parse_tenants(f"tenants: {{a: {{keys: ['{hashed(KEY)}']}}}}".encode())
+        parse_tenants_file(text.encode())
+    roll = parse_tenants_file(f"tenants: {{a: {{keys: ['{hash_api_key(KEY)}']}}}}".encode())
     assert roll.with_keys({KEY: "a"}).keys == roll.keys
     with pytest.raises(Invalid, match="have the same key"):
         roll.with_keys({KEY: "b"})
 
 
 def test_a_file_without_keys_lets_nobody_in() -> None:
-    assert parse_tenants(b"tenants: {}").needs_keys
-    assert not Roll().needs_keys
+    assert parse_tenants_file(b"tenants: {}").needs_keys
+    assert not TenantDirectory().needs_keys
 
 
 class Watched:
@@ -110,10 +112,10 @@ class Watched:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rolls: list[Roll] = []
+        self.rolls: list[TenantDirectory] = []
         self.registry = CollectorRegistry()
         metrics = TenantMetrics(self.registry)
-        self.file = TenantsFile(path, self.rolls.append, metrics, ManualClock())
+        self.file = TenantsFileWatcher(path, self.rolls.append, metrics, ManualClock())
 
     @property
     def failures(self) -> float | None:
@@ -180,10 +182,10 @@ async def test_a_mounted_secret_is_replaced_by_turning_a_link(tmp_path: Path) ->
 def test_an_error_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "tenants.yaml"
     with pytest.raises(Invalid, match=r"tenants.yaml: No such file"):
-        read_tenants(path)
+        load_tenants_file(path)
     path.write_bytes(b"\xff\x00")
     with pytest.raises(Invalid, match=r"tenants.yaml: not YAML"):
-        read_tenants(path)
+        load_tenants_file(path)
     os.truncate(path, 17 * 2**20)
     with pytest.raises(Invalid, match="larger than"):
-        read_tenants(path)
+        load_tenants_file(path)

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import pytest
 
-from baton.time_limit import TimeLimit
+from baton.concurrency.time_limit import TimeLimit
 
 Limit = Callable[[float], AbstractAsyncContextManager[Callable[[], bool]]]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from baton.core.trace import TRACEPARENT_LENGTH, TraceContext, parse_traceparent
+from baton.core.trace_context import TRACEPARENT_LENGTH, TraceContext, parse_traceparent
 
 TRACE_ID, SPAN_ID = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 GIVEN = f"00-{TRACE_ID}-{SPAN_ID}-01"

@@ -3,8 +3,8 @@
 import pytest
 
 from baton.core.ids import BlockKey, WorkerId
-from conductor import traffic
-from conductor.traffic import WINDOW_REQUESTS, Heads, Placed
+from conductor import approx_prefix_index
+from conductor.approx_prefix_index import WINDOW_REQUESTS, ApproxPrefixIndex, PrefixPopularity
 
 A, B, C = WorkerId("a"), WorkerId("b"), WorkerId("c")
 
@@ -14,7 +14,7 @@ def keys(*numbers: int) -> tuple[BlockKey, ...]:
 
 
 def test_shares_of_recent_heads() -> None:
-    heads = Heads()
+    heads = PrefixPopularity()
     for number in range(15):
         heads.record(keys(0, number + 1))
     assert heads.share(keys(0)[0]) == 0.0  # too few to tell
@@ -28,7 +28,7 @@ def test_shares_of_recent_heads() -> None:
 
 
 def test_placed_blocks_by_worker() -> None:
-    placed = Placed()
+    placed = ApproxPrefixIndex()
     placed.record(A, keys(1, 2, 3))
     placed.record(B, keys(1, 2))
     assert placed.cached_blocks(A, keys(1, 2, 3, 4)) == 3
@@ -43,7 +43,7 @@ def test_placed_blocks_by_worker() -> None:
 
 
 def test_holders_are_those_of_the_deepest_key() -> None:
-    placed = Placed()
+    placed = ApproxPrefixIndex()
     chain = keys(1, 2, 3, 4)
     assert placed.holders(chain, 2) == []
     placed.record(A, chain[:1])
@@ -58,7 +58,7 @@ def test_holders_are_those_of_the_deepest_key() -> None:
 
 
 def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    placed = Placed()
+    placed = ApproxPrefixIndex()
     placed.bound(3)
     placed.record(A, keys(1, 2))
     placed.record(A, keys(3, 4))
@@ -71,7 +71,7 @@ def test_placed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placed.cached_blocks(A, keys(3, 4)) == 1
     assert [placed.cached_blocks(name, keys(1)) for name in (A, B)] == [1, 1]
     placed.bound(0)
-    monkeypatch.setattr(traffic, "MAX_FORGOTTEN", 2)
+    monkeypatch.setattr(approx_prefix_index, "MAX_EVICTED_PER_CALL", 2)
     placed.record(C, keys(11, 12, 13, 14, 15))
     placed.bound(4)
     for known in (6, 4, 4):  # some at a time

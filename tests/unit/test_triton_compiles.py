@@ -14,7 +14,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from baton.engine.attention import triton_kernels as kernels  # noqa: E402
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS, SPLITS_AT_ONCE  # noqa: E402
 from baton.engine.cuda import fp8, fp8_kernels, gemm_kernels, layer_kernels  # noqa: E402
-from baton.engine.cuda.gemm import BAND, Tiling, depth_step, fixed_tiling  # noqa: E402
+from baton.engine.cuda.gemm import BAND, GemmTiling, depth_step, fixed_tiling  # noqa: E402
 from baton.engine.cuda.layer import COLUMNS, HEADS  # noqa: E402
 
 H100 = GPUTarget("cuda", 90, 32)
@@ -118,16 +118,18 @@ def test_turn_and_write(dtype: str, group: int, dim: int, kv: str) -> None:
         "BLOCK_TOKENS": 16, "HEADS": HEADS, "NORMED": True,
         "FP8": kv == "fp8",
     }  # fmt: skip
-    assert compiled(layer_kernels.turn_and_write, types, constants, 4) <= MAX_SHARED_BYTES
+    assert compiled(layer_kernels.norm_rope_write_kv, types, constants, 4) <= MAX_SHARED_BYTES
 
 
 def test_gated() -> None:
     types = {"gate_up_ptr": "*bf16", "out_ptr": "*bf16"}
     constants = {"SIZE": 12_288, "N": COLUMNS}
-    assert compiled(layer_kernels.gated, types, constants, 4) <= MAX_SHARED_BYTES
+    assert compiled(layer_kernels.silu_and_mul, types, constants, 4) <= MAX_SHARED_BYTES
 
 
-def product_bytes(dtype: torch.dtype, tile: Tiling, tall: int, group: int, *, scaled: bool) -> int:
+def product_bytes(
+    dtype: torch.dtype, tile: GemmTiling, tall: int, group: int, *, scaled: bool
+) -> int:
     """Of shared memory. ``group`` 0: a scale for each output."""
     name = "*bf16" if dtype is torch.bfloat16 else "*fp32"
     types = dict.fromkeys(("x_ptr", "weight_ptr", "bias_ptr", "out_ptr"), name)
@@ -164,4 +166,4 @@ def test_to_fp8_and_back() -> None:
     assert compiled(fp8_kernels.quantize_rows, types, constants, 16) <= MAX_SHARED_BYTES
     types = {"codes_ptr": FP8, "scales_ptr": "*fp32", "out_ptr": "*bf16"}
     constants = {"DEPTH": 4096, "GROUPS": 32, "TALL": 128, "GROUP": 128, "N": fp8.DECODED_COLUMNS}
-    assert compiled(fp8_kernels.decode, types, constants, 4) <= MAX_SHARED_BYTES
+    assert compiled(fp8_kernels.dequantize, types, constants, 4) <= MAX_SHARED_BYTES

@@ -1,14 +1,14 @@
 """A load that moves is no hang, however long it takes."""
 
 from baton.clock import ManualClock
-from baton.runtime.vitals import ANSWER_SECONDS, STALL_SECONDS, Vitals
+from baton.serve.process_health import ANSWER_SECONDS, STALL_SECONDS, ProcessHealth
 
 GIGABYTE = 10**9
 
 
-def begun() -> tuple[Vitals, ManualClock]:
+def begun() -> tuple[ProcessHealth, ManualClock]:
     clock = ManualClock()
-    vitals = Vitals(clock)
+    vitals = ProcessHealth(clock)
     vitals.begin()
     return vitals, clock
 
@@ -54,7 +54,7 @@ def test_a_thread_that_does_not_answer() -> None:
 
 def test_before_its_event_loop_runs_nothing_hangs() -> None:
     clock = ManualClock()
-    vitals = Vitals(clock)
+    vitals = ProcessHealth(clock)
     clock.advance(1000.0)
     assert vitals.hang(20.0) == ""
 

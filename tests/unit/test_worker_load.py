@@ -7,19 +7,19 @@ import pytest
 
 from baton.clock import ManualClock
 from baton.core.ids import Epoch, RequestId, TokenId
-from baton.core.load import MAX_QUEUED, QueuedWork
 from baton.core.request import RequestSpec, SamplingParams
 from baton.core.task import Task
+from baton.core.worker_load import MAX_QUEUED, QueuedWork
 from baton.engine.config import EngineConfig
-from baton.engine.decode_speed import LEAST_SPREAD, MIN_STEPS, DecodeSpeed
+from baton.engine.decode_cost_model import MIN_SPREAD, MIN_STEPS, DecodeCostModel
 from baton.engine.engine import Engine
 from baton.engine.fake_runner import FakeRunner
-from baton.engine.fit import fit_parts, relative_error
+from baton.engine.least_squares import fit_nonnegative, relative_error
 from baton.engine.plan import Plan, StepOutput
-from baton.engine.prefill_speed import PrefillSpeed
+from baton.engine.prefill_cost_model import PrefillCostModel
 from baton.engine.result import StepWork
-from baton.worker.answers import AnswerMeter
-from baton.worker.load_report import UNKNOWN_ANSWER_TOKENS, Coming, measure
+from baton.worker.answer_lengths import AnswerLengthStats
+from baton.worker.load_report import UNKNOWN_ANSWER_TOKENS, IncomingRequest, measure_load
 
 BLOCK = 4
 
@@ -68,8 +68,8 @@ def hash_free(name: str) -> int:
 def test_parts_are_recovered_and_never_negative() -> None:
     columns = [(1.0, float(n), float(n * n)) for n in range(1, 9)]
     times = [2.0 + 3.0 * n + 0.5 * n * n for n in range(1, 9)]
-    assert fit_parts(columns, times) == pytest.approx([2.0, 3.0, 0.5])
-    falling = fit_parts([(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)], [3.0, 2.0, 1.0])
+    assert fit_nonnegative(columns, times) == pytest.approx([2.0, 3.0, 0.5])
+    falling = fit_nonnegative([(1.0, 1.0), (1.0, 2.0), (1.0, 3.0)], [3.0, 2.0, 1.0])
     assert falling[1] == 0.0 and falling[0] > 0
 
 
@@ -82,17 +82,17 @@ def test_how_sure_a_fit_is() -> None:
         said, told = [], []
         for _ in range(300):
             times = (true * (1 + 0.1 * generator.standard_normal(40))).tolist()
-            parts = fit_parts(columns, times)
+            parts = fit_nonnegative(columns, times)
             said.append(relative_error(columns, times, parts, at))
             told.append(float(np.dot(parts, at)))
         assert np.median(np.array(said)) == pytest.approx(np.std(told) / np.mean(told), rel=0.2)
-    exact = fit_parts(columns, true.tolist())
+    exact = fit_nonnegative(columns, true.tolist())
     assert relative_error(columns, true.tolist(), exact, (1.0, 50.0)) == pytest.approx(0, abs=1e-9)
     assert relative_error(columns[:2], true.tolist()[:2], exact, (1.0, 50.0)) is None
 
 
 def test_prefill_cost_spreads_a_steps_overhead_over_its_chunk() -> None:
-    speed = PrefillSpeed()
+    speed = PrefillCostModel()
     assert speed.cost(100) is None
     for count in (100, 50, 20, 80):
         attended = count * (count + 1) // 2
@@ -111,7 +111,7 @@ def decode_step(batch: int, context: int) -> StepWork:
 
 
 def test_decode_cost_is_fitted_to_batch_and_context() -> None:
-    speed = DecodeSpeed()
+    speed = DecodeCostModel()
     for number in range(MIN_STEPS - 1):
         speed.record(decode_step(1 + number % 7, 100 + 900 * (number % 5)))
     speed.record(StepWork(9, 9, 1.0, is_prefill=True))
@@ -125,14 +125,14 @@ def test_decode_cost_is_fitted_to_batch_and_context() -> None:
 
 
 def test_what_did_not_vary_is_not_guessed() -> None:
-    speed = DecodeSpeed()
+    speed = DecodeCostModel()
     for number in range(MIN_STEPS):
         speed.record(decode_step(1, 100 + number))
     cost = speed.cost()
     assert cost is not None
     # One request of 100 tokens says nothing about a hundred requests, or 10,000 tokens.
     assert cost.seconds(100, 10_000) == pytest.approx(0.0111, rel=1e-2)
-    speed.record(decode_step(1, int(100 * LEAST_SPREAD)))
+    speed.record(decode_step(1, int(100 * MIN_SPREAD)))
     with_context = speed.cost()
     assert with_context is not None and with_context.per_request_seconds == 0.0
     assert with_context.per_context_token_seconds == pytest.approx(1e-6, rel=1e-3)
@@ -140,7 +140,7 @@ def test_what_did_not_vary_is_not_guessed() -> None:
 
 def test_an_idle_worker_reports_what_it_has() -> None:
     clock = ManualClock(5.0)
-    load = measure(engine_at(clock), (), clock, None)
+    load = measure_load(engine_at(clock), (), clock, None)
     assert (load.at_seconds, load.num_blocks, load.free_blocks) == (5.0, 256, 256)
     assert (load.queue, load.prefill_cost, load.decode_cost) == ((), None, None)
     assert (load.decode_requests, load.context_tokens, load.promised_tokens) == (0, 0, 0)
@@ -150,7 +150,7 @@ def test_a_queue_is_told_by_deadline_once_speed_is_known() -> None:
     clock = ManualClock()
     engine = engine_at(clock)
     engine.add(spec("long", 64, slo=5.0), Task.PREFILL)
-    load = measure(engine, (), clock, None)
+    load = measure_load(engine, (), clock, None)
     assert (load.queue, load.queued_tokens) == ((), 64)
     engine.abort(RequestId("long"))
     warm_up(engine)
@@ -159,8 +159,11 @@ def test_a_queue_is_told_by_deadline_once_speed_is_known() -> None:
         engine.step()
     engine.add(spec("urgent", 10, slo=1.0), Task.WHOLE)
     engine.add(spec("any", 20, slo=0.0), Task.PREFILL)
-    coming = [Coming(spec("come", 30, slo=3.0), Task.PREFILL), Coming(spec("any", 20), Task.WHOLE)]
-    load = measure(engine, coming, clock, None)
+    coming = [
+        IncomingRequest(spec("come", 30, slo=3.0), Task.PREFILL),
+        IncomingRequest(spec("any", 20), Task.WHOLE),
+    ]
+    load = measure_load(engine, coming, clock, None)
     cost = engine.prefill_cost()
     assert cost is not None and cost.seconds(10) == pytest.approx(0.1)
     assert load.queued_tokens == 16 + 10 + 20 + 30
@@ -180,7 +183,7 @@ def test_a_long_queue_is_cut_and_its_end_summed() -> None:
     warm_up(engine)
     for number in range(MAX_QUEUED + 3):
         engine.add(spec(f"r{number}", 10, slo=1.0 + number), Task.PREFILL)
-    load = measure(engine, (), clock, None)
+    load = measure_load(engine, (), clock, None)
     assert len(load.queue) == MAX_QUEUED
     assert load.queue[0].deadline_seconds == pytest.approx(1.1)
     assert load.queue[-1] == QueuedWork(None, pytest.approx(0.1 * 4))
@@ -192,17 +195,17 @@ def test_answers_are_promised_what_answers_take() -> None:
     engine = engine_at(clock)
     engine.add(spec("writes", 8, max_tokens=40), Task.WHOLE)
     assert engine.reserve(spec("lands", 12, max_tokens=5)) is not None
-    coming = [Coming(spec("comes", 20, max_tokens=400), Task.DECODE)]
-    load = measure(engine, coming, clock, None)
+    coming = [IncomingRequest(spec("comes", 20, max_tokens=400), Task.DECODE)]
+    load = measure_load(engine, coming, clock, None)
     assert (load.decode_requests, load.context_tokens) == (3, 8 + 12 + 20)
     unknown = int(UNKNOWN_ANSWER_TOKENS)
     assert load.promised_tokens == 8 + 40 + 12 + 5 + 20 + unknown
-    load = measure(engine, coming, clock, 10.0)
+    load = measure_load(engine, coming, clock, 10.0)
     assert load.promised_tokens == 8 + 10 + 12 + 5 + 20 + 10
     for _ in range(20):
         engine.step()
     # Twenty tokens are more than the ten that were expected: half as many again.
-    load = measure(engine, (), clock, 10.0)
+    load = measure_load(engine, (), clock, 10.0)
     assert (load.decode_requests, load.context_tokens) == (2, 28 + 12)
     assert load.promised_tokens == 8 + 30 + 12 + 5
     assert load.decode_cost is not None
@@ -214,13 +217,13 @@ def test_a_prompt_that_waits_for_its_reader_is_nobodys_answer() -> None:
     engine = engine_at(clock)
     engine.add(spec("held", 8), Task.PREFILL)
     engine.step()
-    load = measure(engine, [Coming(spec("next", 9), Task.PREFILL)], clock, None)
+    load = measure_load(engine, [IncomingRequest(spec("next", 9), Task.PREFILL)], clock, None)
     assert (load.decode_requests, load.context_tokens, load.promised_tokens) == (0, 0, 0)
     assert load.queued_tokens == 9
 
 
 def test_answer_lengths_need_a_few() -> None:
-    answers = AnswerMeter()
+    answers = AnswerLengthStats()
     for length in (10, 20, 30):
         answers.record(length)
     assert answers.mean is None and answers.short is None

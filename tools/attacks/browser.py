@@ -1,6 +1,6 @@
 """A web page that a person on the cluster's machine has open asks the router, without a key."""
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "4: a foreign Origin may post, and a rebound Host may read"
 
@@ -15,7 +15,7 @@ ASKED = (
 PAGES = ("Origin: https://evil.example\r\nHost: {host}\r\n", "Host: evil.example:{port}\r\n")
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Every request as a foreign page could send it."""
     host, port = target.address
     body = b'{"prompt": "Hello", "max_tokens": 1}'

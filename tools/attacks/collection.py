@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 import tools.attacks
-from tools.attacks.target import MemberAddress, Target
+from tools.attacks.target import AttackTarget, MemberAddress
 
-Attacking = Callable[[Target], Awaitable[None]]
+Attacking = Callable[[AttackTarget], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ def run_attacks(names: Sequence[str], told: dict[str, Any]) -> dict[str, dict[st
     return outcomes
 
 
-async def _attack_until_over(attack: Attack, target: Target) -> None:
+async def _attack_until_over(attack: Attack, target: AttackTarget) -> None:
     """An attack that fails, as when nobody accepts its connections, is tried again."""
     while not target.is_over:
         try:
@@ -55,17 +55,17 @@ async def _attack_until_over(attack: Attack, target: Target) -> None:
         await target.rest(0.2)
 
 
-def target_to_json(target: Target) -> dict[str, Any]:
+def target_to_json(target: AttackTarget) -> dict[str, Any]:
     """Everything but the outcomes."""
     told = asdict(replace(target))
     del told["outcomes"]
     return told
 
 
-def target_from_json(told: dict[str, Any]) -> Target:
+def target_from_json(told: dict[str, Any]) -> AttackTarget:
     """A target whose seconds begin now."""
     members = tuple(
         MemberAddress(**member | {"listening": tuple(member["listening"])})
         for member in told["members"]
     )
-    return Target(**told | {"members": members})
+    return AttackTarget(**told | {"members": members})

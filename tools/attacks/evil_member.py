@@ -15,15 +15,15 @@ import grpc
 import grpc.aio
 import redis.asyncio
 
-from baton.core.ids import Generation, WorkerId
-from baton.core.load import Load
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
+from baton.core.worker_load import WorkerLoad
 from baton.errors import Invalid
-from baton.registry.codec import member_from_json, member_to_json
+from baton.registry.member_codec import member_from_json, member_to_json
 from baton.registry.redis import RedisRegistry
 from baton.rpc.v1 import common_pb2, worker_pb2, worker_pb2_grpc
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "12, 13: a compromised member"
 
@@ -45,10 +45,10 @@ NONSENSE = (
 )
 
 
-class _Liar(worker_pb2_grpc.WorkerServicer):
+class _MaliciousWorker(worker_pb2_grpc.WorkerServicer):
     """Answers each request with the next nonsense, and each reader of blocks with none."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: AttackTarget) -> None:
         self._target = target
         self._nonsense = cycle(NONSENSE)
 
@@ -73,10 +73,10 @@ class _Liar(worker_pb2_grpc.WorkerServicer):
         yield worker_pb2.PullEvent(done=worker_pb2.PullDone(token_id=2**32 - 1))
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Stands beside the real workers as the least loaded of each role."""
     server = grpc.aio.server()
-    worker_pb2_grpc.add_WorkerServicer_to_server(_Liar(target), server)
+    worker_pb2_grpc.add_WorkerServicer_to_server(_MaliciousWorker(target), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     store = redis.asyncio.Redis.from_url(target.redis_url)
@@ -112,14 +112,14 @@ async def _twins(store: Any, address: str) -> tuple[list[Member], bool]:
 
 
 def _twin(member: Member, address: str) -> Member:
-    load = Load(num_blocks=member.load.num_blocks, free_blocks=member.load.num_blocks)
+    load = WorkerLoad(num_blocks=member.load.num_blocks, free_blocks=member.load.num_blocks)
     return replace(
         member,
         id=WorkerId(f"evil-{member.id}"),
         address=address,
         line="",
         state=WorkerState.READY,
-        generation=Generation(member.generation + 1),
+        generation=Incarnation(member.generation + 1),
         load=replace(load, at_seconds=member.load.at_seconds),
     )
 

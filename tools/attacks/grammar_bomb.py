@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT
 
 FINDING = "8: grammar bombs block everybody's structured output"
@@ -11,7 +11,7 @@ PATTERNS = 400
 AT_ONCE = 8
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Several at once, each another schema, so that none was seen before."""
     number = 0
     async with target.client() as client:

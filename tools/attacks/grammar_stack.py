@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT, batch, lines
 
 FINDING = "7: a schema or grammar ends the process, and comes back as a batch line"
@@ -11,7 +11,7 @@ LINKS, RULES = 1010, 2680
 MESSAGES = [{"role": "user", "content": "Hello"}]
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Deeper ones each time: what is refused at one depth may not be at another."""
     async with target.client() as client:
         if await target.turn():

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "2: gRPC buffers before it authenticates"
 
@@ -22,7 +22,7 @@ CONNECTIONS = 200
 OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1))
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """One member after the other: many large calls at once beside many idle connections."""
     message = bytes(CALL_BYTES)
     while not target.is_over:
@@ -34,7 +34,7 @@ async def attack(target: Target) -> None:
                 tasks.create_task(_call(target, member.grpc, METHODS[member.role], message))
 
 
-async def _call(target: Target, address: str, method: str, message: bytes) -> None:
+async def _call(target: AttackTarget, address: str, method: str, message: bytes) -> None:
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         call: Any = channel.unary_unary(method)
         timeout = min(10.0, target.seconds_left)
@@ -46,7 +46,7 @@ async def _call(target: Target, address: str, method: str, message: bytes) -> No
                 target.harmed("a call without the secret was answered")
 
 
-async def _hold(target: Target, address: str) -> None:
+async def _hold(target: AttackTarget, address: str) -> None:
     """Connections that say nothing."""
     host, _, port = address.rpartition(":")
     opened = []

@@ -1,6 +1,6 @@
 """Requests that two parsers read differently, and framing without a bound."""
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "6: Upgrade with a body is a second request; Host; chunk extensions"
 
@@ -9,7 +9,7 @@ SMUGGLED = "GET /smuggled HTTP/1.1\r\nHost: {host}\r\n\r\n"
 EXTENSION_BYTES = 2**20
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Each request over a connection of its own."""
     host = target.url.partition("//")[2]
     while await target.turn():

@@ -2,7 +2,7 @@
 
 import json
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT
 
 FINDING = "9: bodies are tokenised before any size check"
@@ -12,7 +12,7 @@ LARGEST = 8_300_000
 HEADERS = {"content-type": "application/json"}
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Spaces, as a prompt, as a message and to be tokenised, in turn."""
     spaces = " " * LARGEST
     asked = [

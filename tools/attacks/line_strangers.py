@@ -3,14 +3,14 @@
 import asyncio
 import contextlib
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "3: 80 unauthenticated connections to a line's port push routers to gRPC"
 
 CONNECTIONS = 100
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Opens many connections to each line port, says half a word, and comes again once closed."""
     addresses = [member.line for member in target.members if member.line]
     async with asyncio.TaskGroup() as tasks:
@@ -19,7 +19,7 @@ async def attack(target: Target) -> None:
                 tasks.create_task(_occupy(target, address, number))
 
 
-async def _occupy(target: Target, address: str, number: int) -> None:
+async def _occupy(target: AttackTarget, address: str, number: int) -> None:
     while not target.is_over:
         with contextlib.suppress(OSError):
             async with target.connection(address) as (reader, writer):

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT
 
 FINDING = "9: millions of values are parsed before anybody counts them"
@@ -23,7 +23,7 @@ def bodies() -> list[tuple[str, bytes]]:
     ]
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """A few at a time, in turn."""
     asked = itertools.cycle(bodies())
     async with target.client() as client:

@@ -4,14 +4,14 @@ import urllib.parse
 
 import psutil
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "5: metrics tell of tenants without a key; a password stands in arguments"
 
 TELLTALES = (b"neighbour", b"baton_tenant_")
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Asks without a key, and looks at the arguments of every program."""
     password = urllib.parse.urlsplit(target.redis_url).password
     for member in target.members:

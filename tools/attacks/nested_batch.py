@@ -1,6 +1,6 @@
 """Batch lines whose JSON is nested deeper than whoever reads it."""
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import batch, line
 
 FINDING = "7: a nested batch line ends every router's batches, and comes back at each start"
@@ -8,7 +8,7 @@ FINDING = "7: a nested batch line ends every router's batches, and comes back at
 DEPTHS = (260, 1000, 100_000)
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """One batch after the other, each with every depth."""
     async with target.client() as client:
         while await target.turn():

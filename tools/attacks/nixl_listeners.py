@@ -7,7 +7,7 @@ message says at which address the bytes that follow are to be written.
 import socket
 import struct
 
-from tools.attacks.target import MemberAddress, Target
+from tools.attacks.target import AttackTarget, MemberAddress
 
 FINDING = "1: UCX listens on TCP without authentication"
 
@@ -19,7 +19,7 @@ NO_ADDRESS = 8
 """Nothing is mapped there: writing it ends the process."""
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Tries every listening socket that is neither gRPC nor a line, again and again."""
     addresses = [
         address

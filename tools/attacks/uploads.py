@@ -6,13 +6,13 @@ from typing import Any
 
 import httpx
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 
 CHAT = "/v1/chat/completions"
 BOUNDARY = "0123456789abcdef"
 
 
-async def upload(target: Target, client: httpx.AsyncClient, data: bytes) -> str | None:
+async def upload(target: AttackTarget, client: httpx.AsyncClient, data: bytes) -> str | None:
     """The file's id, or None when it was refused."""
     headers = {"content-type": f"multipart/form-data; boundary={BOUNDARY}"}
     answer = await target.post(client, "/v1/files", content=form(data), headers=headers)
@@ -27,7 +27,7 @@ def form(data: bytes) -> bytes:
     return (purpose + file).encode() + data + f"\r\n--{BOUNDARY}--\r\n".encode()
 
 
-async def batch(target: Target, client: httpx.AsyncClient, data: bytes) -> str | None:
+async def batch(target: AttackTarget, client: httpx.AsyncClient, data: bytes) -> str | None:
     """Begins a batch of such a file. Its id, or None when one of both was refused."""
     file_id = await upload(target, client, data)
     if file_id is None:

@@ -4,7 +4,7 @@ It shows what the measurement costs, and beforehand makes each program fetch and
 once: a grammar's tables, a batch's folder, room for a long prompt.
 """
 
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT, batch, lines
 
 FINDING = "0: no attack, an honest tenant"
@@ -13,7 +13,7 @@ PROMPT_TOKENS = 4000
 TEXT = "A line of text.\n" * 4000
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Each kind once, then nothing."""
     prompt = [3 + number * number % 4001 % 3900 for number in range(PROMPT_TOKENS)]
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -4,7 +4,7 @@ import httpx
 import numpy as np
 
 from benchmarks.machine import SYSTEM_CLOCK
-from tools.attacks.target import Target
+from tools.attacks.target import AttackTarget
 from tools.attacks.uploads import CHAT
 
 FINDING = "14: verdicts on grammars are shared across tenants"
@@ -15,7 +15,7 @@ PAIRS, TELLING = 20, 17
 FIELDS = 150
 
 
-async def attack(target: Target) -> None:
+async def attack(target: AttackTarget) -> None:
     """Pairs of schemas, of which the neighbour has used one: the sooner is guessed to be it."""
     chance = np.random.default_rng(14)
     right = pairs = 0
@@ -34,7 +34,7 @@ async def attack(target: Target) -> None:
     await target.rest(target.seconds_left)
 
 
-async def _seconds(target: Target, client: httpx.AsyncClient, number: int) -> float:
+async def _seconds(target: AttackTarget, client: httpx.AsyncClient, number: int) -> float:
     began = SYSTEM_CLOCK()
     await target.post(client, CHAT, body(number))
     return SYSTEM_CLOCK() - began

@@ -1,18 +1,22 @@
 """What is decided, and from what."""
 
-from tools.dashboards.grafana import Dashboard, Panel, Query, Row
+from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantiles, rate
 
 CONDUCTOR = Dashboard(
     "conductor",
     "Conductor",
     [
-        Row(
+        PanelRow(
             "Decisions",
             [
                 Panel(
                     "By kind",
-                    [Query(rate("baton_conductor_decisions_total", "policy, kind"), "{{kind}}")],
+                    [
+                        PromQuery(
+                            rate("baton_conductor_decisions_total", "policy, kind"), "{{kind}}"
+                        )
+                    ],
                     "reqps",
                     "pair: both pools; alone: the decode worker reads the prompt itself; one_pool: "
                     "the other pool is empty.",
@@ -20,7 +24,7 @@ CONDUCTOR = Dashboard(
                 ),
                 Panel(
                     "Refused",
-                    [Query(rate("baton_conductor_refusals_total", "reason"), "{{reason}}")],
+                    [PromQuery(rate("baton_conductor_refusals_total", "reason"), "{{reason}}")],
                     "reqps",
                     "overloaded: nobody can meet the SLO; impossible: too long for any; nobody: an "
                     "empty cluster.",
@@ -28,7 +32,7 @@ CONDUCTOR = Dashboard(
                 ),
                 Panel(
                     "Placed again",
-                    [Query(rate("baton_conductor_replacements_total"), "requests")],
+                    [PromQuery(rate("baton_conductor_replacements_total"), "requests")],
                     "reqps",
                 ),
                 Panel("What a decision takes", quantiles("baton_conductor_decision_seconds"), "s"),
@@ -40,34 +44,34 @@ CONDUCTOR = Dashboard(
                 ),
                 Panel(
                     "Load that is planned for",
-                    [Query("max(baton_conductor_forecast_requests_per_second)", "requests")],
+                    [PromQuery("max(baton_conductor_forecast_requests_per_second)", "requests")],
                     "reqps",
                 ),
             ],
         ),
-        Row(
+        PanelRow(
             "What it knows",
             [
                 Panel(
                     "Age of the registry",
-                    [Query("baton_conductor_registry_age_seconds", "{{instance}}")],
+                    [PromQuery("baton_conductor_registry_age_seconds", "{{instance}}")],
                     "s",
                     "Beyond ten seconds nobody is refused any more.",
                 ),
                 Panel(
                     "Blocks in stores",
-                    [Query("baton_conductor_mirror_blocks", "{{instance}}")],
+                    [PromQuery("baton_conductor_mirror_blocks", "{{instance}}")],
                     text="As conductors know them; all should know as many.",
                 ),
                 Panel(
                     "Leads",
-                    [Query("baton_conductor_leads", "{{instance}}")],
+                    [PromQuery("baton_conductor_leads", "{{instance}}")],
                     text="Which one resizes the pools in Kubernetes.",
                     most=1,
                 ),
                 Panel(
                     "Store nodes followed",
-                    [Query("baton_conductor_mirror_nodes", "{{instance}}")],
+                    [PromQuery("baton_conductor_mirror_nodes", "{{instance}}")],
                 ),
             ],
         ),

@@ -15,7 +15,7 @@ _DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class PromQuery:
     """PromQL, without the matcher of the cluster: each of our metrics gets that. ``legend`` names
     the lines, by labels in braces."""
 
@@ -39,7 +39,7 @@ class Panel:
     ``width`` in 24ths."""
 
     title: str
-    queries: Sequence[Query]
+    queries: Sequence[PromQuery]
     unit: str = "short"
     text: str = ""
     kind: str = "timeseries"
@@ -100,7 +100,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     title: str
     panels: Sequence[Panel]
 
@@ -137,11 +137,11 @@ class Dashboard:
 
     name: str
     title: str
-    rows: Sequence[Row]
+    rows: Sequence[PanelRow]
     variables: Sequence[Variable] = field(default_factory=tuple)
 
     @property
-    def queries(self) -> Iterator[Query]:
+    def queries(self) -> Iterator[PromQuery]:
         for row in self.rows:
             for panel in row.panels:
                 yield from panel.queries

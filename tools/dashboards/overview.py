@@ -1,6 +1,6 @@
 """What clients see, where time goes, and who is there."""
 
-from tools.dashboards.grafana import Dashboard, Panel, Query, Row
+from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantile, quantiles, rate, share, stat
 
 GOODPUT = share(
@@ -16,7 +16,7 @@ OVERVIEW = Dashboard(
     "overview",
     "Overview",
     [
-        Row(
+        PanelRow(
             "Now",
             [
                 stat("Goodput", GOODPUT, "percentunit", "Share of answers within the SLO."),
@@ -27,12 +27,12 @@ OVERVIEW = Dashboard(
                 stat("Hit ratio", HIT_RATIO, "percentunit", "Of the prompts' tokens."),
             ],
         ),
-        Row(
+        PanelRow(
             "What clients see",
             [
                 Panel(
                     "Answers by verdict",
-                    [Query(rate("baton_slo_answers_total", "verdict"), "{{verdict}}")],
+                    [PromQuery(rate("baton_slo_answers_total", "verdict"), "{{verdict}}")],
                     "reqps",
                     "late: the first token; slow: the gaps; failed: no answer, or it broke off.",
                     stacked=True,
@@ -52,7 +52,7 @@ OVERVIEW = Dashboard(
                 ),
                 Panel(
                     "Requests by status",
-                    [Query(rate("baton_requests_total", "status"), "{{status}}")],
+                    [PromQuery(rate("baton_requests_total", "status"), "{{status}}")],
                     "reqps",
                     "429: refused, 5xx: failed, 499: the client left.",
                     stacked=True,
@@ -60,9 +60,9 @@ OVERVIEW = Dashboard(
                 Panel(
                     "Tokens",
                     [
-                        Query(rate("baton_prompt_tokens_total"), "prompts"),
-                        Query(rate("baton_cached_tokens_total"), "of them cached"),
-                        Query(rate("baton_completion_tokens_total"), "answers"),
+                        PromQuery(rate("baton_prompt_tokens_total"), "prompts"),
+                        PromQuery(rate("baton_cached_tokens_total"), "of them cached"),
+                        PromQuery(rate("baton_completion_tokens_total"), "answers"),
                     ],
                     "short",
                     "Per second.",
@@ -74,7 +74,7 @@ OVERVIEW = Dashboard(
                 ),
             ],
         ),
-        Row(
+        PanelRow(
             "Where time goes",
             [
                 Panel(
@@ -86,15 +86,17 @@ OVERVIEW = Dashboard(
                 Panel(
                     "Placement",
                     [
-                        Query(quantile(0.99, "baton_placement_seconds"), "asked, p99"),
-                        Query(quantile(0.99, "baton_conductor_decision_seconds"), "decided, p99"),
+                        PromQuery(quantile(0.99, "baton_placement_seconds"), "asked, p99"),
+                        PromQuery(
+                            quantile(0.99, "baton_conductor_decision_seconds"), "decided, p99"
+                        ),
                     ],
                     "s",
                     "Beyond some milliseconds the conductor lacks CPU, or the network is slow.",
                 ),
                 Panel(
                     "Hand-off speed",
-                    [Query(HANDOFF, "{{transport}}")],
+                    [PromQuery(HANDOFF, "{{transport}}")],
                     "Bps",
                     "Bytes by the seconds that their reads took. grpc where nixl should be: the "
                     "device or the UCX transport is missing.",
@@ -107,27 +109,27 @@ OVERVIEW = Dashboard(
                 ),
                 Panel(
                     "KV that is reused, by tier",
-                    [Query(rate("baton_cached_tokens_total", "tier"), "{{tier}}")],
+                    [PromQuery(rate("baton_cached_tokens_total", "tier"), "{{tier}}")],
                     "short",
                     "Tokens a second that were not computed.",
                     stacked=True,
                 ),
                 Panel(
                     "KV on devices",
-                    [Query("sum by (state) (baton_worker_blocks)", "{{state}}")],
+                    [PromQuery("sum by (state) (baton_worker_blocks)", "{{state}}")],
                     "short",
                     "Blocks. idle is cache, and room; without idle and free, requests wait.",
                     stacked=True,
                 ),
             ],
         ),
-        Row(
+        PanelRow(
             "Who is there",
             [
                 Panel(
                     "Ready",
                     [
-                        Query(
+                        PromQuery(
                             'max by (role) (baton_conductor_members{state="ready"})',
                             "{{role}}",
                         )
@@ -136,8 +138,10 @@ OVERVIEW = Dashboard(
                 Panel(
                     "Wished",
                     [
-                        Query("max by (pool) (baton_conductor_wished_workers)", "{{pool}} wished"),
-                        Query(
+                        PromQuery(
+                            "max by (pool) (baton_conductor_wished_workers)", "{{pool}} wished"
+                        ),
+                        PromQuery(
                             'max by (role) (baton_conductor_members{state="ready",'
                             'role=~"prefill|decode"})',
                             "{{role}} ready",
@@ -149,12 +153,12 @@ OVERVIEW = Dashboard(
                 Panel(
                     "Failovers and moves",
                     [
-                        Query(rate("baton_failovers_total"), "placements made again"),
-                        Query(
+                        PromQuery(rate("baton_failovers_total"), "placements made again"),
+                        PromQuery(
                             rate("baton_worker_requests_total", where='outcome="moved"'),
                             "answers moved",
                         ),
-                        Query(
+                        PromQuery(
                             rate("baton_worker_requests_total", where='outcome="failed"'),
                             "failed on a worker",
                         ),

@@ -1,6 +1,6 @@
 """What dashboards ask Prometheus, and the panels that several of them have."""
 
-from tools.dashboards.grafana import Panel, Query
+from tools.dashboards.grafana import Panel, PromQuery
 
 
 def quantile(q: float, histogram: str, by: str = "", where: str = "") -> str:
@@ -25,14 +25,15 @@ def share(part: str, whole: str) -> str:
     return f"{part} / ({whole} > 0)"
 
 
-def quantiles(histogram: str, by: str = "", where: str = "") -> list[Query]:
+def quantiles(histogram: str, by: str = "", where: str = "") -> list[PromQuery]:
     """Median, p90 and p99."""
     legend = f" {{{{{by}}}}}" if by else ""
     return [
-        Query(quantile(q, histogram, by, where), f"p{q * 100:g}{legend}") for q in (0.5, 0.9, 0.99)
+        PromQuery(quantile(q, histogram, by, where), f"p{q * 100:g}{legend}")
+        for q in (0.5, 0.9, 0.99)
     ]
 
 
 def stat(title: str, expr: str, unit: str = "short", text: str = "") -> Panel:
     """One number."""
-    return Panel(title, [Query(expr, title)], unit, text, kind="stat", width=4)
+    return Panel(title, [PromQuery(expr, title)], unit, text, kind="stat", width=4)

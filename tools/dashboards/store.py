@@ -1,19 +1,19 @@
 """Tiers of the KV store, and what is found in them."""
 
-from tools.dashboards.grafana import Dashboard, Panel, Query, Row
+from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery
 from tools.dashboards.queries import quantiles, rate
 
 STORE = Dashboard(
     "store",
     "Store",
     [
-        Row(
+        PanelRow(
             "Tiers",
             [
                 Panel(
                     "Full",
                     [
-                        Query(
+                        PromQuery(
                             "sum by (tier) (baton_store_bytes) "
                             "/ (sum by (tier) (baton_store_capacity_bytes) > 0)",
                             "{{tier}}",
@@ -25,45 +25,47 @@ STORE = Dashboard(
                 ),
                 Panel(
                     "Blocks",
-                    [Query("sum by (tier) (baton_store_blocks)", "{{tier}}")],
+                    [PromQuery("sum by (tier) (baton_store_blocks)", "{{tier}}")],
                 ),
                 Panel(
                     "Held by readers and pins",
                     [
-                        Query("sum(baton_store_leased_blocks)", "leased blocks"),
-                        Query("sum(baton_store_pinned_bytes)", "pinned bytes"),
+                        PromQuery("sum(baton_store_leased_blocks)", "leased blocks"),
+                        PromQuery("sum(baton_store_pinned_bytes)", "pinned bytes"),
                     ],
                     text="Leases last seconds.",
                 ),
             ],
         ),
-        Row(
+        PanelRow(
             "Use",
             [
                 Panel(
                     "Found",
                     [
-                        Query(rate("baton_store_hit_blocks_total", "tier"), "{{tier}}"),
-                        Query(rate("baton_store_missed_blocks_total"), "missed"),
+                        PromQuery(rate("baton_store_hit_blocks_total", "tier"), "{{tier}}"),
+                        PromQuery(rate("baton_store_missed_blocks_total"), "missed"),
                     ],
                     text="Blocks a second. Much from disk: more DRAM. Much missed while much is "
                     "evicted: more disk.",
                     stacked=True,
                 ),
                 Panel(
-                    "Stored", [Query(rate("baton_store_put_bytes_total"), "bytes a second")], "Bps"
+                    "Stored",
+                    [PromQuery(rate("baton_store_put_bytes_total"), "bytes a second")],
+                    "Bps",
                 ),
                 Panel(
                     "Evicted",
-                    [Query(rate("baton_store_evictions_total", "reason"), "{{reason}}")],
+                    [PromQuery(rate("baton_store_evictions_total", "reason"), "{{reason}}")],
                     text="Blocks a second. dropped: the SSD is slower than what is stored.",
                     stacked=True,
                 ),
                 Panel(
                     "Between tiers",
                     [
-                        Query(rate("baton_store_demotions_total"), "to the SSD"),
-                        Query(rate("baton_store_promotions_total"), "from the SSD"),
+                        PromQuery(rate("baton_store_demotions_total"), "to the SSD"),
+                        PromQuery(rate("baton_store_promotions_total"), "from the SSD"),
                     ],
                     text="Blocks a second. High both ways: DRAM is too small for what is hot.",
                 ),
@@ -76,8 +78,8 @@ STORE = Dashboard(
                 Panel(
                     "Harm",
                     [
-                        Query(rate("baton_store_checksum_failures_total"), "damaged blocks"),
-                        Query(rate("baton_store_disk_failures_total"), "failures of the disk"),
+                        PromQuery(rate("baton_store_checksum_failures_total"), "damaged blocks"),
+                        PromQuery(rate("baton_store_disk_failures_total"), "failures of the disk"),
                     ],
                     text="Anything but zero is hardware.",
                 ),

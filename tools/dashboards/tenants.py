@@ -1,6 +1,6 @@
 """Who uses the cluster, and how well they are served."""
 
-from tools.dashboards.grafana import Dashboard, Panel, Query, Row, Variable
+from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery, Variable
 from tools.dashboards.queries import rate, share
 
 TENANT = Variable("tenant", "baton_tenant_requests_total", "tenant")
@@ -10,19 +10,23 @@ TENANTS = Dashboard(
     "tenants",
     "Tenants",
     [
-        Row(
+        PanelRow(
             "Use",
             [
                 Panel(
                     "Requests",
-                    [Query(rate("baton_tenant_requests_total", "tenant", THEIRS), "{{tenant}}")],
+                    [
+                        PromQuery(
+                            rate("baton_tenant_requests_total", "tenant", THEIRS), "{{tenant}}"
+                        )
+                    ],
                     "reqps",
                     stacked=True,
                 ),
                 Panel(
                     "Tokens of prompts",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_tenant_prompt_tokens_total", "tenant", THEIRS), "{{tenant}}"
                         )
                     ],
@@ -32,7 +36,7 @@ TENANTS = Dashboard(
                 Panel(
                     "Tokens of answers",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_tenant_completion_tokens_total", "tenant", THEIRS),
                             "{{tenant}}",
                         )
@@ -42,13 +46,13 @@ TENANTS = Dashboard(
                 ),
             ],
         ),
-        Row(
+        PanelRow(
             "Service",
             [
                 Panel(
                     "Goodput",
                     [
-                        Query(
+                        PromQuery(
                             share(
                                 rate(
                                     "baton_tenant_slo_answers_total",
@@ -67,7 +71,7 @@ TENANTS = Dashboard(
                 Panel(
                     "Refused",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_tenant_refusals_total", "tenant, reason", THEIRS),
                             "{{tenant}} {{reason}}",
                         )
@@ -78,7 +82,7 @@ TENANTS = Dashboard(
                 Panel(
                     "Cached",
                     [
-                        Query(
+                        PromQuery(
                             share(
                                 rate(
                                     "baton_tenant_prompt_tokens_total",
@@ -96,18 +100,20 @@ TENANTS = Dashboard(
                 ),
             ],
         ),
-        Row(
+        PanelRow(
             "Books",
             [
-                Panel("Usage not told to Redis", [Query("sum(baton_usage_unsent)", "counters")]),
+                Panel(
+                    "Usage not told to Redis", [PromQuery("sum(baton_usage_unsent)", "counters")]
+                ),
                 Panel(
                     "Tenants file",
-                    [Query("max(baton_tenants_file_stale)", "1: wrong as it is")],
+                    [PromQuery("max(baton_tenants_file_stale)", "1: wrong as it is")],
                     most=1,
                 ),
                 Panel(
                     "Limits given in parts",
-                    [Query("max(baton_limits_split)", "1: Redis can't be asked")],
+                    [PromQuery("max(baton_limits_split)", "1: Redis can't be asked")],
                     most=1,
                 ),
             ],

@@ -1,6 +1,6 @@
 """Load, work and memory of each worker."""
 
-from tools.dashboards.grafana import Dashboard, Panel, Query, Row, Variable
+from tools.dashboards.grafana import Dashboard, Panel, PanelRow, PromQuery, Variable
 from tools.dashboards.queries import quantile, rate, share
 
 INSTANCE = Variable("instance", "baton_worker_info", "instance")
@@ -10,13 +10,13 @@ WORKERS = Dashboard(
     "workers",
     "Workers",
     [
-        Row(
+        PanelRow(
             "Load",
             [
                 Panel(
                     "Busy",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_worker_step_seconds_sum", "instance", HERE), "{{instance}}"
                         )
                     ],
@@ -27,7 +27,7 @@ WORKERS = Dashboard(
                 Panel(
                     "Sequences",
                     [
-                        Query(
+                        PromQuery(
                             f"sum by (instance, state) (baton_worker_sequences{{{HERE}}})",
                             "{{instance}} {{state}}",
                         )
@@ -37,14 +37,14 @@ WORKERS = Dashboard(
                 ),
                 Panel(
                     "Tokens to compute",
-                    [Query(f"baton_worker_queued_tokens{{{HERE}}}", "{{instance}}")],
+                    [PromQuery(f"baton_worker_queued_tokens{{{HERE}}}", "{{instance}}")],
                     text="Of prompts that are here. One worker apart from the others has a prefix "
                     "that all want, or is slow.",
                 ),
                 Panel(
                     "Queue, p99",
                     [
-                        Query(
+                        PromQuery(
                             quantile(0.99, "baton_worker_queue_seconds", "instance", HERE),
                             "{{instance}}",
                         )
@@ -54,7 +54,7 @@ WORKERS = Dashboard(
                 Panel(
                     "Batch",
                     [
-                        Query(
+                        PromQuery(
                             share(
                                 rate("baton_worker_batch_requests_sum", "instance", HERE),
                                 rate("baton_worker_batch_requests_count", "instance", HERE),
@@ -67,7 +67,7 @@ WORKERS = Dashboard(
                 Panel(
                     "Step, p99",
                     [
-                        Query(
+                        PromQuery(
                             quantile(0.99, "baton_worker_step_seconds", "instance, kind", HERE),
                             "{{instance}} {{kind}}",
                         )
@@ -77,13 +77,13 @@ WORKERS = Dashboard(
                 ),
             ],
         ),
-        Row(
+        PanelRow(
             "Work",
             [
                 Panel(
                     "Tokens computed",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_worker_computed_tokens_total", "instance, phase", HERE),
                             "{{instance}} {{phase}}",
                         )
@@ -92,14 +92,18 @@ WORKERS = Dashboard(
                 ),
                 Panel(
                     "Prompts' tokens by source",
-                    [Query(rate("baton_worker_prefix_tokens_total", "source", HERE), "{{source}}")],
+                    [
+                        PromQuery(
+                            rate("baton_worker_prefix_tokens_total", "source", HERE), "{{source}}"
+                        )
+                    ],
                     text="device: this worker's cache; dram and disk: the store.",
                     stacked=True,
                 ),
                 Panel(
                     "What became of requests",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_worker_requests_total", "task, outcome", HERE),
                             "{{task}} {{outcome}}",
                         )
@@ -110,7 +114,7 @@ WORKERS = Dashboard(
                 Panel(
                     "Failures",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_worker_failures_total", "instance, status", HERE),
                             "{{instance}} {{status}}",
                         )
@@ -121,7 +125,7 @@ WORKERS = Dashboard(
                 Panel(
                     "Preemptions",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_worker_preemptions_total", "instance", HERE), "{{instance}}"
                         )
                     ],
@@ -129,18 +133,22 @@ WORKERS = Dashboard(
                 ),
                 Panel(
                     "Pauses",
-                    [Query(rate("baton_worker_pauses_total", "instance", HERE), "{{instance}}")],
+                    [
+                        PromQuery(
+                            rate("baton_worker_pauses_total", "instance", HERE), "{{instance}}"
+                        )
+                    ],
                     text="Long prompts that let others pass, a second. Many are no fault.",
                 ),
             ],
         ),
-        Row(
+        PanelRow(
             "KV",
             [
                 Panel(
                     "Blocks in use",
                     [
-                        Query(
+                        PromQuery(
                             "sum by (instance) (baton_worker_blocks{"
                             f'{HERE},state=~"filling|referenced"}}) '
                             f"/ sum by (instance) (baton_worker_blocks{{{HERE}}})",
@@ -153,18 +161,22 @@ WORKERS = Dashboard(
                 ),
                 Panel(
                     "Memory for KV",
-                    [Query(f"baton_worker_pool_bytes{{{HERE}}}", "{{instance}}")],
+                    [PromQuery(f"baton_worker_pool_bytes{{{HERE}}}", "{{instance}}")],
                     "bytes",
                 ),
                 Panel(
                     "Quarantined",
-                    [Query(f'baton_worker_blocks{{{HERE},state="quarantined"}}', "{{instance}}")],
+                    [
+                        PromQuery(
+                            f'baton_worker_blocks{{{HERE},state="quarantined"}}', "{{instance}}"
+                        )
+                    ],
                     text="Blocks behind a read that has not ended.",
                 ),
                 Panel(
                     "Hand-off, bytes",
                     [
-                        Query(
+                        PromQuery(
                             rate("baton_worker_handoff_bytes_total", "instance, transport", HERE),
                             "{{instance}} {{transport}}",
                         )
@@ -175,7 +187,7 @@ WORKERS = Dashboard(
                 Panel(
                     "Held for a reader, p99",
                     [
-                        Query(
+                        PromQuery(
                             quantile(0.99, "baton_worker_handoff_held_seconds", "instance", HERE),
                             "{{instance}}",
                         )
@@ -185,7 +197,7 @@ WORKERS = Dashboard(
                 ),
                 Panel(
                     "Store, by way",
-                    [Query(rate("baton_worker_store_lookups_total", "way", HERE), "{{way}}")],
+                    [PromQuery(rate("baton_worker_store_lookups_total", "way", HERE), "{{way}}")],
                     "reqps",
                     "fetch: read from the store; recompute: that was faster; none: it had no more.",
                     stacked=True,

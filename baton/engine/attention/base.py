@@ -7,12 +7,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from baton.engine.attention.tables import BlockTables
+from baton.engine.attention.block_tables import BlockTables
 from baton.engine.plan import Row
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class PackedBatch:
     """The packed rows of one step: row i owns tokens [offsets[i], offsets[i + 1]).
 
     Of row i, ``starts[i]`` tokens are in the cache before this step and ``contexts[i]`` after
@@ -37,7 +37,7 @@ class Batch:
 class Attention(Protocol):
     """Bound to one pool."""
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         """Once per step, before the first layer."""
         ...
 
@@ -48,12 +48,12 @@ class Attention(Protocol):
         ...
 
 
-def make_batch(
+def pack_batch(
     rows: Sequence[Row],
     block_tokens: int,
     device: torch.device,
     tables: BlockTables | None = None,
-) -> Batch:
+) -> PackedBatch:
     """Tensors of a plan's rows; built on the host, moved once. Nothing is done token by token.
     ``tables`` are those of the steps before."""
     tables = tables or BlockTables()
@@ -67,7 +67,7 @@ def make_batch(
     blocks = tables.join(rows, (-(-contexts // block_tokens)).tolist())
     owners = np.repeat(np.arange(len(rows)), counts)
     slots = blocks[owners, positions // block_tokens] * block_tokens + positions % block_tokens
-    return Batch(
+    return PackedBatch(
         tuple(starts.tolist()),
         tuple(contexts.tolist()),
         tuple(offsets.tolist()),
@@ -80,7 +80,7 @@ def make_batch(
 
 def _decode_batch(
     rows: Sequence[Row], block_tokens: int, device: torch.device, tables: BlockTables
-) -> Batch:
+) -> PackedBatch:
     """Most steps are such. A model has just swept the caches, so each kind of operation that is not
     needed spares 10 µs, more than a loop over rows takes."""
     starts = tuple(row.start for row in rows)
@@ -89,7 +89,7 @@ def _decode_batch(
         for row, start in zip(rows, starts, strict=True)
     ]
     blocks = tables.join(rows, [start // block_tokens + 1 for start in starts])
-    return Batch(
+    return PackedBatch(
         starts,
         tuple(start + 1 for start in starts),
         tuple(range(len(rows) + 1)),

@@ -8,8 +8,8 @@ another request has left there.
 import torch
 from torch.nn import functional
 
-from baton.engine.attention.base import Batch
-from baton.engine.attention.kept import from_pool, to_pool
+from baton.engine.attention.base import PackedBatch
+from baton.engine.attention.kv_format import decode_kv, encode_kv
 from baton.engine.kv_pool import KvPool
 from baton.engine.kv_scale import KvScale
 
@@ -20,7 +20,7 @@ class CpuAttention:
         self._scales = pool.scales
         self._block_tokens = pool.block_tokens
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         """Finds which context every decode row reads, and the prefill rows' masks."""
         self._batch = batch
         self._blocks = batch.slots // self._block_tokens
@@ -45,8 +45,8 @@ class CpuAttention:
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         pool, batch, scale = self._pool[:, layer], self._batch, self._scales[layer]
-        pool[self._blocks, 0, self._offsets] = to_pool(k, scale.key, pool)
-        pool[self._blocks, 1, self._offsets] = to_pool(v, scale.value, pool)
+        pool[self._blocks, 0, self._offsets] = encode_kv(k, scale.key, pool)
+        pool[self._blocks, 1, self._offsets] = encode_kv(v, scale.value, pool)
         output = torch.empty_like(q)
         decodes = batch.num_decodes
         if decodes:
@@ -61,7 +61,7 @@ class CpuAttention:
         no key is repeated."""
         rows, heads, dim = q.shape
         # [rows, blocks, 2, tokens, kv_heads, dim]
-        context = from_pool(pool[self._decode_tables], scale, q.dtype)
+        context = decode_kv(pool[self._decode_tables], scale, q.dtype)
         context.flatten(0, 1).index_fill_(0, self._unused_blocks, 0)
         tail_rows, tail_blocks, tail_offsets = self._tails
         context[tail_rows, tail_blocks, :, tail_offsets] = 0
@@ -83,7 +83,7 @@ class CpuAttention:
         """``q`` [tokens, heads, dim]."""
         length = self._batch.contexts[row]
         table = self._batch.block_tables[row, : -(-length // self._block_tokens)]
-        context = from_pool(pool[table], scale, q.dtype)  # [blocks, 2, tokens, kv_heads, dim]
+        context = decode_kv(pool[table], scale, q.dtype)  # [blocks, 2, tokens, kv_heads, dim]
         keys, values = (
             context[:, part].flatten(0, 1)[:length].transpose(0, 1).unsqueeze(0) for part in (0, 1)
         )

@@ -2,8 +2,8 @@
 
 import torch
 
-from baton.engine.attention.base import Batch
-from baton.engine.attention.kept import from_pool, to_pool
+from baton.engine.attention.base import PackedBatch
+from baton.engine.attention.kv_format import decode_kv, encode_kv
 from baton.engine.kv_pool import KvPool
 
 
@@ -15,19 +15,19 @@ class ReferenceAttention:
         self._scales = pool.scales
         self._block_tokens = pool.block_tokens
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         self._batch = batch
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         batch, scale = self._batch, self._scales[layer]
         blocks, offsets = batch.slots // self._block_tokens, batch.slots % self._block_tokens
-        self._pool[blocks, layer, 0, offsets] = to_pool(k, scale.key, self._pool)
-        self._pool[blocks, layer, 1, offsets] = to_pool(v, scale.value, self._pool)
+        self._pool[blocks, layer, 0, offsets] = encode_kv(k, scale.key, self._pool)
+        self._pool[blocks, layer, 1, offsets] = encode_kv(v, scale.value, self._pool)
         output = torch.empty_like(q)
         for row in range(batch.num_rows):
             tokens = slice(batch.offsets[row], batch.offsets[row + 1])
             cache = self._pool[batch.block_tables[row], layer]  # [blocks, 2, tokens, heads, dim]
-            cache = from_pool(cache, scale, torch.float32)
+            cache = decode_kv(cache, scale, torch.float32)
             keys, values = (
                 cache[:, part].flatten(0, 1)[: batch.contexts[row]].float() for part in (0, 1)
             )

@@ -6,7 +6,7 @@ import torch
 import triton
 
 from baton.engine.attention import triton_kernels as kernels
-from baton.engine.attention.base import Batch
+from baton.engine.attention.base import PackedBatch
 from baton.engine.kv_pool import KvPool
 from baton.engine.quantization import E4M3
 
@@ -28,7 +28,7 @@ DOT_MINIMUM = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class AttentionTiling:
     """``m`` queries against ``n`` keys at a time."""
 
     m: int
@@ -51,11 +51,11 @@ class DeviceBatch:
     slots: torch.Tensor
     tables: torch.Tensor
     contexts: torch.Tensor
-    chunks: "Chunks | None" = None
+    chunks: "PrefillChunks | None" = None
 
 
 @dataclass(frozen=True, slots=True)
-class Chunks:
+class PrefillChunks:
     """``spans``: of each, its row, number of tokens, and tokens in the cache before this step.
     ``offsets`` [num_rows + 1] and ``starts`` [num_rows] are those of the whole batch."""
 
@@ -82,7 +82,7 @@ class TritonAttention:
             else 1  # Triton's interpreter
         )
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         self.adopt(self._moved(batch))
 
     def adopt(self, batch: DeviceBatch) -> None:
@@ -107,7 +107,7 @@ class TritonAttention:
         """Of what a split of one decode leaves to be combined."""
         return num_heads * (int(self._dim) + 1) * torch.float32.itemsize
 
-    def _moved(self, batch: Batch) -> DeviceBatch:
+    def _moved(self, batch: PackedBatch) -> DeviceBatch:
         decodes = batch.num_decodes
         return DeviceBatch(
             decodes,
@@ -119,11 +119,11 @@ class TritonAttention:
             self._chunks(batch) if decodes < batch.num_rows else None,
         )
 
-    def _chunks(self, batch: Batch) -> Chunks:
+    def _chunks(self, batch: PackedBatch) -> PrefillChunks:
         rows = range(batch.num_decodes, batch.num_rows)
         offsets, starts = batch.offsets, batch.starts
         spans = tuple((row, offsets[row + 1] - offsets[row], starts[row]) for row in rows)
-        return Chunks(spans, self._integers(offsets), self._integers(starts))
+        return PrefillChunks(spans, self._integers(offsets), self._integers(starts))
 
     def _integers(self, values: tuple[int, ...]) -> torch.Tensor:
         return torch.tensor(values, dtype=torch.int32, device=self._pool.device)
@@ -145,7 +145,9 @@ class TritonAttention:
             FP8=pool.dtype is E4M3,
         )
 
-    def _prefill(self, layer: int, q: torch.Tensor, output: torch.Tensor, chunks: Chunks) -> None:
+    def _prefill(
+        self, layer: int, q: torch.Tensor, output: torch.Tensor, chunks: PrefillChunks
+    ) -> None:
         group = q.shape[1] // self._kv_heads
         tiling = prefill_tiling(q.dtype, self._padded_dim, group)
         if self._tiles is None:
@@ -205,7 +207,7 @@ class TritonAttention:
             AT_ONCE=SPLITS_AT_ONCE,
         )
 
-    def _cut(self, chunks: Chunks, tokens_per_tile: int) -> torch.Tensor:
+    def _cut(self, chunks: PrefillChunks, tokens_per_tile: int) -> torch.Tensor:
         """[num_tiles, 2] int32: row and first token, those with most keys first, so that no
         long tile begins when the others are done."""
         tiles = [
@@ -245,15 +247,15 @@ class TritonAttention:
         }
 
 
-def prefill_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> Tiling:
+def prefill_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:
     """Queries, keys, values and the FP32 accumulator of a tile must fit into the registers and
     the shared memory (228 KiB on an H100) of a processor; FP32 has no fast product to feed."""
     if dtype is torch.float32 or padded_dim > 128:
-        return Tiling(max(32, triton.next_power_of_2(group)), 32, 4)
-    return Tiling(max(128, triton.next_power_of_2(group)), 64, 8 if padded_dim > 64 else 4)
+        return AttentionTiling(max(32, triton.next_power_of_2(group)), 32, 4)
+    return AttentionTiling(max(128, triton.next_power_of_2(group)), 64, 8 if padded_dim > 64 else 4)
 
 
-def decode_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> Tiling:
+def decode_tiling(dtype: torch.dtype, padded_dim: int, group: int) -> AttentionTiling:
     """Few queries, so the keys in flight are what hides the memory's latency."""
     m = max(DOT_MINIMUM, triton.next_power_of_2(group))
-    return Tiling(m, 32 if dtype is torch.float32 or padded_dim > 128 else 64, 4)
+    return AttentionTiling(m, 32 if dtype is torch.float32 or padded_dim > 128 else 64, 4)

@@ -14,7 +14,7 @@ import triton.language as tl
 
 
 @triton.jit
-def stored(x, factor, FP8: tl.constexpr):
+def to_pool_dtype(x, factor, FP8: tl.constexpr):
     """As the pool keeps it: ``x``, or with FP8 its product with ``factor`` in E4M3."""
     if FP8:
         x = to_e4m3(x.to(tl.float32) * factor)
@@ -49,8 +49,8 @@ def write_kv(
     inside = columns < WIDTH
     target = slot // BLOCK_TOKENS * block_stride + slot % BLOCK_TOKENS * WIDTH + columns
     source = token * WIDTH + columns
-    k = stored(tl.load(k_ptr + source, mask=inside), key_factor, FP8)
-    v = stored(tl.load(v_ptr + source, mask=inside), value_factor, FP8)
+    k = to_pool_dtype(tl.load(k_ptr + source, mask=inside), key_factor, FP8)
+    v = to_pool_dtype(tl.load(v_ptr + source, mask=inside), value_factor, FP8)
     tl.store(layer_ptr + target, k, mask=inside)
     tl.store(layer_ptr + part_stride + target, v, mask=inside)
 

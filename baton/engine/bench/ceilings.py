@@ -12,9 +12,9 @@ from functools import partial
 
 import torch
 
-from baton.engine.bench.stopwatch import Action, Spent, least, repeated
-from baton.engine.native.choice import unavailable
-from baton.engine.native.library import KINDS, load
+from baton.engine.bench.stopwatch import Action, ElapsedTime, min_time, time_repeatedly
+from baton.engine.native.backend_choice import unavailable_reason
+from baton.engine.native.library import DTYPE_CODES, load
 
 STEPS = 500_000
 """Of products in registers: some 0.1 s."""
@@ -27,7 +27,7 @@ CPU_MATRIX, GPU_MATRIX = 768, 8192
 
 COPY_BYTES = 2**30
 
-MOST_SECONDS = 2.0
+MAX_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredCeilings:
     """``method``: how, for people."""
 
     wall: Ceilings
@@ -47,9 +47,9 @@ class Measured:
     method: str
 
 
-def best_of(found: Sequence[Measured]) -> Measured:
+def best_of(found: Sequence[MeasuredCeilings]) -> MeasuredCeilings:
     """Of one machine and one format, measured several times."""
-    return Measured(
+    return MeasuredCeilings(
         _highest([each.wall for each in found]),
         _highest([each.cpu for each in found]),
         found[0].method,
@@ -71,33 +71,35 @@ class _Probe:
     amount: float
 
 
-def measure(device: torch.device, dtype: torch.dtype, threads: int, rounds: int = 5) -> Measured:
+def measure_ceilings(
+    device: torch.device, dtype: torch.dtype, threads: int, rounds: int = 5
+) -> MeasuredCeilings:
     """``threads``: of a CPU, those that compute at once; a GPU has its own."""
     products, reads, method = _probes(device, dtype, threads)
     flops, num_bytes = (_rate(probe, rounds) for probe in (products, reads))
-    return Measured(
+    return MeasuredCeilings(
         Ceilings(products.amount / flops.wall, reads.amount / num_bytes.wall),
         Ceilings(products.amount / flops.cpu, reads.amount / num_bytes.cpu),
         method,
     )
 
 
-def _rate(probe: _Probe, rounds: int) -> Spent:
+def _rate(probe: _Probe, rounds: int) -> ElapsedTime:
     """The best of all rounds: a ceiling is what nothing else was in the way of."""
-    return least(repeated(probe.action, rounds, MOST_SECONDS))
+    return min_time(time_repeatedly(probe.action, rounds, MAX_SECONDS))
 
 
 def _probes(device: torch.device, dtype: torch.dtype, threads: int) -> tuple[_Probe, _Probe, str]:
     if device.type == "cuda":
         return *_on_gpu(device, dtype), f"a product of {GPU_MATRIX} rows and columns; a copy"
-    if dtype in KINDS and unavailable() is None:
+    if dtype in DTYPE_CODES and unavailable_reason() is None:
         told = "products in registers; reads of memory in order"
         return *_on_kernels(dtype, threads), told
     return *_on_torch(dtype), f"torch: a product of {CPU_MATRIX} rows and columns; a sum"
 
 
 def _on_kernels(dtype: torch.dtype, threads: int) -> tuple[_Probe, _Probe]:
-    library, kind = load(), KINDS[dtype]
+    library, kind = load(), DTYPE_CODES[dtype]
     lanes = 24 * 16 * (4 // dtype.itemsize)
     memory = torch.zeros(threads, READ_BYTES // 4 + 16)
     starts = [-(-row.data_ptr() // 64) * 64 for row in memory]

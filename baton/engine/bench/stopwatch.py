@@ -10,7 +10,7 @@ Clock = Callable[[], float]
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class ElapsedTime:
     """Seconds. ``cpu`` is of all threads of the process: what else the machine does falsifies it
     less."""
 
@@ -18,33 +18,35 @@ class Spent:
     cpu: float
 
 
-def take(action: Action, wall: Clock = time.perf_counter, cpu: Clock = time.process_time) -> Spent:
+def time_once(
+    action: Action, wall: Clock = time.perf_counter, cpu: Clock = time.process_time
+) -> ElapsedTime:
     began, spent = wall(), cpu()
     action()
-    return Spent(wall() - began, cpu() - spent)
+    return ElapsedTime(wall() - began, cpu() - spent)
 
 
-def mean(action: Action, count: int) -> Spent:
+def time_mean(action: Action, count: int) -> ElapsedTime:
     """Of so many in a row."""
-    spent = take(lambda: [action() for _ in range(count)])
-    return Spent(spent.wall / count, spent.cpu / count)
+    spent = time_once(lambda: [action() for _ in range(count)])
+    return ElapsedTime(spent.wall / count, spent.cpu / count)
 
 
-def median(times: Sequence[Spent]) -> Spent:
-    return Spent(
+def median_time(times: Sequence[ElapsedTime]) -> ElapsedTime:
+    return ElapsedTime(
         statistics.median(each.wall for each in times),
         statistics.median(each.cpu for each in times),
     )
 
 
-def least(times: Sequence[Spent]) -> Spent:
-    return Spent(min(each.wall for each in times), min(each.cpu for each in times))
+def min_time(times: Sequence[ElapsedTime]) -> ElapsedTime:
+    return ElapsedTime(min(each.wall for each in times), min(each.cpu for each in times))
 
 
-def repeated(action: Action, rounds: int, most_seconds: float) -> list[Spent]:
+def time_repeatedly(action: Action, rounds: int, most_seconds: float) -> list[ElapsedTime]:
     """``rounds`` times, after one that warms up; fewer once they took ``most_seconds``."""
     action()
-    times = [take(action)]
+    times = [time_once(action)]
     while len(times) < rounds and sum(each.wall for each in times) < most_seconds:
-        times.append(take(action))
+        times.append(time_once(action))
     return times

@@ -25,7 +25,7 @@ def quantize_rows(
 
 
 @triton.jit
-def decode(
+def dequantize(
     codes_ptr,  # [outs, DEPTH] in E4M3, contiguous
     scales_ptr,  # [outs / TALL, GROUPS] in FP32
     out_ptr,  # [outs, DEPTH]

@@ -10,13 +10,13 @@ import torch
 import triton
 
 from baton.engine.cuda import gemm_kernels as kernels
-from baton.engine.quantization import Codes
+from baton.engine.quantization import QuantizedCodes
 
 BAND = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Tiling:
+class GemmTiling:
     m: int
     n: int
     k: int
@@ -24,24 +24,24 @@ class Tiling:
     stages: int
 
 
-def fixed_tiling(dtype: torch.dtype) -> Tiling:
+def fixed_tiling(dtype: torch.dtype) -> GemmTiling:
     """64 rows are what Hopper's matrix units take at least: fewer rows would take other
     instructions, which may sum in another order."""
     if dtype is torch.float32:
-        return Tiling(64, 64, 32, 4, 3)
-    return Tiling(64, 128, 64, 4, 4)
+        return GemmTiling(64, 64, 32, 4, 3)
+    return GemmTiling(64, 128, 64, 4, 4)
 
 
-def linear(
+def gemm_linear(
     x: torch.Tensor,
-    weight: torch.Tensor | Codes,
+    weight: torch.Tensor | QuantizedCodes,
     bias: torch.Tensor | None,
-    tile: Tiling,
+    tile: GemmTiling,
     programs: int,
 ) -> torch.Tensor:
     """``x`` [rows, depth] @ ``weight`` [outs, depth].T + ``bias``, in FP32 until it is stored.
     ``programs``: that run at once at most, and share out the tiles."""
-    codes = weight if isinstance(weight, Codes) else None
+    codes = weight if isinstance(weight, QuantizedCodes) else None
     values = codes.values if codes else weight
     assert isinstance(values, torch.Tensor)
     x = x.contiguous()

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import torch
 
 from baton.checkpoint import ModelConfig
-from baton.engine.attention.base import Batch
+from baton.engine.attention.base import PackedBatch
 from baton.engine.attention.triton_cuda import SPLIT_TOKENS
 from baton.engine.cuda.buckets import BUCKETS, bucket_for, context_limit
 from baton.engine.cuda.ops import TritonOps
@@ -25,18 +25,20 @@ class Graph(Protocol):
         ...
 
 
-Capture = Callable[[Callable[[], None]], Graph]
+CaptureGraph = Callable[[Callable[[], None]], Graph]
 """Runs some work, whose graph it returns."""
 
 
-class DecodeGraphs:
+class DecodeCudaGraphs:
     """Of one model on TritonOps: a graph per bucket, captured when it is first needed, or by
     :meth:`warm`.
 
     All write their logits into one tensor, and share their scratch memory: one runs at a time.
     """
 
-    def __init__(self, model: Model, config: ModelConfig, pool: KvPool, capture: Capture) -> None:
+    def __init__(
+        self, model: Model, config: ModelConfig, pool: KvPool, capture: CaptureGraph
+    ) -> None:
         assert isinstance(model.ops, TritonOps)
         self._model = model
         self._ops = model.ops
@@ -47,8 +49,8 @@ class DecodeGraphs:
         self._captured: dict[int, tuple[StaticBatch, Graph]] = {}
         self._logits = torch.empty((BUCKETS[-1], config.vocab_size), device=self._device)
 
-    def logits(self, token_ids: Sequence[int], batch: Batch) -> torch.Tensor | None:
-        """As :class:`baton.engine.model.Replays` has it: None when the batch is not of decodes
+    def logits(self, token_ids: Sequence[int], batch: PackedBatch) -> torch.Tensor | None:
+        """As :class:`baton.engine.model.StepGraphs` has it: None when the batch is not of decodes
         alone, too large, or too long. The device must be done with the call before."""
         rows = bucket_for(batch.num_rows)
         if rows is None or batch.num_decodes < batch.num_rows:
@@ -87,7 +89,7 @@ class DecodeGraphs:
 
 
 class CudaCapture:
-    """Implements ``Capture``. Its graphs take turns in one memory pool."""
+    """Implements ``CaptureGraph``. Its graphs take turns in one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

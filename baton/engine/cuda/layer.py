@@ -8,12 +8,12 @@ from baton.engine.kv_scale import KvScale
 from baton.engine.quantization import E4M3
 
 HEADS = 8
-"""Of one program of ``turn_and_write``: 16 bytes a thread, with heads of 128 and four warps."""
+"""Of one program of ``norm_rope_write_kv``: 16 bytes a thread, with heads of 128 and four warps."""
 
 COLUMNS = 1024
-"""Of one program of ``gated``."""
+"""Of one program of ``silu_and_mul``."""
 
-MOST_PER_WARP = 512
+MAX_COLUMNS_PER_WARP = 512
 """Columns of a norm, so that a thread holds 16."""
 
 
@@ -34,21 +34,23 @@ def norm(
         SIZE=size,
         PADDED=padded,
         ADD=update is not None,
-        num_warps=min(16, max(1, padded // MOST_PER_WARP)),
+        num_warps=min(16, max(1, padded // MAX_COLUMNS_PER_WARP)),
     )
     return out
 
 
-def gated(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_and_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """SiLU(gate) * up, of [num_tokens, 2 * size]."""
     assert gate_up.is_contiguous()
     num_tokens, size = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((num_tokens, size))
-    kernels.gated[(num_tokens, triton.cdiv(size, COLUMNS))](gate_up, out, SIZE=size, N=COLUMNS)
+    kernels.silu_and_mul[(num_tokens, triton.cdiv(size, COLUMNS))](
+        gate_up, out, SIZE=size, N=COLUMNS
+    )
     return out
 
 
-def turn_and_write(
+def norm_rope_write_kv(
     qkv: torch.Tensor,
     pool: torch.Tensor,
     layer: int,
@@ -70,7 +72,7 @@ def turn_and_write(
     heads = qkv.shape[1] - 2 * kv_heads
     q = qkv.new_empty((qkv.shape[0], heads, dim))
     parts = triton.cdiv(heads, HEADS) + triton.cdiv(kv_heads, HEADS)
-    kernels.turn_and_write[(qkv.shape[0], parts)](
+    kernels.norm_rope_write_kv[(qkv.shape[0], parts)](
         qkv,
         q,
         pool[0, layer],

@@ -7,7 +7,7 @@ of torch's separate kernels. Rows are tokens; none depends on what else is in th
 import triton
 import triton.language as tl
 
-from baton.engine.attention.triton_kernels import stored
+from baton.engine.attention.triton_kernels import to_pool_dtype
 
 
 @triton.jit
@@ -49,7 +49,7 @@ def _rounded_norm(x, scale, weight_ptr, columns, inside, NORMED: tl.constexpr):
 
 
 @triton.jit
-def _turned(
+def _normed_and_rotated(
     line_ptr,  # of a token's first head
     weight_ptr,
     cos_ptr,  # of the token's position
@@ -82,7 +82,7 @@ def _turned(
 
 
 @triton.jit
-def turn_and_write(
+def norm_rope_write_kv(
     qkv_ptr,  # [num_tokens, NUM_HEADS + 2 * NUM_KV_HEADS, DIM], contiguous
     q_ptr,  # [num_tokens, NUM_HEADS, DIM]: the result
     layer_ptr,  # of the pool; see attention.triton_kernels
@@ -117,7 +117,7 @@ def turn_and_write(
     query_parts = tl.cdiv(NUM_HEADS, HEADS)
     if part < query_parts:
         heads = part * HEADS + tl.arange(0, HEADS)
-        q = _turned(
+        q = _normed_and_rotated(
             line_ptr, q_weight_ptr, cos_ptr, sin_ptr, eps, heads, heads < NUM_HEADS,
             DIM, DIM_PADDED, NORMED,
         )  # fmt: skip
@@ -127,7 +127,7 @@ def turn_and_write(
     else:
         heads = (part - query_parts) * HEADS + tl.arange(0, HEADS)
         line_ptr += NUM_HEADS * DIM
-        k = _turned(
+        k = _normed_and_rotated(
             line_ptr, k_weight_ptr, cos_ptr, sin_ptr, eps, heads, heads < NUM_KV_HEADS,
             DIM, DIM_PADDED, NORMED,
         )  # fmt: skip
@@ -136,13 +136,13 @@ def turn_and_write(
         across = heads[:, None] * DIM + columns[None, :]
         v = tl.load(line_ptr + NUM_KV_HEADS * DIM + across, mask=inside, other=0.0)
         line = slot // BLOCK_TOKENS * block_stride + slot % BLOCK_TOKENS * (NUM_KV_HEADS * DIM)
-        k, v = stored(k, key_factor, FP8), stored(v, value_factor, FP8)
+        k, v = to_pool_dtype(k, key_factor, FP8), to_pool_dtype(v, value_factor, FP8)
         tl.store(layer_ptr + line + across, k, mask=inside)
         tl.store(layer_ptr + line + part_stride + across, v, mask=inside)
 
 
 @triton.jit
-def gated(
+def silu_and_mul(
     gate_up_ptr,  # [num_tokens, 2 * SIZE], contiguous
     out_ptr,  # [num_tokens, SIZE]
     SIZE: tl.constexpr,

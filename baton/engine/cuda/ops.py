@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional
 
 from baton.checkpoint import ModelConfig
-from baton.engine.attention.base import Batch
+from baton.engine.attention.base import PackedBatch
 from baton.engine.attention.triton_cuda import DeviceBatch, TritonAttention
 from baton.engine.cuda import fp8, gemm, layer
 from baton.engine.kv_pool import KvPool
@@ -28,7 +28,7 @@ class TritonOps:
         self._rotary = (rotary.cos, rotary.sin)
         self.attention = TritonAttention(pool)
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         self.attention.prepare(batch)
 
     def adopt(self, batch: DeviceBatch) -> None:
@@ -39,7 +39,7 @@ class TritonOps:
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         if isinstance(weight, QuantizedMatrix):
-            return fp8.linear(x, weight.fp8, bias, self.attention.num_processors)
+            return fp8.fp8_linear(x, weight.fp8, bias, self.attention.num_processors)
         return functional.linear(x, weight, bias)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -59,7 +59,7 @@ class TritonOps:
         """:meth:`attend`'s part before attention: queries [num_tokens, heads, head_dim]."""
         q_norm, k_norm = weights.q_norm, weights.k_norm
         batch = self.attention.batch
-        return layer.turn_and_write(
+        return layer.norm_rope_write_kv(
             qkv.view(qkv.shape[0], -1, self._config.head_dim),
             self._pool,
             index,
@@ -72,10 +72,10 @@ class TritonOps:
         )
 
     def gated(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return layer.gated(gate_up)
+        return layer.silu_and_mul(gate_up)
 
 
-class FixedOps(TritonOps):
+class BatchInvariantOps(TritonOps):
     """For ``deterministic``: a row's results have the same bits whatever its batch and chunking.
     Each product has one tiling, and a decode is attended as a chunk of one token, so that its keys
     are summed in the order in which a longer chunk has them.
@@ -83,11 +83,13 @@ class FixedOps(TritonOps):
     Shown in Triton's interpreter, and not yet on a GPU: who uses it says so.
     """
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         super().prepare(replace(batch, num_decodes=0))
 
     def linear(
         self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         kept = weight.fp8 if isinstance(weight, QuantizedMatrix) else weight
-        return gemm.linear(x, kept, bias, gemm.fixed_tiling(x.dtype), self.attention.num_processors)
+        return gemm.gemm_linear(
+            x, kept, bias, gemm.fixed_tiling(x.dtype), self.attention.num_processors
+        )

@@ -1,8 +1,8 @@
 """Sampling where the logits are: a batch at a time, and one transfer of the tokens.
 
 The same tokens as :func:`baton.engine.sampler.sample`, which says what each parameter means. Here
-top-k and top-p look at the likeliest ``WINDOW`` tokens only, so that no vocabulary is sorted; a row
-whose choice may lie outside is done again, by itself.
+top-k and top-p look at the likeliest ``TOP_WINDOW_TOKENS`` tokens only, so that no vocabulary is
+sorted; a row whose choice may lie outside is done again, by itself.
 """
 
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ import torch
 
 from baton.core.ids import TokenId
 from baton.core.request import SamplingParams, TokenLogprob
-from baton.engine.draws import uniforms
-from baton.engine.mask import masked
+from baton.engine.mask import apply_masks
+from baton.engine.philox_batch import uniforms
 from baton.engine.plan import Row, SampledToken
-from baton.engine.sampler import choose, is_plain, kept_going
+from baton.engine.sampler import choose_token, is_plain_greedy, mask_early_ends
 
-WINDOW = 1024
+TOP_WINDOW_TOKENS = 1024
 """Tokens: more than most ask for. A row that wants more is right as well, and slower."""
 
 
@@ -26,8 +26,8 @@ def sample_batch(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken
     """One token per row, or None where its mask allows none. ``logits`` [num_rows, vocab], FP32."""
     if not rows:
         return []
-    scores, barren = masked(logits, [row.mask for row in rows])
-    scores = kept_going(scores, rows)
+    scores, barren = apply_masks(logits, [row.mask for row in rows])
+    scores = mask_early_ends(scores, rows)
     tokens = _tokens(scores, rows)
     logprobs = _logprobs(logits, rows, tokens)
     return [
@@ -38,7 +38,7 @@ def sample_batch(logits: torch.Tensor, rows: Sequence[Row]) -> list[SampledToken
 
 def _tokens(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     best = scores.argmax(dim=-1)
-    others = [index for index, row in enumerate(rows) if not is_plain(row.sampling)]
+    others = [index for index, row in enumerate(rows) if not is_plain_greedy(row.sampling)]
     if not others:
         return list(map(int, best.tolist()))
     lines = torch.tensor(others, device=scores.device)
@@ -48,12 +48,12 @@ def _tokens(scores: torch.Tensor, rows: Sequence[Row]) -> list[int]:
     tokens, sure = both.tolist()
     for index in others:
         if not sure[index]:
-            tokens[index] = choose(scores[index], rows[index])
+            tokens[index] = choose_token(scores[index], rows[index])
     return list(map(int, tokens))
 
 
 @dataclass(frozen=True, slots=True)
-class Dials:
+class SamplingMetadata:
     """What rows ask for, [num_rows, 1] each in FP64, and their draws; brought in one transfer.
     ``top_k`` is the vocabulary's size where none is wanted, and ``has_k`` 0."""
 
@@ -66,7 +66,7 @@ class Dials:
     draw: torch.Tensor
 
     @classmethod
-    def of(cls, rows: Sequence[Row], like: torch.Tensor) -> "Dials":
+    def of(cls, rows: Sequence[Row], like: torch.Tensor) -> "SamplingMetadata":
         params = [row.sampling for row in rows]
         lines = [
             [each.greedy for each in params],
@@ -80,14 +80,14 @@ class Dials:
         brought = torch.from_numpy(np.array(lines, dtype=np.float64)).to(like.device)
         return cls(*brought.unsqueeze(-1))
 
-    def at(self, lines: torch.Tensor) -> "Dials":
-        return Dials(*(getattr(self, field.name)[lines] for field in fields(self)))
+    def at(self, lines: torch.Tensor) -> "SamplingMetadata":
+        return SamplingMetadata(*(getattr(self, field.name)[lines] for field in fields(self)))
 
 
 def _choose(scores: torch.Tensor, rows: Sequence[Row]) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [num_rows], and whether each is sure. ``scores`` [num_rows, vocab] in FP64 are used
     up."""
-    dials = Dials.of(rows, scores)
+    dials = SamplingMetadata.of(rows, scores)
     _penalise(scores, rows)
     _add_biases(scores, [row.sampling for row in rows])
     best = scores.argmax(dim=-1)
@@ -136,7 +136,7 @@ def _add_biases(scores: torch.Tensor, params: Sequence[SamplingParams]) -> None:
 
 
 def _pick(
-    chances: torch.Tensor, dials: Dials, params: Sequence[SamplingParams]
+    chances: torch.Tensor, dials: SamplingMetadata, params: Sequence[SamplingParams]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Tokens [num_rows] of ``chances`` [num_rows, vocab], and whether each is sure."""
     filtered = [index for index, each in enumerate(params) if each.top_k or each.top_p < 1]
@@ -151,11 +151,13 @@ def _pick(
     return tokens, is_sure
 
 
-def _pick_filtered(chances: torch.Tensor, dials: Dials) -> tuple[torch.Tensor, torch.Tensor]:
+def _pick_filtered(
+    chances: torch.Tensor, dials: SamplingMetadata
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What top-k and top-p leave is drawn from in the order of the tokens' numbers. A token is sure
     if none is left outside of the window: of those as likely as the window's last, some may be."""
     vocab_size = chances.shape[1]
-    window = min(WINDOW, vocab_size)
+    window = min(TOP_WINDOW_TOKENS, vocab_size)
     values, names = chances.topk(window, dim=-1)
     names, by_name = names.sort(dim=-1)
     ordered, order = values.gather(1, by_name).sort(dim=-1, descending=True, stable=True)
@@ -169,7 +171,7 @@ def _pick_filtered(chances: torch.Tensor, dials: Dials) -> tuple[torch.Tensor, t
     return tokens, within & (last > ordered[:, -1])
 
 
-def _cut(ordered: torch.Tensor, total: torch.Tensor, dials: Dials) -> torch.Tensor:
+def _cut(ordered: torch.Tensor, total: torch.Tensor, dials: SamplingMetadata) -> torch.Tensor:
     """Zero where top-k forbids, then where top-p does; the likeliest come first. ``total``
     [num_rows, 1]: of all chances, also those that are not here."""
     ranks = torch.arange(ordered.shape[1], device=ordered.device)

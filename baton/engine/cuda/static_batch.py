@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from baton.engine.attention.base import Batch
+from baton.engine.attention.base import PackedBatch
 from baton.engine.attention.triton_cuda import DeviceBatch
 
 TOKENS, POSITIONS, SLOTS, CONTEXTS = range(4)
-NOWHERE = -1
+NO_SLOT = -1
 """The slot of a row that only fills the batch up: its KV is written nowhere."""
 
 
@@ -24,8 +24,8 @@ class StaticBatch:
     ) -> None:
         self.rows, self.max_context = rows, max_context
         max_blocks = -(-max_context // block_tokens)
-        self._host_lines, self._lines = _twins(4, rows, device)
-        self._host_tables, self._tables = _twins(rows, max_blocks, device)
+        self._host_lines, self._lines = _host_and_device(4, rows, device)
+        self._host_tables, self._tables = _host_and_device(rows, max_blocks, device)
         self.token_ids = self._lines[TOKENS]
         self.device = DeviceBatch(
             rows,
@@ -42,10 +42,10 @@ class StaticBatch:
         self._set_lines(0)
         self._lines.copy_(self._host_lines)
 
-    def fits(self, batch: Batch) -> bool:
+    def fits(self, batch: PackedBatch) -> bool:
         return batch.num_rows <= self.rows and max(batch.contexts) <= self.max_context
 
-    def fill(self, token_ids: Sequence[int], batch: Batch) -> None:
+    def fill(self, token_ids: Sequence[int], batch: PackedBatch) -> None:
         """``batch``: decodes alone, on the host. Copies go on after this returns: the device must
         have done them before the next call."""
         rows = batch.num_rows
@@ -64,10 +64,12 @@ class StaticBatch:
     def _set_lines(self, rows: int) -> None:
         """What lies beyond ``rows`` fills up."""
         self._host_lines[:, rows:] = 0
-        self._host_lines[SLOTS, rows:] = NOWHERE
+        self._host_lines[SLOTS, rows:] = NO_SLOT
 
 
-def _twins(lines: int, columns: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _host_and_device(
+    lines: int, columns: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Integers on the host, from where they can be copied in the background, and on the device."""
     on_host = torch.zeros((lines, columns), dtype=torch.int32, pin_memory=device.type == "cuda")
     return on_host, on_host.to(device, copy=True)

@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from baton.engine.native.processor import INSTRUCTIONS, instructions
+from baton.engine.native.processor import INSTRUCTION_SETS, best_instruction_set
 from baton.errors import Unavailable
 
 SOURCES = Path(__file__).parent / "kernels"
@@ -48,35 +48,35 @@ COMPILE_SECONDS = 300.0
 """It takes about 5 s; more means that the machine is swamped, not that it will never end."""
 
 
-def library(wanted: str) -> Path:
-    """The library compiled for a name in ``INSTRUCTIONS``. Raises Unavailable that says why there
-    is none, and what would help."""
-    name = f"kernels-{wanted}-{digest(wanted)}.so"
-    for folder in folders():
+def build_library(wanted: str) -> Path:
+    """The library compiled for a name in ``INSTRUCTION_SETS``. Raises Unavailable that says why
+    there is none, and what would help."""
+    name = f"kernels-{wanted}-{source_digest(wanted)}.so"
+    for folder in library_folders():
         if os.access(folder / name, os.R_OK) and _is_ours(folder):
             return folder / name
-    return _compile(wanted, _writable(folders()) / name)
+    return _compile(wanted, _writable(library_folders()) / name)
 
 
-def folders() -> list[Path]:
+def library_folders() -> list[Path]:
     """Where it may lie: beside its source, and in the user's cache."""
     return [SOURCES.parent / "built", Path.home() / ".cache" / "baton" / "native"]
 
 
-def flags(wanted: str) -> list[str]:
+def compiler_flags(wanted: str) -> list[str]:
     """A feature's is called as Linux calls it, but for what stands between its parts."""
-    return [*FLAGS, *[f"-m{feature.replace('_', '')}" for feature in INSTRUCTIONS[wanted]]]
+    return [*FLAGS, *[f"-m{feature.replace('_', '')}" for feature in INSTRUCTION_SETS[wanted]]]
 
 
-def digest(wanted: str) -> str:
+def source_digest(wanted: str) -> str:
     """Of all that the library is made of."""
-    told = hashlib.sha256(" ".join(flags(wanted)).encode())
+    told = hashlib.sha256(" ".join(compiler_flags(wanted)).encode())
     for source in sorted(SOURCES.iterdir()):
         told.update(b"\0" + source.name.encode() + b"\0" + source.read_bytes())
     return told.hexdigest()[:16]
 
 
-def compiler() -> str:
+def find_compiler() -> str:
     """Raises Unavailable when there is none, or nothing to compile for."""
     if platform.machine() not in MACHINES:
         raise Unavailable(f"they are for {MACHINES[0]}, and this is {platform.machine()}")
@@ -93,7 +93,15 @@ def _compile(wanted: str, target: Path) -> Path:
             return target
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            _run([compiler(), *flags(wanted), str(SOURCES / "library.cpp"), "-o", str(made)])
+            _run(
+                [
+                    find_compiler(),
+                    *compiler_flags(wanted),
+                    str(SOURCES / "library.cpp"),
+                    "-o",
+                    str(made),
+                ]
+            )
             made.replace(target)
     return target
 
@@ -142,11 +150,11 @@ def main(arguments: Sequence[str]) -> int:
     where they are built need not be where they run."""
     parser = argparse.ArgumentParser(description="compiles the kernels ahead of time")
     parser.add_argument("--all", action="store_true", help="for all processors, not for this one")
-    best = instructions()
-    wanted = list(INSTRUCTIONS) if parser.parse_args(arguments).all else [best] if best else []
+    best = best_instruction_set()
+    wanted = list(INSTRUCTION_SETS) if parser.parse_args(arguments).all else [best] if best else []
     try:
         for name in wanted:
-            print(f"cpu kernels: {library(name)}")
+            print(f"cpu kernels: {build_library(name)}")
     except Unavailable as error:
         print(f"cpu kernels: {error}; torch computes instead")
     return 0

@@ -6,24 +6,24 @@ from ctypes import byref
 import torch
 
 from baton.checkpoint import ModelConfig
-from baton.engine.attention.base import Batch
+from baton.engine.attention.base import PackedBatch
 from baton.engine.kv_pool import KvPool
-from baton.engine.loader import LayerOf, Stored
-from baton.engine.model import OnStart, nothing
-from baton.engine.moe import blend
+from baton.engine.loader import CheckpointWeights, LayerOf
+from baton.engine.model import OnStart, no_op
+from baton.engine.moe import combine_experts
 from baton.engine.native.library import (
-    CODINGS,
-    KINDS,
+    DTYPE_CODES,
     LAYER_FIELDS,
-    Layer,
-    Rows,
-    Shape,
-    call,
+    QUANTIZATION_CODES,
+    DecoderShape,
+    LayerPointers,
+    PackedRows,
+    call_checked,
 )
-from baton.engine.native.matrix import PackedMatrix, Team
-from baton.engine.quantization import of_head
+from baton.engine.native.matrix import KernelThreadPool, PackedMatrix
+from baton.engine.quantization import head_quantization
 from baton.engine.rope import RotaryTable
-from baton.engine.shards import Stack
+from baton.engine.shards import StoredTensor
 
 
 class NativeModel:
@@ -36,30 +36,30 @@ class NativeModel:
     def __init__(
         self,
         config: ModelConfig,
-        weights: Stored,
+        weights: CheckpointWeights,
         pool: KvPool,
-        team: Team,
+        team: KernelThreadPool,
         quantization: str = "none",
     ) -> None:
         self._config, self.team = config, team
         dtype, shape = pool.tensor.dtype, shape_of(config, pool.tensor)
-        self._core = Core(shape, pool.tensor, team, _rotary(config, pool), quantization)
+        self._core = NativeDecoder(shape, pool.tensor, team, _rotary(config, pool), quantization)
         self._core.set_head(weights.norm, weights.head)
-        experts: dict[int, _Experts] = {}
+        experts: dict[int, _NativeExperts] = {}
         for index in weights.order:
             layer = weights.layers[index]
             self._core.set_layer(index, layer)
             if layer.router is not None:
-                experts[index] = _Experts(team, layer, dtype, quantization)
+                experts[index] = _NativeExperts(team, layer, dtype, quantization)
         self._experts = {index: experts[index] for index in sorted(experts)}
         self._embedding = None
         if weights.head is not weights.embedding:
             self._embedding = weights.embedding.join(pool.tensor.device, dtype)
 
     def hidden(
-        self, token_ids: torch.Tensor, batch: Batch, on_start: OnStart = nothing
+        self, token_ids: torch.Tensor, batch: PackedBatch, on_start: OnStart = no_op
     ) -> torch.Tensor:
-        """As :meth:`baton.engine.model.Decoder.hidden`."""
+        """As :meth:`baton.engine.model.DecoderModel.hidden`."""
         assert token_ids.shape == (batch.offsets[-1],), token_ids.shape
         x = self._embed(token_ids)
         first = 0
@@ -67,7 +67,7 @@ class NativeModel:
             normed = torch.empty_like(x)
             self._core.run(batch, first, index + 1, x, normed, on_start)
             x += experts(normed, self._config)
-            first, on_start = index + 1, nothing
+            first, on_start = index + 1, no_op
         self._core.run(batch, first, self._config.num_layers, x, x, on_start)
         return x
 
@@ -89,23 +89,25 @@ class NativeModel:
 
 
 class NativeAttention:
-    """The kernels' attention by itself, as :class:`baton.engine.attention.base.Attention`."""
+    """The kernels' attention by itself, as :class:`baton.engine.attention.base.AttentionShape`."""
 
-    def __init__(self, pool: KvPool, team: Team | None = None) -> None:
+    def __init__(self, pool: KvPool, team: KernelThreadPool | None = None) -> None:
         self._pool = pool.tensor
-        self._team = team or Team(torch.get_num_threads())
-        self._core: Core | None = None
+        self._team = team or KernelThreadPool(torch.get_num_threads())
+        self._core: NativeDecoder | None = None
 
-    def prepare(self, batch: Batch) -> None:
+    def prepare(self, batch: PackedBatch) -> None:
         self._batch = batch
 
     def attend(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         if self._core is None:
-            self._core = Core(_attention_shape(self._pool, q.shape[1]), self._pool, self._team)
+            self._core = NativeDecoder(
+                _attention_shape(self._pool, q.shape[1]), self._pool, self._team
+            )
         return self._core.attend(self._batch, layer, q, k, v)
 
 
-class Core:
+class NativeDecoder:
     """The kernels' decoder, with whatever it has the addresses of.
 
     Checks what does not change while it lives; lengths, tables and tokens are checked by the
@@ -114,9 +116,9 @@ class Core:
 
     def __init__(
         self,
-        shape: Shape,
+        shape: DecoderShape,
         pool: torch.Tensor,
-        team: Team,
+        team: KernelThreadPool,
         rotary: tuple[torch.Tensor, torch.Tensor] | None = None,
         quantization: str = "none",
     ) -> None:
@@ -132,22 +134,22 @@ class Core:
         self._library = library = team.library
         addresses = [table.data_ptr() for table in rotary] if rotary else [None, None]
         self._handle = library.baton_decoder(
-            team.handle, KINDS[pool.dtype], byref(shape), pool.data_ptr(), *addresses
+            team.handle, DTYPE_CODES[pool.dtype], byref(shape), pool.data_ptr(), *addresses
         )
         assert self._handle, "out of memory"
         end = weakref.finalize(self, library.baton_decoder_free, self._handle)
         end.atexit = False
 
-    def set_layer(self, index: int, weights: LayerOf[Stack]) -> None:
+    def set_layer(self, index: int, weights: LayerOf[StoredTensor]) -> None:
         """Packs its matrices; those of experts are not the decoder's business."""
-        layer = Layer(coding=CODINGS[self._quantization])
+        layer = LayerPointers(coding=QUANTIZATION_CODES[self._quantization])
         for name in LAYER_FIELDS:
-            stack: Stack | None = getattr(weights, name)
+            stack: StoredTensor | None = getattr(weights, name)
             if stack is not None:
                 setattr(layer, name, self._keep(name, stack))
         self._library.baton_set_layer(self._handle, index, byref(layer))
 
-    def _keep(self, name: str, stack: Stack) -> int:
+    def _keep(self, name: str, stack: StoredTensor) -> int:
         """Its address, once it is as the kernels want it."""
         if len(stack.shape) == 1:
             assert self._sizes[name] == stack.shape, name
@@ -156,26 +158,26 @@ class Core:
         assert self._sizes[name] == (packed.outs, packed.ins), name
         return packed.address
 
-    def _pack(self, stack: Stack, quantization: str, *, gated: bool = False) -> PackedMatrix:
+    def _pack(self, stack: StoredTensor, quantization: str, *, gated: bool = False) -> PackedMatrix:
         packed = PackedMatrix(
             self._team, stack, gated=gated, dtype=self._dtype, quantization=quantization
         )
         self._kept.append(packed)
         return packed
 
-    def _keep_vector(self, stack: Stack) -> int:
+    def _keep_vector(self, stack: StoredTensor) -> int:
         """A copy: the file's mapping ends with the last tensor that lies in it."""
         vector = stack.join(torch.device("cpu"), self._dtype).clone()
         self._kept.append(vector)
         return vector.data_ptr()
 
-    def set_head(self, norm: Stack, head: Stack) -> None:
+    def set_head(self, norm: StoredTensor, head: StoredTensor) -> None:
         shape = self._shape
         assert norm.shape == (shape.hidden,) and head.shape == (shape.vocabulary, shape.hidden)
-        quantization = of_head(self._quantization)
+        quantization = head_quantization(self._quantization)
         packed = self._pack(head, quantization)
         self._library.baton_set_head(
-            self._handle, self._keep_vector(norm), packed.address, CODINGS[quantization]
+            self._handle, self._keep_vector(norm), packed.address, QUANTIZATION_CODES[quantization]
         )
 
     @property
@@ -187,7 +189,7 @@ class Core:
         assert token_ids.dtype is torch.int64
         token_ids = token_ids.contiguous()
         x = torch.empty(len(token_ids), self._shape.hidden, dtype=self._dtype)
-        call(
+        call_checked(
             self._library.baton_embed,
             self._handle, token_ids.data_ptr(), len(token_ids), x.data_ptr(),
         )  # fmt: skip
@@ -195,12 +197,12 @@ class Core:
 
     def run(
         self,
-        batch: Batch,
+        batch: PackedBatch,
         first: int,
         last: int,
         x: torch.Tensor,
         normed: torch.Tensor,
-        on_start: OnStart = nothing,
+        on_start: OnStart = no_op,
     ) -> None:
         """Layers [first, last) over ``x`` [num_tokens, hidden], in place. ``normed`` gets what a
         last layer with experts gives them."""
@@ -209,19 +211,19 @@ class Core:
         rows, kept = _rows(batch)
         arguments = byref(rows), first, last, x.data_ptr(), normed.data_ptr()
         on_start()
-        call(self._library.baton_run, self._handle, *arguments)
+        call_checked(self._library.baton_run, self._handle, *arguments)
         del kept
 
     def attend(
-        self, batch: Batch, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
+        self, batch: PackedBatch, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """As :meth:`baton.engine.attention.base.Attention.attend`."""
+        """As :meth:`baton.engine.attention.base.AttentionShape.attend`."""
         qkv = torch.cat((q, k, v), dim=1)
         heads = self._shape.heads + 2 * self._shape.kv_heads
         self._check(qkv, batch.offsets[-1], heads, self._shape.head_dim)
         to = torch.empty_like(q, memory_format=torch.contiguous_format)
         rows, kept = _rows(batch)
-        call(
+        call_checked(
             self._library.baton_attend,
             self._handle, byref(rows), layer, qkv.data_ptr(), to.data_ptr(),
         )  # fmt: skip
@@ -234,7 +236,7 @@ class Core:
         if x.shape[0]:
             x = x.contiguous()
             self._check(x, x.shape[0], self._shape.hidden)
-            call(
+            call_checked(
                 self._library.baton_logits,
                 self._handle, x.data_ptr(), x.shape[0], to.data_ptr(),
             )  # fmt: skip
@@ -262,13 +264,17 @@ class Core:
         }
 
 
-class _Experts:
+class _NativeExperts:
     """A layer's mixture: routed by torch, multiplied by the kernels."""
 
     def __init__(
-        self, team: Team, layer: LayerOf[Stack], dtype: torch.dtype, quantization: str
+        self,
+        team: KernelThreadPool,
+        layer: LayerOf[StoredTensor],
+        dtype: torch.dtype,
+        quantization: str,
     ) -> None:
-        def pack(stack: Stack, *, gated: bool = False) -> PackedMatrix:
+        def pack(stack: StoredTensor, *, gated: bool = False) -> PackedMatrix:
             return PackedMatrix(team, stack, gated=gated, dtype=dtype, quantization=quantization)
 
         gate_up, down = layer.expert_gate_up, layer.expert_down
@@ -279,7 +285,7 @@ class _Experts:
 
     def __call__(self, x: torch.Tensor, config: ModelConfig) -> torch.Tensor:
         assert config.moe is not None
-        return blend(x, self._router(x), self._expert, config.moe)
+        return combine_experts(x, self._router(x), self._expert, config.moe)
 
     @property
     def size_bytes(self) -> int:
@@ -289,8 +295,8 @@ class _Experts:
         return self._down[index](self._gate_up[index](x))
 
 
-def shape_of(config: ModelConfig, pool: torch.Tensor) -> Shape:
-    return Shape(
+def shape_of(config: ModelConfig, pool: torch.Tensor) -> DecoderShape:
+    return DecoderShape(
         layers=config.num_layers,
         hidden=config.hidden_size,
         heads=config.num_heads,
@@ -305,10 +311,10 @@ def shape_of(config: ModelConfig, pool: torch.Tensor) -> Shape:
     )
 
 
-def _attention_shape(pool: torch.Tensor, heads: int) -> Shape:
+def _attention_shape(pool: torch.Tensor, heads: int) -> DecoderShape:
     """Of a decoder that has nothing but a pool; a context ends where a block table does."""
     num_blocks, layers, _, block_tokens, kv_heads, head_dim = pool.shape
-    return Shape(
+    return DecoderShape(
         layers=layers,
         heads=heads,
         kv_heads=kv_heads,
@@ -328,13 +334,13 @@ def _rotary(config: ModelConfig, pool: KvPool) -> tuple[torch.Tensor, torch.Tens
     return cos, sin
 
 
-def _rows(batch: Batch) -> tuple[Rows, list[torch.Tensor]]:
+def _rows(batch: PackedBatch) -> tuple[PackedRows, list[torch.Tensor]]:
     """With what its addresses point to."""
     tables = batch.block_tables
     assert tables.dtype is torch.int64 and tables.is_contiguous()
     assert tables.shape[0] == batch.num_rows == len(batch.offsets) - 1
     starts, offsets = (torch.tensor(part) for part in (batch.starts, batch.offsets))
-    rows = Rows(
+    rows = PackedRows(
         num_rows=batch.num_rows,
         starts=starts.data_ptr(),
         offsets=offsets.data_ptr(),

@@ -12,15 +12,15 @@ import numpy as np
 import torch
 
 from baton.engine.native import build
-from baton.engine.native.processor import instructions
+from baton.engine.native.processor import best_instruction_set
 
-KINDS = {torch.float32: 0, torch.bfloat16: 1}
+DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 """The formats that the kernels compute in, and their numbers there."""
 
-SOURCE_KINDS = {**KINDS, torch.float16: 2}
+SOURCE_DTYPE_CODES = {**DTYPE_CODES, torch.float16: 2}
 """What weights may come in."""
 
-CODINGS = {"none": 0, "int8": 1, "int4": 2}
+QUANTIZATION_CODES = {"none": 0, "int8": 1, "int4": 2}
 """How weights are kept (kernels/codes.h), by :mod:`baton.engine.quantization`'s names."""
 
 LAYER_FIELDS = (
@@ -28,7 +28,7 @@ LAYER_FIELDS = (
 )  # fmt: skip
 
 
-class Shape(Structure):
+class DecoderShape(Structure):
     """Of a decoder and its pool; all sizes are elements."""
 
     _fields_ = [
@@ -43,13 +43,13 @@ class Shape(Structure):
     ]  # fmt: skip
 
 
-class Layer(Structure):
+class LayerPointers(Structure):
     """Addresses of a layer's weights, 0 for what it has not, and how its matrices are kept."""
 
     _fields_ = [*[(name, c_void_p) for name in LAYER_FIELDS], ("coding", c_int64)]
 
 
-DIALS = np.dtype(
+SAMPLING_ROW_DTYPE = np.dtype(
     [
         *[
             (name, np.float64)
@@ -67,7 +67,7 @@ DIALS = np.dtype(
 """What a row asks for when its token is chosen, as kernels/sampler.h has it."""
 
 
-class Rows(Structure):
+class PackedRows(Structure):
     """The packed rows of a step, as kernels/pages.h has them: int64 arrays and their sizes."""
 
     _fields_ = [
@@ -104,17 +104,17 @@ _FUNCTIONS = {
     # from (at a multiple of 64), bytes
     "reads_only": (c_int64, [c_void_p, c_int64]),
     # team, kind, shape, pool, cosines, sines
-    "decoder": (c_void_p, [c_void_p, c_int64, POINTER(Shape), c_void_p, c_void_p, c_void_p]),
+    "decoder": (c_void_p, [c_void_p, c_int64, POINTER(DecoderShape), c_void_p, c_void_p, c_void_p]),
     "decoder_free": (None, [c_void_p]),
-    "set_layer": (None, [c_void_p, c_int64, POINTER(Layer)]),
+    "set_layer": (None, [c_void_p, c_int64, POINTER(LayerPointers)]),
     # decoder, norm, packed head, its coding
     "set_head": (None, [c_void_p, c_void_p, c_void_p, c_int64]),
     # decoder, tokens, how many, x
     "embed": (c_char_p, [c_void_p, c_void_p, c_int64, c_void_p]),
     # decoder, rows, first layer, last layer, x, normed
-    "run": (c_char_p, [c_void_p, POINTER(Rows), c_int64, c_int64, c_void_p, c_void_p]),
+    "run": (c_char_p, [c_void_p, POINTER(PackedRows), c_int64, c_int64, c_void_p, c_void_p]),
     # decoder, rows, layer, qkv, to
-    "attend": (c_char_p, [c_void_p, POINTER(Rows), c_int64, c_void_p, c_void_p]),
+    "attend": (c_char_p, [c_void_p, POINTER(PackedRows), c_int64, c_void_p, c_void_p]),
     # decoder, x, rows of x, to
     "logits": (c_char_p, [c_void_p, c_void_p, c_int64, c_void_p]),
     # team, vocabulary
@@ -127,7 +127,7 @@ _FUNCTIONS = {
 
 def load() -> ctypes.CDLL:
     """For this machine's processor."""
-    wanted = instructions()
+    wanted = best_instruction_set()
     assert wanted is not None, "whether there are kernels is asked before"
     return load_for(wanted)
 
@@ -135,17 +135,17 @@ def load() -> ctypes.CDLL:
 @functools.cache
 def load_for(wanted: str) -> ctypes.CDLL:
     """Compiled first if need be. Raises Unavailable that says why it can't be."""
-    library = ctypes.CDLL(str(build.library(wanted)))
+    library = ctypes.CDLL(str(build.build_library(wanted)))
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, f"baton_{name}")
         function.restype, function.argtypes = result, arguments
     sizes = [library.baton_shape_bytes(), library.baton_layer_bytes(), library.baton_batch_bytes()]
-    assert sizes == [ctypes.sizeof(kind) for kind in (Shape, Layer, Rows)]
-    assert library.baton_dials_bytes() == DIALS.itemsize
+    assert sizes == [ctypes.sizeof(kind) for kind in (DecoderShape, LayerPointers, PackedRows)]
+    assert library.baton_dials_bytes() == SAMPLING_ROW_DTYPE.itemsize
     return library
 
 
-def call(function: "ctypes._NamedFuncPointer", *arguments: object) -> None:
+def call_checked(function: "ctypes._NamedFuncPointer", *arguments: object) -> None:
     """A function that returns what is wrong. Only a bug of ours can make it say something."""
     told = function(*arguments)
     assert told is None, told.decode()

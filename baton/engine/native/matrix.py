@@ -7,15 +7,21 @@ from ctypes import c_int64, c_void_p
 
 import torch
 
-from baton.engine.native.library import CODINGS, KINDS, SOURCE_KINDS, call, load
-from baton.engine.shards import Stack
+from baton.engine.native.library import (
+    DTYPE_CODES,
+    QUANTIZATION_CODES,
+    SOURCE_DTYPE_CODES,
+    call_checked,
+    load,
+)
+from baton.engine.shards import StoredTensor
 from baton.errors import Invalid
 
 HUGE_BYTES = 2 * 2**20
 """A huge page. What is smaller gets none."""
 
 
-class Team:
+class KernelThreadPool:
     """``size`` threads, the caller's among them; one caller at a time, others wait. ``library`` is
     what they run, and all that is computed with them."""
 
@@ -40,33 +46,39 @@ class PackedMatrix:
 
     def __init__(
         self,
-        team: Team,
-        weight: torch.Tensor | Stack,
+        team: KernelThreadPool,
+        weight: torch.Tensor | StoredTensor,
         *,
         gated: bool = False,
         dtype: torch.dtype | None = None,
         quantization: str = "none",
     ) -> None:
-        source = Stack([weight], weight.shape) if isinstance(weight, torch.Tensor) else weight
+        source = (
+            StoredTensor([weight], weight.shape) if isinstance(weight, torch.Tensor) else weight
+        )
         rows, self.ins = source.shape
         self.outs = rows // 2 if gated else rows
         self.gated = gated
         self._team = team
         dtype = dtype or source.dtype
-        self._dtype, self._kind, self._coding = dtype, KINDS[dtype], CODINGS[quantization]
+        self._dtype, self._kind, self._coding = (
+            dtype,
+            DTYPE_CODES[dtype],
+            QUANTIZATION_CODES[quantization],
+        )
         assert not (gated and rows % 2), f"{rows} rows are no pair"
-        assert fits(dtype, self.ins, quantization), f"{self.ins} inputs"
+        assert can_pack(dtype, self.ins, quantization), f"{self.ins} inputs"
         sizes = (self.outs, self.ins, gated)
         size = team.library.baton_packed_bytes(self._kind, self._coding, *sizes)
         self.tensor = _memory(size)
         self._pack(source)
 
-    def _pack(self, source: Stack) -> None:
+    def _pack(self, source: StoredTensor) -> None:
         parts = [part.contiguous() for part in source.parts]
         addresses = (c_void_p * len(parts))(*[part.data_ptr() for part in parts])
         counts = (c_int64 * len(parts))(*[part.numel() // self.ins for part in parts])
         wrong = self._team.library.baton_pack(
-            self._team.handle, self._kind, addresses, counts, SOURCE_KINDS[source.dtype],
+            self._team.handle, self._kind, addresses, counts, SOURCE_DTYPE_CODES[source.dtype],
             self._coding, self.outs, self.ins, self.gated, self.address,
         )  # fmt: skip
         if wrong is not None:
@@ -86,7 +98,7 @@ class PackedMatrix:
         assert x.dtype is self._dtype and x.shape[1:] == (self.ins,), x.shape
         x = x.contiguous()
         result = x.new_empty((x.shape[0], self.outs))
-        call(
+        call_checked(
             self._team.library.baton_multiply,
             self._team.handle, self._kind, x.data_ptr(), x.shape[0],
             self.address, self._coding, self.outs, self.ins, self.gated, result.data_ptr(),
@@ -94,7 +106,7 @@ class PackedMatrix:
         return result
 
 
-def fits(dtype: torch.dtype, ins: int, quantization: str = "none") -> bool:
+def can_pack(dtype: torch.dtype, ins: int, quantization: str = "none") -> bool:
     """BF16 is multiplied in pairs of neighbours, and what is kept in fewer bits lies in pairs."""
     return (dtype is not torch.bfloat16 and quantization == "none") or ins % 2 == 0
 

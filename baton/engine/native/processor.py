@@ -9,12 +9,12 @@ from pathlib import Path
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl")
 
-INSTRUCTIONS = {"avx512_bf16": (*_AVX512, "avx512_bf16"), "avx512": _AVX512, "avx2": _AVX2}
+INSTRUCTION_SETS = {"avx512_bf16": (*_AVX512, "avx512_bf16"), "avx512": _AVX512, "avx2": _AVX2}
 """What the kernels are compiled for, the best first, and the features that each needs."""
 
 CPUINFO = Path("/proc/cpuinfo")
 
-_most = next(iter(INSTRUCTIONS))
+_most = next(iter(INSTRUCTION_SETS))
 
 
 @functools.cache
@@ -38,19 +38,19 @@ def model_name(cpuinfo: Path = CPUINFO) -> str:
     return next(told, platform.machine())
 
 
-def possible() -> list[str]:
-    """Those of ``INSTRUCTIONS`` that this processor has, the best first."""
-    names = list(INSTRUCTIONS)
+def supported_instruction_sets() -> list[str]:
+    """Those of ``INSTRUCTION_SETS`` that this processor has, the best first."""
+    names = list(INSTRUCTION_SETS)
     allowed = names[names.index(_most) :]
-    return [name for name in allowed if features().issuperset(INSTRUCTIONS[name])]
+    return [name for name in allowed if features().issuperset(INSTRUCTION_SETS[name])]
 
 
-def instructions() -> str | None:
+def best_instruction_set() -> str | None:
     """The best that this processor has; None: it has too little for any."""
-    return next(iter(possible()), None)
+    return next(iter(supported_instruction_sets()), None)
 
 
-def lacking() -> list[str]:
+def missing_features() -> list[str]:
     """Features that the kernels need at least, and the processor has not."""
     return [name for name in _AVX2 if name not in features()]
 
@@ -60,7 +60,7 @@ def limited_to(most: str) -> Iterator[None]:
     """What is built within the block computes as on a processor that has no more: to test, and to
     compare. Not for several threads at once."""
     global _most
-    assert most in INSTRUCTIONS, most
+    assert most in INSTRUCTION_SETS, most
     before, _most = _most, most
     try:
         yield

@@ -6,21 +6,21 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from baton.engine.native.library import DIALS, call
-from baton.engine.native.matrix import Team
+from baton.engine.native.library import SAMPLING_ROW_DTYPE, call_checked
+from baton.engine.native.matrix import KernelThreadPool
 from baton.engine.plan import Row
-from baton.engine.sampler import is_plain
+from baton.engine.sampler import is_plain_greedy
 
 SEEDS = 2**64
 """A seed counts by its last 64 bits."""
 
 
-class NativeChooser:
-    """Implements :class:`baton.engine.sampler.Chooser`: rows are shared out among ``team``, and no
-    vocabulary is sorted. The same tokens as torch's, but where a draw lies as near to a token's
-    border as FP64 rounds."""
+class NativeTokenChooser:
+    """Implements :class:`baton.engine.sampler.TokenChooser`: rows are shared out among ``team``,
+    and no vocabulary is sorted. The same tokens as torch's, but where a draw lies as near to a
+    token's border as FP64 rounds."""
 
-    def __init__(self, team: Team, vocab_size: int) -> None:
+    def __init__(self, team: KernelThreadPool, vocab_size: int) -> None:
         self._library, self._vocab_size = team.library, vocab_size
         self._team = team  # lives as long as whoever uses its threads
         self._handle = team.library.baton_samplers(team.handle, vocab_size)
@@ -33,9 +33,9 @@ class NativeChooser:
         assert scores.dtype is torch.float32 and scores.device.type == "cpu", scores.dtype
         scores = scores.contiguous()
         chosen = np.empty(len(rows), dtype=np.int64)
-        asked = None if all(is_plain(row.sampling) for row in rows) else _asked(rows)
+        asked = None if all(is_plain_greedy(row.sampling) for row in rows) else _asked(rows)
         addresses = [part.ctypes.data for part in asked] if asked else [None] * 4
-        call(
+        call_checked(
             self._library.baton_choose,
             self._handle, scores.data_ptr(), len(rows),
             *addresses, chosen.ctypes.data,
@@ -65,7 +65,7 @@ def _asked(rows: Sequence[Row]) -> tuple[np.ndarray, ...]:
             )
         )  # fmt: skip
     return (
-        np.array(dials, dtype=DIALS),
+        np.array(dials, dtype=SAMPLING_ROW_DTYPE),
         np.concatenate(history) if history else np.empty(0, dtype=np.int64),
         np.array([token for token, _ in biases], dtype=np.int64),
         np.array([bias for _, bias in biases], dtype=np.float64),

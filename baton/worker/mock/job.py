@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from baton.core.ids import RequestId, TokenId, WorkerId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec
 from baton.core.task import Task
-from baton.rpc.encoded_outputs import EncodedAnswer, encoded
-from baton.worker.mock.lexicon import Lexicon
-from baton.worker.mock.stream import MockStream
+from baton.rpc.output_encoder import OutputEncoder, encode_output
+from baton.worker.mock.model import MockModel
+from baton.worker.mock.output_stream import MockStream
 
-Said = tuple[bytes, FinishReason | None]
+EncodedToken = tuple[bytes, FinishReason | None]
 """An output in its encoded form, and the reason if it was the last."""
 
 
@@ -30,11 +30,11 @@ class MockJob:
     arrived_at: float
     deadline: float = math.inf
     cached_tokens: int = 0
-    _frames: EncodedAnswer = field(init=False)
+    _frames: OutputEncoder = field(init=False)
     _stops: frozenset[TokenId] = field(init=False)
 
     def __post_init__(self) -> None:
-        self._frames = EncodedAnswer(self.spec.request_id, self.spec.epoch)
+        self._frames = OutputEncoder(self.spec.request_id, self.spec.epoch)
         self._stops = frozenset(self.spec.sampling.stop_token_ids)
 
     @property
@@ -46,12 +46,12 @@ class MockJob:
         """Tokens of the prompt, and of the answer so far."""
         return self.spec.num_prompt_tokens + self.next_index
 
-    def say_first(self, lexicon: Lexicon) -> Said:
+    def say_first(self, lexicon: MockModel) -> EncodedToken:
         """With what is told once."""
         index, token_id, reason = self._advance(lexicon)
         return self._whole(lexicon, index, token_id, reason), reason
 
-    def say(self, lexicon: Lexicon) -> Said:
+    def say(self, lexicon: MockModel) -> EncodedToken:
         index, token_id, reason = self._advance(lexicon)
         if self.spec.sampling.logprobs is not None:
             return self._whole(lexicon, index, token_id, reason), reason
@@ -59,7 +59,7 @@ class MockJob:
             return self._frames.token(index, token_id), None
         return self._frames.last(index, token_id, reason), reason
 
-    def _advance(self, lexicon: Lexicon) -> tuple[int, TokenId, FinishReason | None]:
+    def _advance(self, lexicon: MockModel) -> tuple[int, TokenId, FinishReason | None]:
         index = self.next_index
         token_id = lexicon.token(self.key, index)
         self.next_index = index + 1
@@ -70,7 +70,7 @@ class MockJob:
         return index, token_id, None
 
     def _whole(
-        self, lexicon: Lexicon, index: int, token_id: TokenId, reason: FinishReason | None
+        self, lexicon: MockModel, index: int, token_id: TokenId, reason: FinishReason | None
     ) -> bytes:
         output = RequestOutput(
             request_id=self.id,
@@ -81,4 +81,4 @@ class MockJob:
             finish_reason=reason,
             cached_tokens=self.cached_tokens,
         )
-        return encoded(output)
+        return encode_output(output)

@@ -3,27 +3,27 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from baton.core.answer_length import corrected
+from baton.core.answer_length_predictor import revised_prediction
 from baton.core.cost import DecodeCost
-from baton.core.load import Load
 from baton.core.task import Task
-from baton.worker.answers import AnswerMeter
+from baton.core.worker_load import WorkerLoad
+from baton.worker.answer_lengths import AnswerLengthStats
 from baton.worker.mock.job import MockJob
-from baton.worker.mock.reading import Reading
+from baton.worker.mock.prefill_queue import MockPrefillQueue
 
 UNKNOWN_ANSWER_TOKENS = 256.0
 """As for a real worker, before any has ended here."""
 
 
-def measure(
-    reading: Reading,
+def measure_mock_load(
+    reading: MockPrefillQueue,
     decode_cost: DecodeCost,
     jobs: Iterable[MockJob],
-    answers: AnswerMeter,
+    answers: AnswerLengthStats,
     now: float,
-) -> Load:
+) -> WorkerLoad:
     """All but blocks, and the moment by the wall's clock."""
-    load = Load(
+    load = WorkerLoad(
         running=reading.num_running,
         waiting=len(reading.waiting),
         queued_tokens=reading.queued_tokens,
@@ -41,12 +41,12 @@ def measure(
         running=load.running + len(writing),
         decode_requests=len(writing),
         context_tokens=sum(job.num_known for job in writing),
-        promised_tokens=sum(_grown(job, expected) for job in writing),
+        promised_tokens=sum(_expected_length(job, expected) for job in writing),
     )
 
 
-def _grown(job: MockJob, expected: int) -> int:
+def _expected_length(job: MockJob, expected: int) -> int:
     """Its length in the end, if it gets as long as others do."""
     most = job.spec.sampling.max_tokens
-    length = corrected(min(expected, most), job.next_index, most)
+    length = revised_prediction(min(expected, most), job.next_index, most)
     return max(job.num_known, job.spec.num_prompt_tokens + length)

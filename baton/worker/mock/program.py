@@ -12,24 +12,24 @@ from prometheus_client import CollectorRegistry
 from baton.checkpoint import ModelConfig, load_model_config, resolve_model
 from baton.clock import Clock, SystemClock
 from baton.config import Settings
-from baton.core.address import host_port
 from baton.core.cost import PrefillCost
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role
 from baton.errors import Invalid
-from baton.registry.arrival import await_registry
+from baton.network.address import host_port
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.redis import RedisRegistry
-from baton.rpc.encoded_service import add_encoded_worker_service
-from baton.rpc.line_server import LineServer
+from baton.registry.startup import wait_for_registry
+from baton.rpc.encoded_worker_service import add_encoded_worker_service
+from baton.rpc.framed.server import FramedServer
+from baton.rpc.framed.worker_service import framed_encoded_worker_services
 from baton.rpc.server import build_server, listen
-from baton.rpc.worker_line import encoded_worker_lines
 from baton.text.tokenizer import Tokenizer
-from baton.transport.select import host_id
-from baton.worker.mock.handovers import Handovers
-from baton.worker.mock.lexicon import lexicon_of
-from baton.worker.mock.worker import House, MockConfig, MockWorker
+from baton.transport.selection import host_id
+from baton.worker.mock.kv_transfers import MockKvTransfers
+from baton.worker.mock.model import build_mock_model
+from baton.worker.mock.worker import MockConfig, MockSharedState, MockWorker
 
 log = structlog.get_logger(__name__)
 
@@ -53,12 +53,12 @@ class MockProgram:
         self._heartbeats: list[Heartbeat] = []
         self._addresses: dict[WorkerId, str] = {}
         self._servers: list[grpc.aio.Server] = []
-        self._line_servers: list[LineServer] = []
+        self._line_servers: list[FramedServer] = []
         self._lines: dict[WorkerId, str] = {}
         for name in ("grpc_port", "line_port"):
             if getattr(settings, name):
                 raise Invalid(f"{name}: mock workers have a port each, which is any that is free")
-        if not names(settings):
+        if not mock_worker_ids(settings):
             raise Invalid("mock_prefill and mock_decode are both 0: there is nobody to host")
 
     @property
@@ -75,16 +75,18 @@ class MockProgram:
     async def start(self) -> None:
         """Raises Invalid, Unavailable."""
         settings = self._settings
-        await await_registry(self._registry, self._clock, settings.redis_wait_seconds)
+        await wait_for_registry(self._registry, self._clock, settings.redis_wait_seconds)
         folder = await asyncio.to_thread(resolve_model, settings.model)
         self._model = load_model_config(folder)
         load = partial(Tokenizer.load, folder, self._clock, encodes_much=False)
         tokenizer = await asyncio.to_thread(load)
-        lexicon = await asyncio.to_thread(lexicon_of, tokenizer, self._model.vocab_size)
-        house = House(mock_config(settings), lexicon, self._clock, Handovers(), {})
+        lexicon = await asyncio.to_thread(build_mock_model, tokenizer, self._model.vocab_size)
+        house = MockSharedState(
+            config_from_settings(settings), lexicon, self._clock, MockKvTransfers(), {}
+        )
         generation = self._clock.wall_nanoseconds()
-        for number, (worker_id, role) in enumerate(names(settings)):
-            self._add(house, worker_id, role, Generation(generation + number))
+        for number, (worker_id, role) in enumerate(mock_worker_ids(settings)):
+            self._add(house, worker_id, role, Incarnation(generation + number))
         for worker in self._workers:
             await self._listen(worker)
             worker.begin()
@@ -119,7 +121,9 @@ class MockProgram:
 
     # -- parts -----------------------------------------------------------------------------
 
-    def _add(self, house: House, worker_id: WorkerId, role: Role, generation: Generation) -> None:
+    def _add(
+        self, house: MockSharedState, worker_id: WorkerId, role: Role, generation: Incarnation
+    ) -> None:
         worker = MockWorker(worker_id, generation, role, house, lambda: heartbeat.hurry())
         heartbeat = Heartbeat(
             self._registry,
@@ -138,7 +142,7 @@ class MockProgram:
         port = await listen(server, settings.grpc_host, 0, settings.trust, host)
         self._servers.append(server)
         self._addresses[worker.id] = host_port(host, port)
-        lines = LineServer(settings.trust, encoded_worker_lines(worker))
+        lines = FramedServer(settings.trust, framed_encoded_worker_services(worker))
         self._line_servers.append(lines)
         self._lines[worker.id] = host_port(host, await lines.listen(settings.grpc_host, 0))
 
@@ -174,7 +178,7 @@ def build(settings: Settings) -> MockProgram:
     return MockProgram(settings)
 
 
-def names(settings: Settings) -> list[tuple[WorkerId, Role]]:
+def mock_worker_ids(settings: Settings) -> list[tuple[WorkerId, Role]]:
     """All mock workers of a process, by its own id."""
     prefix = settings.id or f"mock-{os.getpid()}"
     pools = ((Role.PREFILL, settings.mock_prefill), (Role.DECODE, settings.mock_decode))
@@ -185,7 +189,7 @@ def names(settings: Settings) -> list[tuple[WorkerId, Role]]:
     ]
 
 
-def mock_config(settings: Settings) -> MockConfig:
+def config_from_settings(settings: Settings) -> MockConfig:
     speed = settings.mock_prefill_tokens_per_second
     return MockConfig(
         prefill_cost=PrefillCost(0.0, 1 / speed if speed else 0.0, 0.0),

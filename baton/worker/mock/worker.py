@@ -7,25 +7,25 @@ from functools import partial
 
 from baton.clock import Clock
 from baton.core.cost import DecodeCost, PrefillCost
-from baton.core.handoff import Inspection, WorkerRef
-from baton.core.ids import Epoch, Generation, RequestId, WorkerId
-from baton.core.load import Load
+from baton.core.ids import Epoch, Incarnation, RequestId, WorkerId
+from baton.core.kv_transfer import WorkerInspection, WorkerRef
 from baton.core.request import FinishReason, RequestSpec
 from baton.core.states import Role, WorkerState
 from baton.core.task import Task
+from baton.core.worker_load import WorkerLoad
 from baton.errors import BatonError, Invalid, NotFound, Overloaded, Unavailable
-from baton.rpc.encoded_outputs import encoded
-from baton.worker.answers import AnswerMeter
-from baton.worker.duty import Duty
-from baton.worker.job import failure_of, moved, placement_id, turned_away
-from baton.worker.mock.handovers import Handovers
+from baton.rpc.output_encoder import encode_output
+from baton.worker.answer_lengths import AnswerLengthStats
+from baton.worker.job import failed_output, migrated_output, placement_id, rerouted_output
+from baton.worker.mock.decode_batch import MockDecodeBatch
 from baton.worker.mock.job import MockJob
-from baton.worker.mock.lexicon import Lexicon
-from baton.worker.mock.load import measure
-from baton.worker.mock.prefixes import Prefixes, block_names
-from baton.worker.mock.reading import Reading
-from baton.worker.mock.stream import MockStream
-from baton.worker.mock.writing import Writing
+from baton.worker.mock.kv_transfers import MockKvTransfers
+from baton.worker.mock.load import measure_mock_load
+from baton.worker.mock.model import MockModel
+from baton.worker.mock.output_stream import MockStream
+from baton.worker.mock.prefill_queue import MockPrefillQueue
+from baton.worker.mock.prefix_cache import MockPrefixCache, block_hashes
+from baton.worker.role_state import RoleState
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +44,13 @@ class MockConfig:
 
 
 @dataclass(slots=True)
-class House:
+class MockSharedState:
     """What the mock workers of one process share."""
 
     config: MockConfig
-    lexicon: Lexicon
+    lexicon: MockModel
     clock: Clock
-    handovers: Handovers
+    handovers: MockKvTransfers
     workers: dict[WorkerId, "MockWorker"]
 
     def has_heirs(self, worker: "MockWorker") -> bool:
@@ -60,14 +60,14 @@ class House:
 
 
 class MockWorker:
-    """Implements :class:`baton.rpc.encoded_service.EncodedCore`. All in the event loop."""
+    """Implements :class:`baton.rpc.encoded_worker_service.EncodedCore`. All in the event loop."""
 
     def __init__(
         self,
         worker_id: WorkerId,
-        generation: Generation,
+        generation: Incarnation,
         role: Role,
-        house: House,
+        house: MockSharedState,
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         config = house.config
@@ -75,11 +75,11 @@ class MockWorker:
         self.generation = generation
         self._house = house
         self._config = config
-        self._duty = Duty(role, on_change)
-        self._reading = Reading(config.prefill_cost, self._cached, self._computed)
-        self._writing = Writing(house.lexicon, config.step_seconds, self._answered)
-        self._prefixes = Prefixes(config.cache_tokens // config.block_tokens)
-        self._answers = AnswerMeter()
+        self._duty = RoleState(role, on_change)
+        self._reading = MockPrefillQueue(config.prefill_cost, self._cached, self._computed)
+        self._writing = MockDecodeBatch(house.lexicon, config.step_seconds, self._answered)
+        self._prefixes = MockPrefixCache(config.cache_tokens // config.block_tokens)
+        self._answers = AnswerLengthStats()
         self._jobs: dict[RequestId, MockJob] = {}
         self._delays: dict[MockJob, asyncio.TimerHandle] = {}
         house.workers[worker_id] = self
@@ -108,10 +108,10 @@ class MockWorker:
         return not self._jobs
 
     @property
-    def load(self) -> Load:
+    def load(self) -> WorkerLoad:
         config, now = self._config, self._now()
         cost = DecodeCost(config.step_seconds, 0.0, 0.0)
-        load = measure(self._reading, cost, self._jobs.values(), self._answers, now)
+        load = measure_mock_load(self._reading, cost, self._jobs.values(), self._answers, now)
         return replace(
             load,
             free_blocks=self._num_blocks - self._used_blocks(),
@@ -119,9 +119,9 @@ class MockWorker:
             at_seconds=self._house.clock.wall_nanoseconds() / 1e9,
         )
 
-    async def inspect(self) -> Inspection:
+    async def inspect(self) -> WorkerInspection:
         used, late = self._used_blocks(), self._writing.num_late_steps
-        return Inspection(
+        return WorkerInspection(
             worker_id=self.id,
             state=self.state.value,
             num_blocks=self._num_blocks,
@@ -143,7 +143,7 @@ class MockWorker:
         since = self._duty.drains_since
         if since is not None and self._house.has_heirs(self):
             for job in self._reading.waiting:
-                self._end(job, encoded(turned_away(job.spec)))
+                self._end(job, encode_output(rerouted_output(job.spec)))
             if self._now() >= since + self._config.finish_seconds:
                 for job in self._writing.running:
                     self._move(job)
@@ -171,7 +171,9 @@ class MockWorker:
                 self._check(source)
         except BatonError as error:
             draining = self.state is WorkerState.DRAINING
-            stream.put(encoded(turned_away(spec) if draining else failure_of(spec, error)))
+            stream.put(
+                encode_output(rerouted_output(spec) if draining else failed_output(spec, error))
+            )
             return
         job = self._jobs[spec.request_id] = self._job(stream, spec, task, source)
         if job.source is not None:
@@ -212,7 +214,7 @@ class MockWorker:
             source=source.id if decodes and source is not None else None,
             key=self._house.lexicon.key(spec),
             next_index=spec.num_emitted_tokens + int(decodes),
-            blocks=block_names(spec, self._config.block_tokens),
+            blocks=block_hashes(spec, self._config.block_tokens),
             arrived_at=self._now(),
         )
 
@@ -258,7 +260,7 @@ class MockWorker:
     def _move(self, job: MockJob) -> None:
         """Another worker goes on with its next epoch."""
         heir = replace(job.spec, epoch=Epoch(job.spec.epoch + 1))
-        self._end(job, encoded(moved(job.spec, job.num_known)))
+        self._end(job, encode_output(migrated_output(job.spec, job.num_known)))
         self._house.handovers.computed(self.id, placement_id(heir), False)
 
     def _cancel(self, request_id: RequestId, epoch: Epoch) -> None:

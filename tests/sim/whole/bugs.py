@@ -9,20 +9,20 @@ from unittest.mock import patch
 from baton.core.request import RequestOutput
 from baton.engine.engine import Engine
 from baton.errors import BatonError
-from baton.rpc.frames import HEAD, Frames
-from baton.rpc.line import Kind, Line
-from baton.rpc.line_client import open_line
-from baton.rpc.line_server import ServerLine
-from baton.rpc.worker_line import WORKER_SERVICE
+from baton.rpc.framed.client import open_framed_connection
+from baton.rpc.framed.connection import FramedConnection, FrameKind
+from baton.rpc.framed.server import FramedServerConnection
+from baton.rpc.framed.worker_service import WORKER_SERVICE
+from baton.rpc.frames import FRAME_HEADER, FrameProtocol
 from baton.worker.kv_layout import KvLayout
-from router.attempt import Attempt
-from router.choice import Choice
-from router.connection import CyclePush
-from router.inbox import Inbox
-from router.journey import Journey
-from router.line_link import LineWorkerLink
-from router.merge import Merge
-from router.stream_link import CONNECT_SECONDS, StreamLink
+from router.generation.attempt import Attempt
+from router.generation.framed_worker_connection import FramedWorkerConnection
+from router.generation.generation import Generation
+from router.generation.output_merger import OutputMerger
+from router.generation.output_queue import OutputQueue
+from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS, StreamWorkerConnection
+from router.http.connection import UvicornBodyWriter
+from router.openai.choice_stream import ChoiceStream
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.transport import Fabric
 
@@ -46,34 +46,36 @@ def stale_epoch() -> Changes:
     """Outputs go to whoever waits for the request, and no fence of the router holds."""
     latest, changes = _latest_inboxes()
 
-    def deliver(self: StreamLink, output: RequestOutput) -> None:
+    def deliver(self: StreamWorkerConnection, output: RequestOutput) -> None:
         latest[output.request_id].put(self._worker.id, output)
 
-    return [*changes, (StreamLink, "deliver", deliver), *_no_fences()]
+    return [*changes, (StreamWorkerConnection, "deliver", deliver), *_no_fences()]
 
 
-def _latest_inboxes() -> tuple[dict[str, Inbox], Changes]:
+def _latest_inboxes() -> tuple[dict[str, OutputQueue], Changes]:
     """The newest inbox of each request."""
-    submit = StreamLink.submit
-    latest: dict[str, Inbox] = {}
+    submit = StreamWorkerConnection.submit
+    latest: dict[str, OutputQueue] = {}
 
-    def remember(self: StreamLink, spec: Any, task: Any, source: Any, inbox: Inbox) -> None:
+    def remember(
+        self: StreamWorkerConnection, spec: Any, task: Any, source: Any, inbox: OutputQueue
+    ) -> None:
         latest[spec.request_id] = inbox
         submit(self, spec, task, source, inbox)
 
-    return latest, [(StreamLink, "submit", remember)]
+    return latest, [(StreamWorkerConnection, "submit", remember)]
 
 
 def _no_fences() -> Changes:
     """Outputs of any epoch are as good as another's."""
-    accept, add = Attempt._accept, Merge.add
+    accept, add = Attempt._accept, OutputMerger.add
 
     def accept_any(self: Attempt, worker_id: Any, item: Any) -> list[RequestOutput]:
         if not isinstance(item, RequestOutput) or item.epoch == self._spec.epoch:
             return accept(self, worker_id, item)
         return [] if item.finish_reason is not None else list(self._merge.add(item))
 
-    def add_any(self: Merge, output: RequestOutput) -> Iterator[RequestOutput]:
+    def add_any(self: OutputMerger, output: RequestOutput) -> Iterator[RequestOutput]:
         known = self._epoch
         self._epoch = output.epoch
         try:
@@ -81,23 +83,23 @@ def _no_fences() -> Changes:
         finally:
             self._epoch = known
 
-    return [(Attempt, "_accept", accept_any), (Merge, "add", add_any)]
+    return [(Attempt, "_accept", accept_any), (OutputMerger, "add", add_any)]
 
 
 def lost_token() -> Changes:
     """What is placed anew lacks the last token that the client has."""
-    return [(Journey, "_begin_epoch", _begin_with(lambda answered: answered[:-1]))]
+    return [(Generation, "_begin_epoch", _begin_with(lambda answered: answered[:-1]))]
 
 
 def doubled_token() -> Changes:
     """What is placed anew has the last token twice."""
-    return [(Journey, "_begin_epoch", _begin_with(lambda answered: [*answered, *answered[-1:]]))]
+    return [(Generation, "_begin_epoch", _begin_with(lambda answered: [*answered, *answered[-1:]]))]
 
 
 def _begin_with(change: Callable[[Any], Any]) -> Callable[..., Any]:
-    original = Journey._begin_epoch
+    original = Generation._begin_epoch
 
-    async def begin(self: Journey, answered: Any) -> None:
+    async def begin(self: Generation, answered: Any) -> None:
         await original(self, change(answered))
 
     return begin
@@ -122,34 +124,34 @@ def stale_block() -> Changes:
 
 def torn_frame() -> Changes:
     """A frame whose head was cut in two is not put together again."""
-    original = Frames.data_received
+    original = FrameProtocol.data_received
 
-    def data_received(self: Frames, data: bytes) -> None:
+    def data_received(self: FrameProtocol, data: bytes) -> None:
         original(self, data)
-        if len(self._rest) < HEAD.size:
+        if len(self._rest) < FRAME_HEADER.size:
             self._rest.clear()
 
-    return [(Frames, "data_received", data_received)]
+    return [(FrameProtocol, "data_received", data_received)]
 
 
 def late_frame() -> Changes:
     """What still comes over a line that was given up is taken for its successor's."""
     latest, changes = _latest_inboxes()
-    deliver = StreamLink.deliver
+    deliver = StreamWorkerConnection.deliver
 
-    def deliver_late(self: StreamLink, output: RequestOutput) -> None:
+    def deliver_late(self: StreamWorkerConnection, output: RequestOutput) -> None:
         if self.alive:
             deliver(self, output)
         else:
             latest[output.request_id].put(self._worker.id, output)
 
-    def lose(self: Line, error: BatonError) -> None:
+    def lose(self: FramedConnection, error: BatonError) -> None:
         asyncio.get_running_loop().call_later(4.0, self.close)
         self._end(error)
 
-    async def serve(self: LineWorkerLink) -> BatonError:
-        line = self._line = await open_line(
-            self._worker.line, WORKER_SERVICE, self._trust, self._receive, CONNECT_SECONDS
+    async def serve(self: FramedWorkerConnection) -> BatonError:
+        line = self._line = await open_framed_connection(
+            self._worker.line, WORKER_SERVICE, self._trust, self._receive, CONNECT_TIMEOUT_SECONDS
         )
         self.reached = True
         for message in self._early:
@@ -158,9 +160,9 @@ def late_frame() -> Changes:
 
     return [
         *changes,
-        (StreamLink, "deliver", deliver_late),
-        (LineWorkerLink, "serve", serve),
-        (Line, "lose", lose),
+        (StreamWorkerConnection, "deliver", deliver_late),
+        (FramedWorkerConnection, "serve", serve),
+        (FramedConnection, "lose", lose),
         *_no_fences(),
     ]
 
@@ -168,68 +170,68 @@ def late_frame() -> Changes:
 def unclosed_line() -> Changes:
     """A line whose peer was silent for too long is given up, and never closed."""
 
-    def lose(self: Line, error: BatonError) -> None:
+    def lose(self: FramedConnection, error: BatonError) -> None:
         self._end(error)
 
-    return [(Line, "lose", lose), (Line, "close", lambda self: None)]
+    return [(FramedConnection, "lose", lose), (FramedConnection, "close", lambda self: None)]
 
 
 def unanswered_ping() -> Changes:
     """Who has nothing to say is taken for dead."""
-    original = Line._on_control
+    original = FramedConnection._on_control
 
-    def on_control(self: Line, kind: int, payload: bytes) -> None:
-        if kind != Kind.PING:
+    def on_control(self: FramedConnection, kind: int, payload: bytes) -> None:
+        if kind != FrameKind.PING:
             original(self, kind, payload)
 
-    return [(Line, "_on_control", on_control)]
+    return [(FramedConnection, "_on_control", on_control)]
 
 
 def endless_patience() -> Changes:
     """Nobody minds a peer that is silent."""
 
-    def tick(self: Line) -> None:
-        self.send(0, Kind.PING, b"")
+    def tick(self: FramedConnection) -> None:
+        self.send(0, FrameKind.PING, b"")
         self._arm(self._tick_seconds, self._tick)
 
-    return [(Line, "_tick", tick)]
+    return [(FramedConnection, "_tick", tick)]
 
 
 def dropped_at_pressure() -> Changes:
     """What a peer that does not read leaves no room for is thrown away."""
-    original = Frames.send
+    original = FrameProtocol.send
 
-    def send(self: Frames, number: int, kind: int, payload: bytes) -> None:
+    def send(self: FrameProtocol, number: int, kind: int, payload: bytes) -> None:
         if self.transport is None or self.transport.get_write_buffer_size() == 0:
             original(self, number, kind, payload)
 
-    return [(Frames, "send", send)]
+    return [(FrameProtocol, "send", send)]
 
 
 def never_resumed() -> Changes:
     """Who has waited for a peer to read waits for ever."""
-    return [(Line, "resume_writing", lambda self: None)]
+    return [(FramedConnection, "resume_writing", lambda self: None)]
 
 
 def lost_early() -> Changes:
     """What was to be sent before there was a line is lost."""
 
-    def send(self: LineWorkerLink, message: bytes) -> None:
+    def send(self: FramedWorkerConnection, message: bytes) -> None:
         if self._line is not None:
             self._line.send_message(message)
 
-    return [(LineWorkerLink, "send", send)]
+    return [(FramedWorkerConnection, "send", send)]
 
 
 def endless_handshake() -> Changes:
     """Who connects and says nothing stays."""
-    original = ServerLine._arm
+    original = FramedServerConnection._arm
 
-    def arm(self: ServerLine, seconds: float, call: Callable[[], None]) -> None:
+    def arm(self: FramedServerConnection, seconds: float, call: Callable[[], None]) -> None:
         if self.is_open:
             original(self, seconds, call)
 
-    return [(ServerLine, "_arm", arm)]
+    return [(FramedServerConnection, "_arm", arm)]
 
 
 # -- of the relay ------------------------------------------------------------------------------
@@ -237,7 +239,7 @@ def endless_handshake() -> Changes:
 
 def relayed_out_of_order() -> Changes:
     """A token overtakes those that wait to be read, and nobody looks at its index."""
-    original, put = Attempt._hand_on, Inbox.put
+    original, put = Attempt._hand_on, OutputQueue.put
 
     def hand_on(self: Attempt, worker_id: Any, output: RequestOutput) -> bool:
         waiting, self._merge.next_index = self._merge.next_index, output.first_index
@@ -246,42 +248,48 @@ def relayed_out_of_order() -> Changes:
         finally:
             self._merge.next_index = max(waiting, self._merge.next_index)
 
-    def put_any(self: Inbox, worker_id: Any, item: Any) -> None:
+    def put_any(self: OutputQueue, worker_id: Any, item: Any) -> None:
         if self.relay is None or isinstance(item, BatonError) or not self.relay(worker_id, item):
             put(self, worker_id, item)
 
-    return [(Attempt, "_hand_on", hand_on), (Inbox, "put", put_any)]
+    return [(Attempt, "_hand_on", hand_on), (OutputQueue, "put", put_any)]
 
 
 def relayed_after_the_end() -> Changes:
     """A placement that is over goes on to hand over tokens for a while."""
-    put, close = Inbox.put, Attempt.close
+    put, close = OutputQueue.put, Attempt.close
 
-    def put_any(self: Inbox, worker_id: Any, item: Any) -> None:
+    def put_any(self: OutputQueue, worker_id: Any, item: Any) -> None:
         if self.relay is None or isinstance(item, BatonError) or not self.relay(worker_id, item):
             put(self, worker_id, item)
 
     def close_later(self: Attempt) -> None:
         asyncio.get_running_loop().call_later(2.0, close, self)
 
-    return [(Inbox, "put", put_any), (Attempt, "close", close_later)]
+    return [(OutputQueue, "put", put_any), (Attempt, "close", close_later)]
 
 
 def relayed_to_nobody() -> Changes:
     """A token for a client that does not keep up counts as written."""
-    original = Choice._relay
-    return [(Choice, "_relay", lambda self, outlet, output: original(self, outlet, output) or True)]
+    original = ChoiceStream._relay
+    return [
+        (
+            ChoiceStream,
+            "_relay",
+            lambda self, outlet, output: original(self, outlet, output) or True,
+        )
+    ]
 
 
 def pushed_past_pause() -> Changes:
     """Whoever reads slowly is written to all the same."""
 
-    def is_open(self: CyclePush) -> bool:
+    def is_open(self: UvicornBodyWriter) -> bool:
         cycle = self._cycle
         begun = cycle.response_started and not cycle.response_complete
         return bool(begun and not cycle.disconnected and cycle.chunked_encoding)
 
-    return [(CyclePush, "is_open", property(is_open))]
+    return [(UvicornBodyWriter, "is_open", property(is_open))]
 
 
 BUGS: dict[str, Callable[[], Changes]] = {

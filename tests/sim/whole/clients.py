@@ -9,7 +9,7 @@ import orjson
 
 from baton.core.ids import Epoch, RequestId, TokenId
 from baton.core.request import FinishReason, RequestOutput, RequestSpec, SamplingParams
-from router.journey import Journey
+from router.generation.generation import Generation
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.process import Process
 from tests.sim.whole.sockets import SimSocket
@@ -57,7 +57,7 @@ class Answer:
     """
 
     ask: Ask
-    journey: Journey | None = None
+    journey: Generation | None = None
     tokens: list[TokenId] = field(default_factory=list)
     end: str = ""
     reason: FinishReason | None = None

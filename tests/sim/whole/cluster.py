@@ -2,10 +2,10 @@
 
 from collections.abc import Iterable
 
+from baton.core.credentials import ClusterCredentials
 from baton.core.states import Role
-from baton.core.trust import Trust
 from baton.kv.memory_index import MemoryKvIndex
-from baton.worker.reload import Way
+from baton.worker.reload_policy import ReloadMode
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.conductor import ConductorLife
 from tests.sim.whole.lines import draw_line
@@ -20,7 +20,7 @@ from tests.sim.whole.transport import Fabric
 from tests.sim.whole.worker import MAX_MODEL_TOKENS, House, WorkerLife, WorkerPlan
 
 BOOT_SECONDS = 0.01
-WAYS = (None, Way.FETCH, Way.SPLIT)
+WAYS = (None, ReloadMode.FETCH, ReloadMode.SPLIT)
 
 
 class Cluster:
@@ -40,7 +40,9 @@ class Cluster:
             self.clock,
             chance,
             has_stores,
-            Trust("a secret of the cluster") if chance.happens(0.7) else Trust(),
+            ClusterCredentials("a secret of the cluster")
+            if chance.happens(0.7)
+            else ClusterCredentials(),
         )
         self.clients = Process("clients", self.network)
         self.workers: dict[str, WorkerLife] = {}

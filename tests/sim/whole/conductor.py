@@ -3,15 +3,15 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
-from baton.rpc.conductor_line import conductor_lines
-from baton.rpc.conductor_service import answer_all
+from baton.rpc.conductor_service import place_all
+from baton.rpc.framed.conductor_service import framed_conductor_services
 from conductor.conductor import Conductor, ConductorConfig
-from conductor.mirror import Mirror, Watchers
+from conductor.store_mirror import StoreMirror, StoreWatcher
 from tests.sim.whole.lines import serve_lines
 from tests.sim.whole.network import End
 from tests.sim.whole.process import Process
@@ -34,28 +34,28 @@ class ConductorLife:
         self.process = Process(name, house.network)
         registry = RegistryLink(house.registry, self.process)
         membership = Membership(registry, house.clock)
-        mirror = Mirror()
+        mirror = StoreMirror()
         self.conductor = Conductor(membership, mirror, house.clock, CONFIG)
         heartbeat = Heartbeat(registry, self._member, house.clock)
         for work in (membership.run(), heartbeat.run()):
             self.process.spawn(work)
         if house.has_stores:
-            watchers = Watchers(mirror, membership, partial(watch, self.process), house.clock)
+            watchers = StoreWatcher(mirror, membership, partial(watch, self.process), house.clock)
             self.process.spawn(watchers.run())
         house.network.listen(self.process, name, self)
         if line:
-            serve_lines(house, self.process, line, conductor_lines(self.conductor))
+            serve_lines(house, self.process, line, framed_conductor_services(self.conductor))
 
     def accept(self, kind: str, opening: Any, end: End) -> None:
         assert kind == "place"
-        end.on_message = lambda batch: end.send(answer_all(self.conductor, batch))
+        end.on_message = lambda batch: end.send(place_all(self.conductor, batch))
 
     def _member(self) -> Member:
         return Member(
             WorkerId(self.name),
             Role.CONDUCTOR,
             self.name,
-            Generation(self.generation),
+            Incarnation(self.generation),
             WorkerState.READY,
             line=self.line,
         )

@@ -66,7 +66,7 @@ class SimRunner(FakeRunner):
 
 
 class SimDoor:
-    """Implements :class:`baton.worker.engine_thread.EngineDoor`: commands run between two steps,
+    """Implements :class:`baton.worker.engine_thread.EngineHandle`: commands run between two steps,
     and a step's result comes when its time is over."""
 
     def __init__(

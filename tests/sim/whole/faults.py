@@ -58,7 +58,7 @@ OFTEN = ("reads",)
 """A request may fail on more placements than a journey bears."""
 
 MAX_GRAVE = 3
-"""A journey bears as many failures (``JourneyConfig.max_retries``)."""
+"""A journey bears as many failures (``FailoverConfig.max_retries``)."""
 
 
 @dataclass(frozen=True, slots=True)

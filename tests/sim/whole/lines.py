@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from baton.rpc.line_server import LineServer, OpenService
+from baton.rpc.framed.server import FramedServer, FramedServiceFactory
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.network import Network
 from tests.sim.whole.process import Process
@@ -39,14 +39,14 @@ def draw_line(chance: Chance, network: Network, address: str) -> str:
 
 
 def serve_lines(
-    house: "House", process: Process, address: str, services: Mapping[str, OpenService]
-) -> LineServer:
-    server = LineServer(house.trust, services)
+    house: "House", process: Process, address: str, services: Mapping[str, FramedServiceFactory]
+) -> FramedServer:
+    server = FramedServer(house.trust, services)
     server.lines = InOrder()  # type: ignore[assignment]
     host, _, port = address.rpartition(":")
     process.spawn(_listen(server, host, int(port)))
     return server
 
 
-async def _listen(server: LineServer, host: str, port: int) -> None:
+async def _listen(server: FramedServer, host: str, port: int) -> None:
     await server.listen(host, port)

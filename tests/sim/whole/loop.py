@@ -12,7 +12,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from baton.threads import INLINE
+from baton.concurrency.threads import RUN_INLINE
 from tests.sim.whole.process import PROCESS
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def run(self, main: Coroutine[Any, Any, T]) -> T:
         """Runs ``main`` to its end, and everything else as long as that takes."""
-        token = INLINE.set(True)
+        token = RUN_INLINE.set(True)
         asyncio.events._set_running_loop(self)
         try:
             task = self.create_task(main)
@@ -89,7 +89,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         finally:
             self._closed = True
             asyncio.events._set_running_loop(None)
-            INLINE.reset(token)
+            RUN_INLINE.reset(token)
 
     def resume(self, handles: Iterable[Handle]) -> None:
         """What a frozen process has missed, in its order."""

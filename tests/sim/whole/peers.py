@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from baton.core.handoff import PullEvent, PullOpen
+from baton.core.kv_transfer import KvTransferEvent, KvTransferOpen
 from baton.core.request import RequestOutput
 from baton.errors import BatonError, Unavailable
 from baton.rpc.placement_stream import PlacementStream
-from baton.rpc.router_stream import RouterMessage
-from baton.rpc.worker_client import PullReader
-from baton.rpc.worker_service import take
-from baton.worker.stream import OutputStream
+from baton.rpc.worker_client import KvImportStream
+from baton.rpc.worker_service import dispatch_message
+from baton.rpc.worker_stream import RouterMessage
+from baton.worker.output_stream import OutputStream
 from baton.worker.worker import Worker
-from router.stream_link import CONNECT_SECONDS
+from router.generation.worker_connection import CONNECT_TIMEOUT_SECONDS
 from tests.sim.whole.network import End
 from tests.sim.whole.process import PROCESS, Process
 
@@ -32,7 +32,7 @@ class WorkerServer:
     def accept(self, kind: str, opening: Any, end: End) -> None:
         if kind == "run":
             stream = self._worker.open_stream()
-            end.on_message = lambda message: take(stream, message)
+            end.on_message = lambda message: dispatch_message(stream, message)
             task = self._process.spawn(self._run(end, stream))
         else:
             task = self._process.spawn(self._pull(end, opening))
@@ -50,7 +50,7 @@ class WorkerServer:
             end.on_break = None
             end.close(failure)
 
-    async def _pull(self, end: End, opening: PullOpen) -> None:
+    async def _pull(self, end: End, opening: KvTransferOpen) -> None:
         failure: BatonError | None = None
         try:
             lease = await self._worker.open_pull(opening)
@@ -77,8 +77,8 @@ class SimReader:
     def __init__(self, end: End) -> None:
         self._end = end
 
-    async def next_event(self) -> PullEvent:
-        event: PullEvent = await self._end.get()
+    async def next_event(self) -> KvTransferEvent:
+        event: KvTransferEvent = await self._end.get()
         return event
 
     async def acknowledge(self, num_blocks: int) -> None:
@@ -93,13 +93,13 @@ class SimReader:
 
 
 class SimPeers:
-    """Implements :class:`baton.rpc.worker_client.PullPeers`."""
+    """Implements :class:`baton.rpc.worker_client.KvImportConnector`."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
 
     @asynccontextmanager
-    async def pull(self, address: str, opening: PullOpen) -> AsyncIterator[PullReader]:
+    async def pull(self, address: str, opening: KvTransferOpen) -> AsyncIterator[KvImportStream]:
         end = self._process.network.open(self._process, address, "pull", opening)
         try:
             yield SimReader(end)
@@ -111,7 +111,8 @@ class SimPeers:
 
 
 class SimChannel:
-    """Stands for a channel in ``router.grpc_link`` and ``SimPlacementStream``."""
+    """Stands for a channel in ``router.generation.grpc_worker_connection`` and
+    ``SimPlacementStream``."""
 
     def __init__(self, address: str) -> None:
         self.address = address
@@ -132,15 +133,15 @@ async def open_channel(address: str, trust: object = None) -> AsyncIterator[SimC
 
 
 async def connected(channel: SimChannel) -> None:
-    """As ``router.grpc_link`` waits for it."""
+    """As ``router.generation.grpc_worker_connection`` waits for it."""
     process = PROCESS.get()
     channel.end = process.network.open(process, channel.address, "run")
     assert channel.end.connected is not None
     try:
-        async with asyncio.timeout(CONNECT_SECONDS):
+        async with asyncio.timeout(CONNECT_TIMEOUT_SECONDS):
             await channel.end.connected
     except TimeoutError as error:
-        raise Unavailable(f"no connection within {CONNECT_SECONDS:g} s") from error
+        raise Unavailable(f"no connection within {CONNECT_TIMEOUT_SECONDS:g} s") from error
 
 
 async def converse(
@@ -148,7 +149,7 @@ async def converse(
     messages: AsyncIterator[RouterMessage],
     deliver: Callable[[RequestOutput], None],
 ) -> None:
-    """As ``baton.rpc.router_stream.converse``."""
+    """As ``baton.rpc.worker_stream.converse``."""
     end = channel.end
     assert end is not None
 

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from baton.core.ids import Generation, WorkerId
+from baton.core.ids import Incarnation, WorkerId
 from baton.core.member import Member
 from baton.errors import Unavailable
 from baton.registry.memory import MemoryRegistry
@@ -39,7 +39,7 @@ class RegistryLink:
     async def announce(self, member: Member, ttl_seconds: float) -> bool:
         return await (await self._reach()).announce(member, ttl_seconds)
 
-    async def withdraw(self, member_id: WorkerId, generation: Generation) -> None:
+    async def withdraw(self, member_id: WorkerId, generation: Incarnation) -> None:
         await (await self._reach()).withdraw(member_id, generation)
 
     async def members(self) -> list[Member]:

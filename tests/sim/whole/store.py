@@ -3,18 +3,18 @@
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from baton.core.handoff import Endpoint
-from baton.core.ids import BlockKey, Generation, WorkerId
+from baton.core.ids import BlockKey, Incarnation, WorkerId
+from baton.core.kv_transfer import Endpoint
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
-from baton.core.store import LeasedBlocks, LeaseQuery, PutRequest, PutResult, WatchPage
+from baton.core.store import LeasedBlocks, LeaseRequest, PutRequest, PutResult, WatchEvent
 from baton.errors import Unavailable
-from baton.kv.index import Holder
+from baton.kv.index import KvHolder
 from baton.registry.heartbeat import Heartbeat
-from baton.transport.base import Span, Transport
+from baton.transport.base import TransferRange, Transport
+from kvstore.dram_tier import DramBlockState, DramTier
+from kvstore.index_publisher import IndexPublisher
 from kvstore.node import StoreNode
-from kvstore.publisher import Publisher
-from kvstore.shelf import Shelf, SlotState
 from tests.sim.whole.network import End, Network
 from tests.sim.whole.process import Process
 from tests.sim.whole.registry import RegistryLink
@@ -45,10 +45,12 @@ class StoreLife:
         )
         transports: dict[str, Transport] = {transport.name: transport}  # type: ignore[dict-item]
         size = room * BLOCK_BYTES
-        self.shelf = Shelf(size, size)
-        life = Generation(generation)
+        self.shelf = DramTier(size, size)
+        life = Incarnation(generation)
         self.node = StoreNode(life, memory, transports, host, house.clock, self.shelf)  # type: ignore[arg-type]
-        publisher = Publisher(Holder(WorkerId(name), life), self.node, house.index, house.clock)
+        publisher = IndexPublisher(
+            KvHolder(WorkerId(name), life), self.node, house.index, house.clock
+        )
         heartbeat = Heartbeat(
             RegistryLink(house.registry, self.process), lambda: self.member, house.clock
         )
@@ -63,7 +65,7 @@ class StoreLife:
             WorkerId(self.name),
             Role.KVSTORE,
             self.name,
-            Generation(self.generation),
+            Incarnation(self.generation),
             WorkerState.READY,
             host=self.host,
             transports=(NAME,),
@@ -79,11 +81,11 @@ class StoreLife:
         violation = self.node.stats().violation
         assert not violation, f"{self.name}: {violation}"
 
-    def _may_write(self, span: Span) -> None:
+    def _may_write(self, span: TransferRange) -> None:
         """Reads land in slots that wait for them, and in no others."""
         for offset in range(span.local_offset, span.local_offset + span.size_bytes, BLOCK_BYTES):
             slot = self.shelf._at.get(offset)
-            waits = slot is not None and slot.state is SlotState.FILLING
+            waits = slot is not None and slot.state is DramBlockState.FILLING
             assert waits, f"{self.name}: a read writes to offset {offset}, to {slot}"
 
     @property
@@ -98,13 +100,14 @@ class StoreLife:
         task = self.process.spawn(self._tell(end, *opening))
         end.on_break = task.cancel
 
-    async def _tell(self, end: End, generation: Generation, number: int) -> None:
+    async def _tell(self, end: End, generation: Incarnation, number: int) -> None:
         async for page in self.node.watch(generation, number):
             end.send(page)
 
 
 class StoreLink:
-    """Implements :class:`baton.kv.store_client.StoreLink`; the life that it was made for."""
+    """Implements :class:`baton.kv.cluster_store_client.StoreNodeClient`; the life that it was made
+    for."""
 
     def __init__(self, process: Process, member: Member) -> None:
         self._process = process
@@ -119,7 +122,7 @@ class StoreLink:
     async def put(self, request: PutRequest, timeout_seconds: float | None = None) -> PutResult:
         return await self._call(lambda life: life.node.put(request), timeout_seconds)
 
-    async def lease(self, query: LeaseQuery) -> LeasedBlocks:
+    async def lease(self, query: LeaseRequest) -> LeasedBlocks:
         return await self._call(lambda life: life.node.lease(query))
 
     async def release(self, lease_id: str) -> None:
@@ -150,8 +153,8 @@ def store_link(process: Process) -> Callable[[Member], StoreLink]:
 
 
 async def watch(
-    process: Process, member: Member, generation: Generation, number: int
-) -> AsyncIterator[WatchPage]:
+    process: Process, member: Member, generation: Incarnation, number: int
+) -> AsyncIterator[WatchEvent]:
     """As ``KvStoreClient.watch``: the node's changes until the stream breaks."""
     end = process.network.open(process, member.address, "watch", (generation, number))
     try:

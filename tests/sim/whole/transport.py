@@ -4,16 +4,16 @@ reader does meanwhile."""
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.core.handoff import Endpoint
+from baton.core.kv_transfer import Endpoint
 from baton.errors import Unavailable
-from baton.transport.base import Capabilities, Region, Span, TransferState
-from baton.transport.spans import checked_spans
+from baton.transport.base import Capabilities, Region, TransferRange, TransferState
+from baton.transport.ranges import validated_ranges
 from tests.sim.whole.chance import Chance
 from tests.sim.whole.process import Process
 
 NAME = "wire"
 
-Guard = Callable[[Span], None]
+Guard = Callable[[TransferRange], None]
 """Raises AssertionError where a read is about to write to what is not its own."""
 
 
@@ -56,7 +56,7 @@ class SimTransfer:
     """``under_way``: it may still write here. ``ended``: nobody waits for it."""
 
     peer: SimPeer
-    spans: list[Span]
+    spans: list[TransferRange]
     size_bytes: int
     timeout_seconds: float
     state: TransferState = TransferState.PREPARED
@@ -109,8 +109,10 @@ class SimTransport:
     def idle_peers(self) -> list[SimPeer]:
         return []  # nothing is held of anybody
 
-    def prepare(self, peer: SimPeer, spans: Sequence[Span], timeout_seconds: float) -> SimTransfer:
-        joined = checked_spans(spans, self._memory.region, peer.endpoint)
+    def prepare(
+        self, peer: SimPeer, spans: Sequence[TransferRange], timeout_seconds: float
+    ) -> SimTransfer:
+        joined = validated_ranges(spans, self._memory.region, peer.endpoint)
         size = sum(span.size_bytes for span in joined)
         return SimTransfer(peer, joined, size, timeout_seconds)
 

@@ -6,28 +6,28 @@ from functools import lru_cache
 from prometheus_client import CollectorRegistry
 
 from baton.clock import SystemClock
-from baton.core.handoff import CHECKSUM_XXH3
-from baton.core.ids import BlockId, Generation, WorkerId
+from baton.core.credentials import ClusterCredentials
+from baton.core.ids import BlockId, Incarnation, WorkerId
+from baton.core.kv_transfer import CHECKSUM_XXH3
 from baton.core.member import Member
 from baton.core.states import Role, WorkerState
-from baton.core.trust import Trust
 from baton.engine.block_state import BlockState
 from baton.engine.config import EngineConfig
 from baton.engine.engine import Engine
-from baton.engine.pipeline import Direct
+from baton.engine.executor import SyncExecutor
+from baton.kv.cluster_store_client import ClusterStoreClient
 from baton.kv.memory_index import MemoryKvIndex
-from baton.kv.store_client import StoreClient
 from baton.registry.heartbeat import Heartbeat
 from baton.registry.membership import Membership
-from baton.rpc.worker_line import worker_lines
-from baton.transport.base import Span, Transport
-from baton.worker.intake import Intake, IntakeConfig
+from baton.rpc.framed.worker_service import framed_worker_services
+from baton.transport.base import TransferRange, Transport
+from baton.worker.cluster_prefix_store import ClusterPrefixStore
+from baton.worker.kv_import import KvImporter, KvImportTimeouts
 from baton.worker.kv_layout import KvLayout
 from baton.worker.prefix_store import PrefixStore
-from baton.worker.reload import Way
-from baton.worker.store_prefixes import StorePrefixes
+from baton.worker.reload_policy import ReloadMode
 from baton.worker.store_publisher import StorePublisher
-from baton.worker.witness import Witness
+from baton.worker.telemetry import WorkerTelemetry
 from baton.worker.worker import Worker, WorkerConfig
 from tests.sim.no_store import NoStore
 from tests.sim.whole.chance import Chance
@@ -51,7 +51,7 @@ ENGINE = EngineConfig(
     chunk_tokens=8,
     growth_tokens=16,
 )
-INTAKE = IntakeConfig(queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5)
+INTAKE = KvImportTimeouts(queue_seconds=5, chunk_seconds=5, read_seconds=0.5, reserve_seconds=5)
 WORKER = WorkerConfig(hold_seconds=4.0, finish_seconds=0.1, arrival_seconds=1.0, late_tokens=16)
 
 
@@ -66,7 +66,7 @@ class House:
     clock: SimClock
     chance: Chance
     has_stores: bool
-    trust: Trust
+    trust: ClusterCredentials
     answers: dict[str, Answer] = field(default_factory=dict)
     """Of all clients, by request."""
 
@@ -80,7 +80,7 @@ class WorkerPlan:
     host: str
     num_blocks: int
     slowness: float
-    prefer: Way | None
+    prefer: ReloadMode | None
 
 
 class WorkerLife:
@@ -105,7 +105,7 @@ class WorkerLife:
             kv_dtype="fake",
             eos_token_ids=frozenset(),
             clock=clock,
-            pipeline=Direct(runner) if plan.role is Role.DECODE else None,
+            pipeline=SyncExecutor(runner) if plan.role is Role.DECODE else None,
         )
         self._build(runner, clock)
         self._heartbeat = Heartbeat(self._registry, self._member, house.clock)
@@ -115,7 +115,9 @@ class WorkerLife:
             self.process.spawn(self._membership.run())
         house.network.listen(self.process, address, WorkerServer(self.process, self.worker))
         self.lines = (
-            serve_lines(house, self.process, line, worker_lines(self.worker)) if line else None
+            serve_lines(house, self.process, line, framed_worker_services(self.worker))
+            if line
+            else None
         )
 
     def _build(self, runner: SimRunner, clock: StepClock) -> None:
@@ -133,12 +135,12 @@ class WorkerLife:
             house.chance,
         )
         self.store = self._build_store(door, transports, layout)
-        intake = Intake(
+        intake = KvImporter(
             door, SimPeers(self.process), transports, layout, DIGEST.hex(), plan.host,
             house.clock, INTAKE,
         )  # fmt: skip
         self.worker = Worker(
-            WorkerId(plan.name), Generation(self.generation), WORKER, door, intake, self.store,
+            WorkerId(plan.name), Incarnation(self.generation), WORKER, door, intake, self.store,
             layout, transports, self.engine.keys, DIGEST.hex(), plan.host, house.clock,
             self._has_heirs, plan.role, self._hurry, witness=_witness(),
         )  # fmt: skip
@@ -149,12 +151,12 @@ class WorkerLife:
         house, host = self._house, self.plan.host
         if not house.has_stores:
             return NoStore()
-        client = StoreClient(
+        client = ClusterStoreClient(
             self._membership, house.index, transports, store_link(self.process), host,
             house.clock, STORE_SECONDS,
         )  # fmt: skip
         publisher = StorePublisher(door, client, layout, DIGEST[:16])
-        return StorePrefixes(
+        return ClusterPrefixStore(
             door, client, publisher, layout, BLOCK_TOKENS, ENGINE.chunk_limit, house.clock,
             STORE_SECONDS, self.plan.prefer,
         )  # fmt: skip
@@ -197,7 +199,7 @@ class WorkerLife:
 
     async def leave(self) -> None:
         await self.drain()
-        await self._registry.withdraw(WorkerId(self.plan.name), Generation(self.generation))
+        await self._registry.withdraw(WorkerId(self.plan.name), Incarnation(self.generation))
         if self.lines is not None:
             await self.lines.close()
 
@@ -220,7 +222,7 @@ class WorkerLife:
     def describe(self) -> str:
         return f"{self.plan.name}: {self.engine.stats()} {list(self.worker._jobs)}"
 
-    def _may_write(self, span: Span) -> None:
+    def _may_write(self, span: TransferRange) -> None:
         """Reads land in blocks that wait for them, and in no others."""
         size = BLOCK_TOKENS * 8
         first, end = span.local_offset // size, (span.local_offset + span.size_bytes) // size
@@ -234,7 +236,7 @@ class WorkerLife:
             id=WorkerId(self.plan.name),
             role=self.worker.role,
             address=self.address,
-            generation=Generation(self.generation),
+            generation=Incarnation(self.generation),
             state=self.worker.state,
             host=self.plan.host,
             model="toy",
@@ -251,6 +253,6 @@ class WorkerLife:
 
 
 @lru_cache
-def _witness() -> Witness:
+def _witness() -> WorkerTelemetry:
     """One for all workers and runs: nobody looks at it, and a new one takes milliseconds."""
-    return Witness("all", CollectorRegistry(), SystemClock())
+    return WorkerTelemetry("all", CollectorRegistry(), SystemClock())

@@ -1,0 +1,1 @@
+"""Bounded concurrency: fair slots, threads, time limits."""

@@ -1,0 +1,49 @@
+"""Which works fit into this machine's memory."""
+
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from baton.checkpoint import ModelConfig
+from baton.engine.bench.bench_case import BenchCase
+from baton.engine.bench.roofline_demand import num_weights
+from baton.engine.kv_pool import HEADROOM_BYTES
+from baton.errors import Invalid
+
+GIB = 2**30
+USABLE_MEMORY_SHARE = 0.9
+"""Of what weights leave free; the rest is for activations, and for blocks that are half full."""
+
+
+def split_by_memory(
+    all_works: Sequence[BenchCase],
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+) -> tuple[list[BenchCase], list[str]]:
+    """Those whose KV fits beside the weights, and what to say of the others. Raises Invalid when
+    none does."""
+    free = _free_bytes(device) - num_weights(config) * dtype.itemsize
+    room = max(0, int(USABLE_MEMORY_SHARE * free))
+    fitting = [work for work in all_works if kv_bytes(work, config, kv_dtype) <= room]
+    others = [work for work in all_works if work not in fitting]
+    told = [
+        f"{work}: its KV takes {kv_bytes(work, config, kv_dtype) / GIB:.1f} GiB, and "
+        f"{room / GIB:.1f} GiB are free beside the weights"
+        for work in others
+    ]
+    if not fitting:
+        raise Invalid(told[0])
+    return fitting, told
+
+
+def kv_bytes(work: BenchCase, config: ModelConfig, dtype: torch.dtype) -> int:
+    return work.kv_tokens * config.kv_elements_per_token * dtype.itemsize
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available - HEADROOM_BYTES)

@@ -1,0 +1,114 @@
+"""Whether a model runs on the kernels or on torch, and why."""
+
+import functools
+from dataclasses import dataclass, replace
+
+import torch
+
+from baton.checkpoint import ModelConfig
+from baton.engine.native import library
+from baton.engine.native.matrix import can_pack
+from baton.engine.native.processor import best_instruction_set, missing_features
+from baton.errors import Invalid, Unavailable
+
+CPU_KERNEL_MODES = ("auto", "on", "off")
+
+
+@dataclass(frozen=True, slots=True)
+class BackendChoice:
+    """``told``: what computes, and why, for people. ``is_fallback``: better was wanted."""
+
+    native: bool
+    told: str
+    is_fallback: bool = False
+
+
+TORCH_BACKEND = BackendChoice(False, "torch")
+
+
+def choose_backend(
+    mode: str,
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str = "none",
+    kv_dtype: torch.dtype | None = None,
+) -> BackendChoice:
+    """What a model is to run on; ``kv_dtype``: of its KV, if not ``dtype``. Raises Invalid where
+    kernels were demanded (``on``) and can't be had, or ``mode`` is none of ``CPU_KERNEL_MODES``."""
+    if mode not in CPU_KERNEL_MODES:
+        raise Invalid(
+            f"cpu_kernels is {mode!r}, and must be one of {', '.join(CPU_KERNEL_MODES)}",
+            param="cpu_kernels",
+        )
+    if mode == "auto" and device.type != "cpu":
+        kept = "" if quantization == "none" else f"; weights in {quantization}"
+        return replace(TORCH_BACKEND, told=f"torch and Triton, in {_name(dtype)}{kept}")
+    if mode == "off":
+        return replace(TORCH_BACKEND, told=TORCH_BACKEND.told + _decoded(quantization))
+    reason = unsupported_reason(config, device, dtype, quantization, kv_dtype)
+    if reason is None:
+        kept = "" if quantization == "none" else f", weights in {quantization}"
+        return BackendChoice(
+            True, f"our own kernels ({best_instruction_set()}), in {_name(dtype)}{kept}"
+        )
+    if mode == "on":
+        raise Invalid(f"cpu_kernels is on, but {reason}", param="cpu_kernels")
+    return BackendChoice(False, f"torch: {reason}{_decoded(quantization)}", is_fallback=True)
+
+
+def unsupported_reason(
+    config: ModelConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: str = "none",
+    kv_dtype: torch.dtype | None = None,
+) -> str | None:
+    """What keeps a model from the kernels; None: nothing."""
+    if device.type != "cpu":
+        return f"the device is {device}"
+    if dtype not in library.DTYPE_CODES:
+        return f"they don't compute in {_name(dtype)}"
+    if quantization not in library.QUANTIZATION_CODES:
+        return f"they don't keep weights in {quantization}"
+    if kv_dtype not in (None, dtype):
+        return "they don't keep KV in fp8"
+    if config.head_dim % 2 or not all(
+        can_pack(dtype, size, quantization) for size in _depths(config)
+    ):
+        wanted = _name(dtype) if quantization == "none" else quantization
+        return f"the model has odd sizes, and {wanted} is multiplied in pairs"
+    return unavailable_reason()
+
+
+def unavailable_reason() -> str | None:
+    """What this machine lacks for the kernels; None: nothing. Compiles if need be."""
+    best = best_instruction_set()
+    return (
+        f"the processor lacks {', '.join(missing_features())}"
+        if best is None
+        else _not_loaded(best)
+    )
+
+
+@functools.cache
+def _not_loaded(wanted: str) -> str | None:
+    try:
+        library.load_for(wanted)
+    except (Unavailable, OSError) as error:
+        return str(error)
+    return None
+
+
+def _depths(config: ModelConfig) -> list[int]:
+    """What products sum over."""
+    depths = [config.hidden_size, config.num_heads * config.head_dim, config.intermediate_size]
+    return depths if config.moe is None else [*depths, config.moe.intermediate_size]
+
+
+def _decoded(quantization: str) -> str:
+    return "" if quantization == "none" else f"; {quantization} is decoded for each product"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,0 +1,53 @@
+"""Logprobs of a prompt's own tokens: of each, after all those before it."""
+
+from collections.abc import Sequence
+
+import torch
+
+from baton.core.ids import TokenId
+from baton.core.request import TokenLogprob
+from baton.engine.model import DecoderModel
+from baton.engine.plan import Row
+
+LOGITS_CHUNK_TOKENS = 64
+"""Whose logits are in memory at once: 40 MB of a vocabulary of 150,000, and as much of logprobs."""
+
+PromptLogprobs = tuple[TokenLogprob, ...]
+
+
+def prompt_logprobs(
+    model: DecoderModel, hidden: torch.Tensor, rows: Sequence[Row], offsets: Sequence[int]
+) -> tuple[PromptLogprobs, ...]:
+    """One entry per row: the logprobs of its targets. Empty when no row has any.
+
+    Row i is ``hidden[offsets[i]:offsets[i + 1]]``, [num_tokens, hidden_size] in all."""
+    if not any(row.targets for row in rows):
+        return ()
+    return tuple(
+        _score_row(model, hidden, row, first) for row, first in zip(rows, offsets, strict=False)
+    )
+
+
+def _score_row(model: DecoderModel, hidden: torch.Tensor, row: Row, first: int) -> PromptLogprobs:
+    scores: list[TokenLogprob] = []
+    for start in range(0, len(row.targets), LOGITS_CHUNK_TOKENS):
+        targets = row.targets[start : start + LOGITS_CHUNK_TOKENS]
+        begin = first + start
+        wanted = torch.arange(begin, begin + len(targets), device=hidden.device)
+        num_top = row.sampling.prompt_logprobs or 0
+        scores += token_logprobs(model.logits(hidden, wanted), targets, num_top)
+    return tuple(scores)
+
+
+def token_logprobs(
+    logits: torch.Tensor, tokens: Sequence[TokenId], num_top: int
+) -> list[TokenLogprob]:
+    """Of one token per row of ``logits`` [num_tokens, vocab], with the ``num_top`` likeliest."""
+    logprobs = logits.log_softmax(dim=-1)
+    chosen = torch.tensor(tokens, device=logits.device).unsqueeze(-1)
+    values = logprobs.gather(-1, chosen).squeeze(-1).tolist()
+    top_values, top_tokens = (part.tolist() for part in logprobs.topk(num_top, dim=-1))
+    return [
+        TokenLogprob(token, value, tuple(zip(ids, tops, strict=True)))
+        for token, value, ids, tops in zip(tokens, values, top_tokens, top_values, strict=True)
+    ]

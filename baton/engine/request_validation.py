@@ -1,0 +1,95 @@
+"""What an engine refuses at its door, because it could never be served."""
+
+import math
+from collections.abc import Sequence
+
+from baton.core.ids import TokenId
+from baton.core.request import MAX_LOGPROBS, RequestSpec, SamplingParams
+from baton.core.task import Task
+from baton.engine.config import EngineConfig
+from baton.engine.constraint import Constraint, IsolatedConstraint
+from baton.errors import Invalid
+
+
+def validate_spec(spec: RequestSpec, task: Task, config: EngineConfig, num_blocks: int) -> None:
+    """Raises Invalid when no amount of waiting would help."""
+    num_tokens = len(spec.token_ids)
+    if not 1 <= spec.num_prompt_tokens <= num_tokens:
+        raise Invalid(
+            f"num_prompt_tokens is {spec.num_prompt_tokens}, and must be between 1 and the "
+            f"number of token_ids ({num_tokens})",
+            param="prompt",
+        )
+    if spec.max_new_tokens < 1:
+        raise Invalid(
+            f"max_tokens is {spec.sampling.max_tokens}, and {spec.num_emitted_tokens} tokens "
+            "were emitted: there is nothing left to generate",
+            param="max_tokens",
+        )
+    if num_tokens + spec.max_new_tokens > config.max_model_tokens:
+        raise Invalid(
+            f"{num_tokens} tokens and {spec.max_new_tokens} to generate are more than the "
+            f"{config.max_model_tokens} that the model takes",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+    validate_sampling(spec.sampling, config)
+    needed = config.blocks_for(max_kv_tokens(spec, task))
+    if needed > num_blocks:
+        raise Invalid(
+            f"the request needs {needed} KV blocks, and there are {num_blocks}",
+            param="max_tokens",
+            code="context_length_exceeded",
+        )
+
+
+def validate_tokens(token_ids: Sequence[TokenId], config: EngineConfig) -> None:
+    """Raises Invalid for one that the model does not have: to look it up would end the worker."""
+    size = config.vocab_size
+    if size and token_ids and not 0 <= min(token_ids) <= max(token_ids) < size:
+        raise Invalid(f"token ids are between 0 and {size - 1}", param="token_ids")
+
+
+def validate_sampling(sampling: SamplingParams, config: EngineConfig) -> None:
+    """Raises Invalid for what no sampler can compute with; a router checks more closely."""
+    for name in _NUMBERS:
+        if not math.isfinite(getattr(sampling, name)):
+            raise Invalid(f"{name} is {getattr(sampling, name)}, and must be finite", param=name)
+    if sampling.temperature < 0 or sampling.top_k < 0 or sampling.repetition_penalty <= 0:
+        raise Invalid(
+            f"temperature is {sampling.temperature} and top_k {sampling.top_k}, and must be at "
+            f"least 0; repetition_penalty is {sampling.repetition_penalty}, and must be above 0",
+            param="sampling",
+        )
+    if not all(math.isfinite(bias) for _, bias in sampling.logit_bias):
+        raise Invalid("every logit_bias must be finite", param="logit_bias")
+    if (sampling.logprobs or 0) > MAX_LOGPROBS or (sampling.prompt_logprobs or 0) > MAX_LOGPROBS:
+        raise Invalid(f"there are at most {MAX_LOGPROBS} logprobs for a token", param="logprobs")
+    validate_tokens([token_id for token_id, _ in sampling.logit_bias], config)
+    validate_tokens(sampling.stop_token_ids, config)
+
+
+_NUMBERS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+)
+
+
+def isolate_constraint(spec: RequestSpec, constraint: Constraint | None) -> Constraint | None:
+    """The constraint of an answer that has a grammar. Raises Invalid for a grammar that nobody
+    would hold the answer to."""
+    if constraint is not None:
+        return IsolatedConstraint(constraint)
+    if spec.sampling.grammar is not None:
+        raise Invalid("this worker can't follow grammars", param="response_format")
+    return None
+
+
+def max_kv_tokens(spec: RequestSpec, task: Task) -> int:
+    """KV that the request may come to need; its last token is sampled and never computed."""
+    growth = 0 if task is Task.PREFILL else spec.max_new_tokens - 1
+    return len(spec.token_ids) + growth

@@ -1,0 +1,41 @@
+"""Consistent hashing with virtual nodes: the same ring in every process."""
+
+import hashlib
+from bisect import bisect
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
+
+import uhashring
+
+POINTS_PER_WORKER = 256
+"""With 16 workers, load varies by about 6 % between them."""
+
+
+def ring_successors(ids: tuple[str, ...], key: bytes) -> Iterator[str]:
+    """Every id once, in the order of the ring from ``key`` on. A join or leave moves about
+    one key in len(ids). ``ids`` are sorted, so that equal sets share one ring."""
+    positions, names = _ring(ids)
+    start = bisect(positions, _position(key))
+    seen: set[str] = set()
+    for index in chain(range(start, len(names)), range(start)):
+        name = names[index]
+        if name not in seen:
+            seen.add(name)
+            yield name
+            if len(seen) == len(ids):
+                return
+
+
+@lru_cache(maxsize=64)
+def _ring(ids: tuple[str, ...]) -> tuple[list[int], list[str]]:
+    """Positions in their order, and whose each is."""
+    assert list(ids) == sorted(ids), "the ring is found by its sorted ids"
+    ring = uhashring.HashRing(list(ids), vnodes=POINTS_PER_WORKER, hash_fn=_position)
+    points = ring.get_points()
+    return [position for position, _ in points], [name for _, name in points]
+
+
+def _position(key: bytes | str) -> int:
+    data = key.encode() if isinstance(key, str) else key
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big")

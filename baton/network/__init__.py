@@ -1,0 +1,1 @@
+"""Trust on the network: signed calls, TLS, limits of gRPC servers, every listening socket."""

@@ -1,0 +1,124 @@
+"""TLS between members, gRPC and lines: both sides show a certificate of the cluster's authority.
+
+Members come and go under any address, so certificates name none of them: they all have the DNS
+name ``baton``. Files are read again when they have changed: new connections get what is there then,
+those that there are stay as they are.
+"""
+
+import ssl
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+import structlog
+
+from baton.core.credentials import ClusterCredentials
+from baton.errors import Invalid
+
+TLS_NAME = "baton"
+"""A subject alternative name (DNS) of every certificate."""
+
+log = structlog.get_logger(__name__)
+
+FileStamps = tuple[int, ...]
+"""Tells one state of the files from another."""
+
+
+def client_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
+    """None without TLS. Raises Invalid."""
+    return _context(trust, _look(trust), is_server=False) if trust.has_tls else None
+
+
+def server_context(trust: ClusterCredentials) -> ssl.SSLContext | None:
+    """Each handshake gets the files as they are then; ones that can't be read change nothing. None
+    without TLS. Raises Invalid."""
+    if not trust.has_tls:
+        return None
+    first = latest = _context(trust, _look(trust), is_server=True)
+
+    def renew(connection: ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+        nonlocal latest
+        try:
+            latest = _context(trust, _look(trust), is_server=True)
+        except Invalid as error:
+            log.warning("certificate_unchanged", error=str(error))
+        connection.context = latest
+
+    first.sni_callback = renew
+    return first
+
+
+def channel_credentials(trust: ClusterCredentials) -> grpc.ChannelCredentials:
+    """Raises Invalid."""
+    authority, key, certificate = _read(trust)
+    return grpc.ssl_channel_credentials(authority, key, certificate)
+
+
+def server_credentials(trust: ClusterCredentials) -> grpc.ServerCredentials:
+    """As :func:`server_context`. Raises Invalid."""
+    _context(trust, _look(trust), is_server=True)  # says what is wrong
+    seen = _look(trust)
+
+    def renew() -> Any:
+        nonlocal seen
+        now = _look(trust)
+        if now == seen:
+            return None
+        try:
+            _context(trust, now, is_server=True)
+            configuration = _configuration(trust)
+        except Invalid as error:
+            log.warning("certificate_unchanged", error=str(error))
+            return None
+        seen = now
+        return configuration
+
+    return grpc.dynamic_ssl_server_credentials(
+        _configuration(trust), renew, require_client_authentication=True
+    )
+
+
+def _configuration(trust: ClusterCredentials) -> Any:
+    authority, key, certificate = _read(trust)
+    return grpc.ssl_server_certificate_configuration([(key, certificate)], authority)
+
+
+def _read(trust: ClusterCredentials) -> tuple[bytes, bytes, bytes]:
+    try:
+        authority, key, certificate = (
+            Path(path).read_bytes() for path in (trust.authority, trust.key, trust.certificate)
+        )
+    except OSError as error:
+        raise Invalid(f"{_named(trust)}: {error}") from error
+    return authority, key, certificate
+
+
+@lru_cache(maxsize=8)
+def _context(trust: ClusterCredentials, seen: FileStamps, *, is_server: bool) -> ssl.SSLContext:
+    """Of the files as they were when they looked like ``seen``."""
+    side = ssl.PROTOCOL_TLS_SERVER if is_server else ssl.PROTOCOL_TLS_CLIENT
+    context = ssl.SSLContext(side)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(trust.authority)
+        context.load_cert_chain(trust.certificate, trust.key)
+    except (OSError, ssl.SSLError) as error:
+        raise Invalid(f"{_named(trust)}: {error}") from error
+    return context
+
+
+def _look(trust: ClusterCredentials) -> FileStamps:
+    try:
+        stats = [Path(path).stat() for path in (trust.certificate, trust.key, trust.authority)]
+    except OSError as error:
+        raise Invalid(f"{_named(trust)}: {error}") from error
+    return tuple(value for stat in stats for value in (stat.st_mtime_ns, stat.st_ino))
+
+
+def _named(trust: ClusterCredentials) -> str:
+    return (
+        f"rpc_tls_certificate {trust.certificate}, rpc_tls_key {trust.key}, "
+        f"rpc_tls_ca {trust.authority}"
+    )

@@ -1,0 +1,149 @@
+"""Spans to a collector, over OTLP/gRPC, by OpenTelemetry's own SDK."""
+
+import threading
+from collections.abc import Iterable, Sequence
+
+from opentelemetry import trace as api
+from opentelemetry.context import Context
+from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import (
+    BatchSpanProcessor,
+    SpanExporter,
+    SpanExportResult,
+)
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+from prometheus_client import CollectorRegistry, Counter
+
+from baton.clock import Clock
+from baton.obs.span import Span, SpanKind
+
+MAX_WAITING = 8192
+"""Spans that no collector has taken yet, some kilobytes each; of more, the oldest are dropped."""
+
+BATCH_SPANS = 512
+BATCH_SECONDS = 1.0
+SEND_SECONDS = 5.0
+"""For a collector to take a batch, retries included."""
+
+CLOSE_SECONDS = 2.0
+"""For the last spans to get out when the program ends."""
+
+_KINDS = {
+    SpanKind.INTERNAL: api.SpanKind.INTERNAL,
+    SpanKind.SERVER: api.SpanKind.SERVER,
+    SpanKind.CLIENT: api.SpanKind.CLIENT,
+}
+
+
+class OtlpSpanSink:
+    """Implements :class:`baton.obs.span.SpanSink`. Spans are sent by a thread of the SDK; a
+    collector that is slow or gone costs spans, never a request. ``endpoint`` is a URL: http is
+    plain text, https is TLS. ``resource`` describes the process."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        resource: dict[str, str],
+        clock: Clock,
+        registry: CollectorRegistry | None = None,
+    ) -> None:
+        self._clock = clock
+        self._ids = _GivenIds()
+        self._counter = Counter(
+            "baton_trace_spans_total",
+            "Spans, by what became of them: made here, sent, or failed to be sent.",
+            ["result"],
+            registry=registry,
+        )
+        exporter = _CountedExporter(
+            OTLPSpanExporter(endpoint=endpoint, timeout=SEND_SECONDS), self._counter
+        )
+        self._processor = BatchSpanProcessor(
+            exporter,
+            max_queue_size=MAX_WAITING,
+            schedule_delay_millis=BATCH_SECONDS * 1000,
+            max_export_batch_size=BATCH_SPANS,
+        )
+        provider = TracerProvider(
+            sampler=ALWAYS_ON,  # what gets here was chosen where its trace began
+            resource=Resource.create(dict(resource)),
+            id_generator=self._ids,
+            shutdown_on_exit=False,
+        )
+        provider.add_span_processor(self._processor)
+        self._tracer = provider.get_tracer("baton")
+        self._made = self._counter.labels("made")
+
+    def emit(self, spans: Iterable[Span]) -> None:
+        offset = self._clock.wall_nanoseconds() - int(self._clock.monotonic() * 1e9)
+        for span in spans:
+            self._emit(span, offset)
+            self._made.inc()
+
+    def close(self) -> None:
+        """Sends what is left, as far as there is time. Blocks for CLOSE_SECONDS at most."""
+        closing = threading.Thread(target=self._processor.shutdown, name="spans", daemon=True)
+        closing.start()
+        closing.join(CLOSE_SECONDS)
+
+    def _emit(self, span: Span, offset: int) -> None:
+        self._ids.next_trace = int(span.context.trace_id, 16)
+        self._ids.next_span = int(span.context.span_id, 16)
+        made = self._tracer.start_span(
+            span.name,
+            context=_below(span),
+            kind=_KINDS[span.kind],
+            attributes=span.attributes,
+            start_time=offset + int(span.begin_seconds * 1e9),
+        )
+        for event in span.events:
+            made.add_event(event.name, event.attributes, offset + int(event.at_seconds * 1e9))
+        if span.error:
+            made.set_status(api.StatusCode.ERROR, span.error)
+        made.end(offset + int(span.end_seconds * 1e9))
+
+
+class _GivenIds(IdGenerator):
+    """Spans have their ids before they are made."""
+
+    def __init__(self) -> None:
+        self.next_trace = 0
+        self.next_span = 0
+
+    def generate_span_id(self) -> int:
+        return self.next_span
+
+    def generate_trace_id(self) -> int:
+        return self.next_trace
+
+
+class _CountedExporter(SpanExporter):
+    def __init__(self, exporter: SpanExporter, counter: Counter) -> None:
+        self._exporter = exporter
+        self._sent = counter.labels("sent")
+        self._failed = counter.labels("failed")
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        result = self._exporter.export(spans)
+        told = self._sent if result is SpanExportResult.SUCCESS else self._failed
+        told.inc(len(spans))
+        return result
+
+    def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+
+def _below(span: Span) -> Context:
+    """A context of its own in any case: without one the SDK would look for one in the thread."""
+    if not span.parent_id:
+        return Context()
+    parent = api.SpanContext(
+        int(span.context.trace_id, 16),
+        int(span.parent_id, 16),
+        is_remote=True,
+        trace_flags=api.TraceFlags(api.TraceFlags.SAMPLED),
+    )
+    return api.set_span_in_context(api.NonRecordingSpan(parent), Context())

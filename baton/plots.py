@@ -1,0 +1,123 @@
+"""Figures of what a simulation found. matplotlib is an extra: pip install 'baton[plots]'."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baton.errors import Invalid
+
+WIDTH_INCHES = 6.0
+HEIGHT_INCHES = 4.0
+DOTS_PER_INCH = 144
+
+Latencies = tuple[Sequence[float], Sequence[float]]
+"""TTFT of each request and TBT of each token, in seconds."""
+
+Line = Sequence[tuple[float, float]]
+
+ParetoPoint = tuple[float, float, str]
+"""Tokens per second and user, dollars per million tokens, and whose it is."""
+
+
+def prepare_plots(folder: Path | None) -> None:
+    """Raises Invalid before hours of simulation, not after."""
+    if folder is None:
+        return
+    if find_spec("matplotlib") is None:
+        raise Invalid("--plots needs matplotlib: pip install 'baton[plots]'")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Invalid(f"--plots {folder}: {error.strerror}") from error
+
+
+def plot_cdfs(path: Path, latencies: Mapping[str, Latencies]) -> None:
+    """The shares of requests and of tokens that took at most so long, a line per policy. The
+    format of this and all other figures is by the name's ending. Raises Invalid without
+    matplotlib, and when ``path`` cannot be written."""
+    with figure_in(path, num_axes=2) as (ttft, tbt):
+        for policy, (ttft_seconds, tbt_seconds) in latencies.items():
+            _draw_cdf(ttft, ttft_seconds, policy)
+            _draw_cdf(tbt, tbt_seconds, policy)
+        label_axes(ttft, "TTFT (s)", "share of requests")
+        label_axes(tbt, "TBT (s)", "share of tokens")
+
+
+def plot_goodput(path: Path, attainments: Mapping[str, Line]) -> None:
+    """The share of requests within their SLO (0 to 1) by the rate of arrivals per second, a line
+    per policy."""
+    with figure_in(path) as (axes,):
+        _draw_lines(axes, attainments, marker="o")
+        axes.set_ylim(0.0, 1.05)
+        label_axes(axes, "requests per second", "share within the SLO")
+
+
+def plot_load(path: Path, loads: Mapping[str, Line]) -> None:
+    """Load by virtual time in seconds, a line per worker."""
+    with figure_in(path) as (axes,):
+        _draw_lines(axes, loads, drawstyle="steps-post")
+        label_axes(axes, "time (s)", "load")
+
+
+def plot_pareto(path: Path, points: Sequence[ParetoPoint]) -> None:
+    """Each point with its label, and a line through those that no other beats in both."""
+    with figure_in(path) as (axes,):
+        for speed, dollars, label in points:
+            axes.plot(speed, dollars, "o", color="tab:blue")
+            axes.annotate(label, (speed, dollars), textcoords="offset points", xytext=(5, 5))
+        best = frontier(points)
+        speeds, dollars_of_best = [p[0] for p in best], [p[1] for p in best]
+        axes.plot(speeds, dollars_of_best, drawstyle="steps-pre", color="tab:blue", alpha=0.5)
+        label_axes(axes, "tokens per second and user", "dollars per million tokens")
+
+
+def frontier(points: Sequence[ParetoPoint]) -> list[ParetoPoint]:
+    """The points that no other is both as fast as and cheaper than, or faster than and as cheap
+    as; slowest first. Of equals, the first."""
+    best: list[ParetoPoint] = []
+    for point in sorted(points, key=lambda point: (-point[0], point[1])):
+        if not best or point[1] < best[-1][1]:
+            best.append(point)
+    return best[::-1]
+
+
+@contextmanager
+def figure_in(path: Path, num_axes: int = 1) -> Iterator[list[Any]]:
+    """Axes side by side; the figure is written at the end. Its canvas is Agg, which needs no
+    screen, and none of pyplot's state is touched."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise Invalid("figures need matplotlib: pip install 'baton[plots]'") from error
+    size = (WIDTH_INCHES * num_axes, HEIGHT_INCHES)
+    figure = Figure(figsize=size, dpi=DOTS_PER_INCH, layout="constrained")
+    FigureCanvasAgg(figure)
+    yield list(figure.subplots(1, num_axes, squeeze=False)[0])
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise Invalid(f"{path}: cannot be written: {error}") from error
+
+
+def _draw_cdf(axes: Any, seconds: Sequence[float], label: str) -> None:
+    ordered = np.sort(np.asarray(seconds, dtype=np.float64))
+    shares = np.arange(1, len(ordered) + 1) / max(len(ordered), 1)
+    axes.plot(ordered, shares, drawstyle="steps-post", label=label)
+
+
+def _draw_lines(axes: Any, lines: Mapping[str, Line], **style: str) -> None:
+    for label, line in lines.items():
+        axes.plot([x for x, _ in line], [y for _, y in line], label=label, **style)
+
+
+def label_axes(axes: Any, x: str, y: str) -> None:
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.grid(alpha=0.3)
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend()

@@ -1,0 +1,1 @@
+"""Worker pools as Deployments: the API client, resizing, draining pods, the leader's Lease."""

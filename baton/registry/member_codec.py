@@ -1,0 +1,162 @@
+"""A member as JSON, checked when it comes back: Redis may hold anything."""
+
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import orjson
+
+from baton.core.cost import DecodeCost, PrefillCost
+from baton.core.ids import Incarnation, WorkerId
+from baton.core.member import Member
+from baton.core.states import Role, WorkerState
+from baton.core.worker_load import MAX_QUEUED, QueuedWork, WorkerLoad
+from baton.errors import Invalid
+
+MAX_MEMBER_BYTES = 64 * 1024
+
+MAX_NUMBER = 1e15
+"""Of any number that a member tells, whether seconds, tokens or bytes a second: a thousand of them
+are still added and multiplied without an overflow, whatever a broken member says."""
+
+MAX_GENERATION = 2**63 - 1
+"""Nanoseconds since 1970."""
+
+MIN_RATE = 1e-3
+
+T = TypeVar("T")
+
+
+def member_to_json(member: Member) -> bytes:
+    return orjson.dumps(asdict(member))
+
+
+def member_from_json(data: bytes) -> Member:
+    """Raises Invalid for anything that is not a member."""
+    if len(data) > MAX_MEMBER_BYTES:
+        raise Invalid(f"a member has at most {MAX_MEMBER_BYTES} bytes, not {len(data)}")
+    try:
+        raw = orjson.loads(data)
+        return Member(
+            id=WorkerId(_text(raw, "id")),
+            role=Role(raw["role"]),
+            generation=Incarnation(_count(raw, "generation", MAX_GENERATION)),
+            state=WorkerState(raw["state"]),
+            transports=tuple(str(name) for name in raw.get("transports", ())),
+            load=_load(raw["load"]),
+            address=_text(raw, "address"),
+            host=_text(raw, "host"),
+            door=_text(raw, "door"),
+            line=_text(raw, "line") if "line" in raw else "",
+            arithmetic=_hex(raw, "arithmetic") if "arithmetic" in raw else "",
+            model=_text(raw, "model"),
+            model_digest=_hex(raw, "model_digest"),
+            kv_dtype=_text(raw, "kv_dtype"),
+            kv_bytes_per_token=_number(raw, "kv_bytes_per_token"),
+            device=_text(raw, "device"),
+            pid=_number(raw, "pid"),
+            block_tokens=_number(raw, "block_tokens"),
+            max_model_tokens=_number(raw, "max_model_tokens"),
+        )
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise Invalid(f"not a member: {error}") from error
+
+
+def _load(raw: Any) -> WorkerLoad:
+    return WorkerLoad(
+        running=_number(raw, "running"),
+        waiting=_number(raw, "waiting"),
+        queued_tokens=_number(raw, "queued_tokens"),
+        free_blocks=_number(raw, "free_blocks"),
+        num_blocks=_number(raw, "num_blocks"),
+        at_seconds=_amount(raw, "at_seconds"),
+        queue=_queue(raw["queue"]),
+        prefill_cost=_optional(raw, "prefill_cost", _prefill_cost),
+        prefill_error=_optional(raw, "prefill_error", _amount) if "prefill_error" in raw else None,
+        decode_requests=_number(raw, "decode_requests"),
+        context_tokens=_number(raw, "context_tokens"),
+        promised_tokens=_number(raw, "promised_tokens"),
+        decode_cost=_optional(raw, "decode_cost", _decode_cost),
+        answer_tokens=_optional(raw, "answer_tokens", _amount),
+        short_answer_tokens=_optional(raw, "short_answer_tokens", _amount),
+        link_bytes_per_second=_optional(raw, "link_bytes_per_second", _rate),
+    )
+
+
+def _queue(raw: Any) -> tuple[QueuedWork, ...]:
+    if not isinstance(raw, list) or len(raw) > MAX_QUEUED:
+        raise ValueError(f"queue must be a list of at most {MAX_QUEUED}")
+    return tuple(
+        QueuedWork(_optional(entry, "deadline_seconds", _finite), _amount(entry, "work_seconds"))
+        for entry in raw
+    )
+
+
+def _prefill_cost(raw: Any, key: str) -> PrefillCost:
+    cost = raw[key]
+    return PrefillCost(
+        fixed_seconds=_amount(cost, "fixed_seconds"),
+        per_token_seconds=_amount(cost, "per_token_seconds"),
+        per_pair_seconds=_amount(cost, "per_pair_seconds"),
+    )
+
+
+def _decode_cost(raw: Any, key: str) -> DecodeCost:
+    """Of a measured one; what is simulated has experts, too, and never travels."""
+    cost = raw[key]
+    return DecodeCost(
+        fixed_seconds=_amount(cost, "fixed_seconds"),
+        per_request_seconds=_amount(cost, "per_request_seconds"),
+        per_context_token_seconds=_amount(cost, "per_context_token_seconds"),
+    )
+
+
+def _rate(raw: Any, key: str) -> float:
+    """What others divide by."""
+    value = _finite(raw, key)
+    if value < MIN_RATE:
+        raise ValueError(f"{key} is {value!r}, and must be at least {MIN_RATE:g}")
+    return value
+
+
+def _optional(raw: Any, key: str, read: Callable[[Any, str], T]) -> T | None:
+    return None if raw[key] is None else read(raw, key)
+
+
+def _text(raw: Any, key: str) -> str:
+    if not isinstance(raw[key], str):
+        raise ValueError(f"{key} is {raw[key]!r}, and must be a string")
+    return str(raw[key])
+
+
+def _hex(raw: Any, key: str) -> str:
+    bytes.fromhex(_text(raw, key))
+    return _text(raw, key)
+
+
+def _number(raw: Any, key: str) -> int:
+    return _count(raw, key, MAX_NUMBER)
+
+
+def _count(raw: Any, key: str, most: float) -> int:
+    if isinstance(raw[key], bool) or not isinstance(raw[key], int) or not 0 <= raw[key] <= most:
+        raise ValueError(f"{key} is {raw[key]!r}, and must be a number from 0 to {most:g}")
+    return int(raw[key])
+
+
+def _finite(raw: Any, key: str) -> float:
+    value = raw[key]
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) <= MAX_NUMBER
+    ):
+        raise ValueError(f"{key} is {value!r}, and must be a number up to {MAX_NUMBER:g}")
+    return float(value)
+
+
+def _amount(raw: Any, key: str) -> float:
+    value = _finite(raw, key)
+    if value < 0:
+        raise ValueError(f"{key} is {value!r}, and must be at least 0")
+    return value

@@ -1,0 +1,65 @@
+"""One way to connect to Redis or Valkey, with time-outs on everything."""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+from urllib.parse import urlsplit
+
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from baton.errors import Invalid, Unavailable
+from baton.registry.bounded_parser import BoundedParser
+
+T = TypeVar("T")
+TIMEOUT_SECONDS = 2.0
+
+MAX_CONNECTIONS = 64
+"""Of one client; whoever comes next waits for one."""
+
+RETRIES = 1
+"""At once, on a new connection: a pooled one may have gone with a restart of the server. More,
+with pauses between, would make every caller wait for a Redis that is down."""
+
+
+def connect_redis(url: str) -> "redis.asyncio.Redis":
+    """Connects on first use. Raises Invalid for what is no Redis URL."""
+    try:
+        pool = redis.asyncio.BlockingConnectionPool.from_url(
+            url,
+            max_connections=MAX_CONNECTIONS,
+            timeout=TIMEOUT_SECONDS,
+            socket_timeout=TIMEOUT_SECONDS,
+            socket_connect_timeout=TIMEOUT_SECONDS,
+            health_check_interval=0,
+            protocol=3,
+            parser_class=BoundedParser,
+            retry=Retry(NoBackoff(), RETRIES),
+        )
+    except ValueError as error:
+        raise Invalid(f"redis_url: {error}", param="redis_url") from error
+    return redis.asyncio.Redis.from_pool(pool)
+
+
+async def call_redis(url: str, call: Awaitable[T], seconds: float = 2 * TIMEOUT_SECONDS) -> T:
+    """Awaits a Redis call. Raises Unavailable when it fails or takes too long. The client now and
+    then answers although it was cancelled meanwhile; whoever waits is cancelled all the same."""
+    task = asyncio.current_task()
+    before = task.cancelling() if task is not None else 0
+    try:
+        async with asyncio.timeout(seconds):
+            answer = await call
+        if task is not None and task.cancelling() > before:
+            raise asyncio.CancelledError
+        return answer
+    except (RedisError, OSError, TimeoutError) as error:
+        reason = str(error) or type(error).__name__
+        raise Unavailable(f"Redis at {_place(url)} can't be asked: {reason}") from error
+
+
+def _place(url: str) -> str:
+    """Host and port: the rest may hold a password, and errors travel."""
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.hostname else parts.path

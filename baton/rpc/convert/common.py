@@ -1,0 +1,325 @@
+"""Between protobuf messages and the nouns of ``baton.core``. What comes in is checked here."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import lru_cache
+from typing import cast
+
+from baton.core.block_key import BLOCK_KEY_BYTES
+from baton.core.grammar import Grammar, GrammarKind
+from baton.core.ids import BlockKey, Epoch, Incarnation, RequestId, TokenId, WorkerId
+from baton.core.kv_transfer import BlockRef, Endpoint, WorkerRef
+from baton.core.priority import Priority
+from baton.core.request import (
+    MAX_LOGPROBS,
+    MAX_PROMPT_LOGPROBS,
+    FinishReason,
+    RequestOutput,
+    RequestSpec,
+    SamplingParams,
+    TokenLogprob,
+)
+from baton.core.store import StoreHint
+from baton.core.tenant import TAG_BYTES
+from baton.core.trace_context import TRACEPARENT_LENGTH
+from baton.errors import Invalid
+from baton.rpc.v1 import common_pb2 as pb
+
+MAX_ID_BYTES = 256
+MAX_DETAILS = 64
+MAX_REFS = 4096
+"""Lives of workers that are remembered, a few hundred bytes each."""
+
+_FINISH_TO_PROTO: dict[FinishReason | None, pb.FinishReason] = {
+    None: pb.FINISH_REASON_UNSPECIFIED,
+    FinishReason.STOP: pb.FINISH_REASON_STOP,
+    FinishReason.LENGTH: pb.FINISH_REASON_LENGTH,
+    FinishReason.CANCELLED: pb.FINISH_REASON_CANCELLED,
+    FinishReason.ERROR: pb.FINISH_REASON_ERROR,
+    FinishReason.MOVED: pb.FINISH_REASON_MOVED,
+    FinishReason.TURNED_AWAY: pb.FINISH_REASON_TURNED_AWAY,
+}
+_FINISH_FROM_PROTO = {value: key for key, value in _FINISH_TO_PROTO.items()}
+
+_GRAMMAR_TO_PROTO: dict[GrammarKind, pb.GrammarKind] = {
+    GrammarKind.JSON_OBJECT: pb.GRAMMAR_KIND_JSON_OBJECT,
+    GrammarKind.JSON_SCHEMA: pb.GRAMMAR_KIND_JSON_SCHEMA,
+    GrammarKind.REGEX: pb.GRAMMAR_KIND_REGEX,
+    GrammarKind.CHOICE: pb.GRAMMAR_KIND_CHOICE,
+    GrammarKind.LARK: pb.GRAMMAR_KIND_LARK,
+}
+_GRAMMAR_FROM_PROTO = {value: key for key, value in _GRAMMAR_TO_PROTO.items()}
+
+
+def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
+    message = pb.SamplingParams(
+        max_tokens=params.max_tokens,
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        logit_bias=dict(params.logit_bias),
+        seed=params.seed,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+        min_tokens=params.min_tokens,
+    )
+    if params.logprobs is not None:
+        message.logprobs = params.logprobs
+    if params.prompt_logprobs is not None:
+        message.prompt_logprobs = params.prompt_logprobs
+    if params.grammar is not None:
+        message.grammar.CopyFrom(grammar_to_proto(params.grammar))
+    return message
+
+
+def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    """Raises Invalid for a grammar of a kind that this version does not know."""
+    return SamplingParams(
+        max_tokens=message.max_tokens,
+        temperature=message.temperature,
+        top_k=message.top_k,
+        top_p=message.top_p,
+        min_p=message.min_p,
+        repetition_penalty=message.repetition_penalty,
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        logit_bias=tuple(sorted((TokenId(t), b) for t, b in message.logit_bias.items())),
+        seed=message.seed,
+        logprobs=message.logprobs if message.HasField("logprobs") else None,
+        stop_token_ids=_tokens(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        grammar=grammar_from_proto(message.grammar) if message.HasField("grammar") else None,
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else None,
+        min_tokens=message.min_tokens,
+    )
+
+
+def grammar_to_proto(grammar: Grammar) -> pb.Grammar:
+    return pb.Grammar(kind=_GRAMMAR_TO_PROTO[grammar.kind], text=grammar.text)
+
+
+def grammar_from_proto(message: pb.Grammar) -> Grammar:
+    """Raises Invalid for a kind that this version does not know."""
+    kind = _GRAMMAR_FROM_PROTO.get(message.kind)
+    if kind is None:
+        raise Invalid(f"unknown kind of grammar {message.kind}", param="grammar")
+    return Grammar(kind, message.text)
+
+
+def spec_to_proto(spec: RequestSpec) -> pb.RequestSpec:
+    return pb.RequestSpec(
+        request_id=spec.request_id,
+        epoch=spec.epoch,
+        token_ids=spec.token_ids,
+        num_prompt_tokens=spec.num_prompt_tokens,
+        sampling=sampling_to_proto(spec.sampling),
+        tenant_salt=spec.tenant_salt,
+        store_hint=hint_to_proto(spec.store_hint),
+        first_token_seconds=spec.first_token_seconds,
+        tenant=spec.tenant,
+        priority=spec.priority,
+        weight=spec.weight,
+        trace=spec.trace,
+    )
+
+
+def spec_from_proto(message: pb.RequestSpec) -> RequestSpec:
+    """Raises Invalid for an id that is empty or too long, or counts and times that can't be."""
+    if not 0 < len(message.request_id) <= MAX_ID_BYTES:
+        raise Invalid(f"request_id must have 1 to {MAX_ID_BYTES} characters", param="request_id")
+    if not 0 < message.num_prompt_tokens <= len(message.token_ids):
+        raise Invalid("num_prompt_tokens must be in 1..len(token_ids)", param="num_prompt_tokens")
+    if not message.sampling.max_tokens:
+        raise Invalid("max_tokens must be at least 1", param="max_tokens")
+    if not 0 <= message.first_token_seconds < math.inf:
+        raise Invalid("first_token_seconds must be at least 0", param="first_token_seconds")
+    _check_standing(message)
+    return RequestSpec(
+        request_id=RequestId(message.request_id),
+        epoch=Epoch(message.epoch),
+        token_ids=_tokens(message.token_ids),
+        num_prompt_tokens=message.num_prompt_tokens,
+        sampling=sampling_from_proto(message.sampling),
+        tenant_salt=message.tenant_salt,
+        store_hint=hint_from_proto(message.store_hint),
+        first_token_seconds=message.first_token_seconds,
+        tenant=message.tenant,
+        priority=Priority(message.priority),
+        weight=message.weight or 1.0,
+        trace=message.trace if len(message.trace) == TRACEPARENT_LENGTH else "",
+    )
+
+
+def _check_standing(message: pb.RequestSpec) -> None:
+    """Raises Invalid."""
+    if len(message.tenant) > TAG_BYTES:
+        raise Invalid(f"tenant has at most {TAG_BYTES} bytes", param="tenant")
+    if not Priority.HIGH <= message.priority <= Priority.BATCH:
+        raise Invalid(f"priority is between {Priority.HIGH} and {Priority.BATCH}", param="priority")
+    if not 0 <= message.weight < math.inf:
+        raise Invalid("weight must be at least 0", param="weight")
+
+
+def output_to_proto(output: RequestOutput) -> pb.RequestOutput:
+    """As :func:`output_from_proto`, looks at what there is alone."""
+    message = pb.RequestOutput(
+        request_id=output.request_id,
+        epoch=output.epoch,
+        first_index=output.first_index,
+        token_ids=output.token_ids,
+    )
+    if output.logprobs:
+        message.logprobs.extend(map(_logprob_to_proto, output.logprobs))
+    if output.finish_reason is not None:
+        message.finish_reason = _FINISH_TO_PROTO[output.finish_reason]
+    if output.error:
+        message.error = output.error
+    if output.details:
+        message.error_status = output.details.get("error_status", "")
+        message.details.update(output.details)
+    if output.cached_tokens:
+        message.cached_tokens = output.cached_tokens
+    if output.prompt_logprobs:
+        message.prompt_logprobs.extend(map(_logprob_to_proto, output.prompt_logprobs))
+    return message
+
+
+def output_from_proto(message: pb.RequestOutput) -> RequestOutput:
+    """Nearly all outputs are the next token and nothing else: only what is there is looked at.
+    Raises Invalid for a finish reason that this version does not know, and for scores that can't
+    be."""
+    try:
+        reason = _FINISH_FROM_PROTO[message.finish_reason]
+    except KeyError as error:
+        raise Invalid(
+            f"unknown finish reason {message.finish_reason}: the worker is of another version"
+        ) from error
+    output = RequestOutput(
+        message.request_id,  # type: ignore[arg-type]
+        message.epoch,  # type: ignore[arg-type]
+        message.first_index,
+        tuple(message.token_ids),  # type: ignore[arg-type]
+        finish_reason=reason,
+    )
+    if output.finish_reason is None and not (
+        message.details or message.logprobs or message.cached_tokens or message.prompt_logprobs
+    ):
+        return output
+    _check_size(message)
+    details = dict(message.details)
+    if message.error_status:
+        details["error_status"] = message.error_status
+    return replace(
+        output,
+        logprobs=tuple(_logprob_from_proto(entry) for entry in message.logprobs),
+        error=message.error,
+        cached_tokens=message.cached_tokens,
+        details=details,
+        prompt_logprobs=tuple(_logprob_from_proto(entry) for entry in message.prompt_logprobs),
+    )
+
+
+def _check_size(message: pb.RequestOutput) -> None:
+    """Raises Invalid for more than any request may ask for: to read it would hold up all others."""
+    scores = message.prompt_logprobs
+    if (
+        len(message.logprobs) > len(message.token_ids)
+        or any(len(entry.top_token_ids) > MAX_LOGPROBS for entry in message.logprobs)
+        or len(scores) > MAX_PROMPT_LOGPROBS
+        or sum(1 + len(entry.top_token_ids) for entry in scores) > MAX_PROMPT_LOGPROBS
+    ):
+        raise Invalid("more logprobs than a request may ask for", param="logprobs")
+    if len(message.details) > MAX_DETAILS:
+        raise Invalid(f"{len(message.details)} details of an output", param="details")
+
+
+def hint_to_proto(hint: StoreHint | None) -> pb.StoreHint | None:
+    return None if hint is None else pb.StoreHint(node=hint.node, num_blocks=hint.num_blocks)
+
+
+def hint_from_proto(message: pb.StoreHint) -> StoreHint | None:
+    return StoreHint(WorkerId(message.node), message.num_blocks) if message.node else None
+
+
+def ref_to_proto(ref: WorkerRef) -> pb.WorkerRef:
+    return pb.WorkerRef(id=ref.id, address=ref.address, generation=ref.generation, line=ref.line)
+
+
+def ref_from_proto(message: pb.WorkerRef) -> WorkerRef:
+    return _ref(message.id, message.address, message.generation, message.line)
+
+
+@lru_cache(MAX_REFS)
+def _ref(worker_id: str, address: str, generation: int, line: str) -> WorkerRef:
+    """One for all requests that go there."""
+    return WorkerRef(WorkerId(worker_id), address, Incarnation(generation), line)
+
+
+def endpoint_to_proto(endpoint: Endpoint) -> pb.Endpoint:
+    return pb.Endpoint(
+        transport=endpoint.transport,
+        owner=endpoint.owner,
+        generation=endpoint.generation,
+        host=endpoint.host,
+        region_size_bytes=endpoint.region_size_bytes,
+        metadata=endpoint.metadata,
+    )
+
+
+def endpoint_from_proto(message: pb.Endpoint) -> Endpoint:
+    return Endpoint(
+        transport=message.transport,
+        owner=message.owner,
+        generation=message.generation,
+        host=message.host,
+        region_size_bytes=message.region_size_bytes,
+        metadata=message.metadata,
+    )
+
+
+def block_to_proto(block: BlockRef) -> pb.BlockRef:
+    return pb.BlockRef(
+        offset_bytes=block.offset_bytes,
+        size_bytes=block.size_bytes,
+        checksum=block.checksum,
+        key=block.key,
+    )
+
+
+def block_from_proto(message: pb.BlockRef) -> BlockRef:
+    """Raises Invalid for a key that is neither absent nor 16 bytes long."""
+    if len(message.key) not in (0, BLOCK_KEY_BYTES):
+        raise Invalid(
+            f"a block key has {BLOCK_KEY_BYTES} bytes, not {len(message.key)}", param="key"
+        )
+    return BlockRef(
+        offset_bytes=message.offset_bytes,
+        size_bytes=message.size_bytes,
+        checksum=message.checksum,
+        key=BlockKey(message.key),
+    )
+
+
+def _tokens(values: Iterable[int]) -> tuple[TokenId, ...]:
+    return cast(tuple[TokenId, ...], tuple(values))
+
+
+def _logprob_to_proto(entry: TokenLogprob) -> pb.TokenLogprob:
+    return pb.TokenLogprob(
+        token_id=entry.token_id,
+        logprob=entry.logprob,
+        top_token_ids=[token_id for token_id, _ in entry.top],
+        top_logprobs=[logprob for _, logprob in entry.top],
+    )
+
+
+def _logprob_from_proto(message: pb.TokenLogprob) -> TokenLogprob:
+    if len(message.top_token_ids) != len(message.top_logprobs):
+        raise Invalid("each of the best tokens has a logprob", param="logprobs")
+    top = zip(_tokens(message.top_token_ids), message.top_logprobs, strict=True)
+    return TokenLogprob(TokenId(message.token_id), message.logprob, tuple(top))

@@ -1,0 +1,57 @@
+"""Errors of ours between programs, where no gRPC status carries them."""
+
+from typing import Protocol, TypedDict
+
+from baton.errors import BatonError, Overloaded, error_from_grpc_status, error_mapping
+from baton.rpc.v1 import conductor_pb2 as pb
+
+MAX_MESSAGE_CHARACTERS = 512
+
+MAX_RETRY_SECONDS = 3600.0
+
+
+class RpcErrorMessage(Protocol):
+    """A message of any service that has these fields."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def message(self) -> str: ...
+
+    @property
+    def retry_after_seconds(self) -> float: ...
+
+
+class RpcErrorFields(TypedDict):
+    status: str
+    message: str
+    retry_after_seconds: float
+
+
+def error_fields(error: BatonError) -> RpcErrorFields:
+    return {
+        "status": error_mapping(error).grpc_status,
+        "message": (str(error) or type(error).__name__)[:MAX_MESSAGE_CHARACTERS],
+        "retry_after_seconds": error.retry_after_seconds if isinstance(error, Overloaded) else 0.0,
+    }
+
+
+def error_to_proto(error: BatonError) -> pb.Refusal:
+    return pb.Refusal(**error_fields(error))
+
+
+def error_from_proto(told: RpcErrorMessage) -> BatonError:
+    error = error_from_grpc_status(told.status, told.message)
+    if isinstance(error, Overloaded):
+        error.retry_after_seconds = parse_retry_after(told.retry_after_seconds)
+    return error
+
+
+def parse_retry_after(told: str | float) -> float:
+    """Seconds as a peer told them; one, where that is no time that anybody could wait."""
+    try:
+        seconds = float(told)
+    except ValueError:
+        return 1.0
+    return seconds if 0 <= seconds <= MAX_RETRY_SECONDS else 1.0

@@ -1,0 +1,207 @@
+"""Between a store node's messages and the nouns of ``baton.core.store``."""
+
+import math
+from collections.abc import Sequence
+
+from baton.core.block_key import BLOCK_KEY_BYTES
+from baton.core.ids import BlockKey, Incarnation
+from baton.core.kv_transfer import BlockRef
+from baton.core.store import (
+    BlockFilter,
+    LeasedBlocks,
+    LeaseRequest,
+    PutRequest,
+    StoredBlock,
+    Tier,
+    WatchEvent,
+)
+from baton.errors import Invalid
+from baton.rpc.convert.common import endpoint_from_proto, endpoint_to_proto
+from baton.rpc.v1 import kvstore_pb2 as pb
+
+MAX_KEYS = 65_536
+MAX_FIRST_BLOCK = 2**31
+"""A block's depth has 32 bits; no prompt comes near this."""
+
+MAX_TAG_BYTES = 16
+MAX_LISTED_BLOCKS = 10_000
+
+
+def keys_to_bytes(keys: Sequence[BlockKey]) -> bytes:
+    return b"".join(keys)
+
+
+def keys_from_bytes(data: bytes, limit: int = MAX_KEYS) -> tuple[BlockKey, ...]:
+    """Raises Invalid for what is no whole number of keys, or too many."""
+    if len(data) % BLOCK_KEY_BYTES or len(data) > limit * BLOCK_KEY_BYTES:
+        raise Invalid(
+            f"keys are up to {limit} times {BLOCK_KEY_BYTES} bytes, not {len(data)} bytes",
+            param="keys",
+        )
+    return tuple(
+        BlockKey(data[start : start + BLOCK_KEY_BYTES])
+        for start in range(0, len(data), BLOCK_KEY_BYTES)
+    )
+
+
+def block_run_to_proto(blocks: Sequence[BlockRef], algorithm: str) -> pb.BlockRun:
+    return pb.BlockRun(
+        keys=b"".join([block.key for block in blocks]),
+        offset_bytes=[block.offset_bytes for block in blocks],
+        checksums=[block.checksum for block in blocks],
+        size_bytes=blocks[0].size_bytes if blocks else 0,
+        checksum_algorithm=algorithm,
+    )
+
+
+def block_run_from_proto(message: pb.BlockRun) -> tuple[BlockRef, ...]:
+    """Raises Invalid for columns of several lengths, or blocks of no size."""
+    keys = keys_from_bytes(message.keys)
+    if not len(keys) == len(message.offset_bytes) == len(message.checksums):
+        raise Invalid(
+            "a run of blocks has a key, an offset and a checksum for each", param="blocks"
+        )
+    if keys and not message.size_bytes:
+        raise Invalid("the blocks of a run have a size", param="blocks")
+    size = message.size_bytes
+    return tuple(
+        BlockRef(offset, size, checksum, key)
+        for key, offset, checksum in zip(keys, message.offset_bytes, message.checksums, strict=True)
+    )
+
+
+def put_to_proto(request: PutRequest) -> pb.PutRequest:
+    return pb.PutRequest(
+        source=endpoint_to_proto(request.source),
+        blocks=block_run_to_proto(request.blocks, request.checksum_algorithm),
+        head=keys_to_bytes(request.head),
+        first_block=request.first_block,
+        tenant=request.tenant,
+        model=request.model,
+    )
+
+
+def put_from_proto(message: pb.PutRequest) -> PutRequest:
+    blocks = block_run_from_proto(message.blocks)
+    head = keys_from_bytes(message.head)
+    if not blocks and not head:
+        raise Invalid(f"a put has 1 to {MAX_KEYS} blocks, not 0", param="blocks")
+    if message.first_block > MAX_FIRST_BLOCK:
+        told = f"first_block is at most {MAX_FIRST_BLOCK}, not {message.first_block}"
+        raise Invalid(told, param="first_block")
+    return PutRequest(
+        source=endpoint_from_proto(message.source),
+        checksum_algorithm=message.blocks.checksum_algorithm,
+        blocks=blocks,
+        head=head,
+        first_block=message.first_block,
+        tenant=_tag(message.tenant),
+        model=_tag(message.model),
+    )
+
+
+def lease_query_from_proto(message: pb.LeaseRequest) -> LeaseRequest:
+    return LeaseRequest(keys_from_bytes(message.keys), message.lease_seconds, message.max_bytes)
+
+
+def checked_seconds(seconds: float, param: str) -> float:
+    """Raises Invalid for what is no time from 0: what ends then would never end."""
+    if not 0 <= seconds < math.inf:
+        raise Invalid(f"{param} must be at least 0 and finite, not {seconds}", param=param)
+    return seconds
+
+
+def leased_to_proto(leased: LeasedBlocks) -> pb.LeaseResponse:
+    return pb.LeaseResponse(
+        lease_id=leased.lease_id,
+        blocks=block_run_to_proto(leased.blocks, leased.checksum_algorithm),
+        num_held=leased.num_held,
+        num_promoted=leased.num_promoted,
+    )
+
+
+def leased_from_proto(message: pb.LeaseResponse) -> LeasedBlocks:
+    return LeasedBlocks(
+        message.lease_id,
+        message.blocks.checksum_algorithm,
+        block_run_from_proto(message.blocks),
+        message.num_held,
+        message.num_promoted,
+    )
+
+
+def filter_to_proto(filter_: BlockFilter) -> pb.BlockFilter:
+    before = filter_.stored_before or 0.0
+    return pb.BlockFilter(tenant=filter_.tenant, model=filter_.model, stored_before=before)
+
+
+def filter_from_proto(message: pb.BlockFilter) -> BlockFilter:
+    before = checked_seconds(message.stored_before, "stored_before")
+    return BlockFilter(_tag(message.tenant), _tag(message.model), before or None)
+
+
+def stored_to_proto(block: StoredBlock) -> pb.StoredBlock:
+    return pb.StoredBlock(
+        key=block.key,
+        tier=block.tier.value,  # type: ignore[arg-type]
+        size_bytes=block.size_bytes,
+        depth=block.depth,
+        tenant=block.tenant,
+        model=block.model,
+        stored_at=block.stored_at,
+        num_leases=block.num_leases,
+    )
+
+
+def stored_from_proto(message: pb.StoredBlock) -> StoredBlock:
+    return StoredBlock(
+        key=_key(message.key),
+        tier=_tier(message.tier),
+        size_bytes=message.size_bytes,
+        depth=message.depth,
+        tenant=message.tenant,
+        model=message.model,
+        stored_at=message.stored_at,
+        num_leases=message.num_leases,
+    )
+
+
+def watch_event_to_proto(page: WatchEvent) -> pb.WatchEvent:
+    return pb.WatchEvent(
+        generation=page.generation,
+        number=page.number,
+        tier=page.tier.value,  # type: ignore[arg-type]
+        keys=keys_to_bytes(page.keys),
+        reset=page.reset,
+        more=page.more,
+    )
+
+
+def watch_event_from_proto(message: pb.WatchEvent) -> WatchEvent:
+    return WatchEvent(
+        Incarnation(message.generation),
+        message.number,
+        _tier(message.tier),
+        keys_from_bytes(message.keys, limit=len(message.keys)),
+        reset=message.reset,
+        more=message.more,
+    )
+
+
+def _tier(number: int) -> Tier:
+    try:
+        return Tier(number)
+    except ValueError as error:
+        raise Invalid(f"there is no tier {number}") from error
+
+
+def _key(value: bytes) -> BlockKey:
+    if len(value) != BLOCK_KEY_BYTES:
+        raise Invalid(f"a block key has {BLOCK_KEY_BYTES} bytes, not {len(value)}", param="key")
+    return BlockKey(value)
+
+
+def _tag(value: bytes) -> bytes:
+    if len(value) > MAX_TAG_BYTES:
+        raise Invalid(f"a tag has up to {MAX_TAG_BYTES} bytes, not {len(value)}")
+    return value

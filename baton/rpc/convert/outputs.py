@@ -1,0 +1,71 @@
+"""Outputs between a worker and a router. Many requests share a message, so each output is written
+and read by itself: one that can't be ends its own request, and nobody else's."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import structlog
+
+from baton.core.ids import Epoch, RequestId
+from baton.core.request import FinishReason, RequestOutput
+from baton.errors import BatonError, Corrupt, Invalid, error_mapping
+from baton.rpc.convert.common import output_from_proto, output_to_proto
+from baton.rpc.v1 import worker_pb2 as pb
+
+MAX_OUTPUTS = 1 << 17
+"""Of one message: twice what a worker keeps for a router that does not read."""
+
+log = structlog.get_logger(__name__)
+
+
+def failed_output(
+    request_id: str, epoch: int, error: BatonError, first_index: int = 0
+) -> RequestOutput:
+    """The end of a request that failed with ``error``."""
+    return RequestOutput(
+        RequestId(request_id),
+        Epoch(epoch),
+        first_index,
+        (),
+        finish_reason=FinishReason.ERROR,
+        error=str(error),
+        details={"error_status": error_mapping(error).grpc_status},
+    )
+
+
+def outputs_to_proto(outputs: Iterable[RequestOutput]) -> pb.WorkerMessage:
+    """One that can't be written becomes its request's failure."""
+    message = pb.WorkerMessage()
+    for output in outputs:
+        try:
+            written = output_to_proto(output)
+        except Exception:
+            log.exception("output_not_written", request_id=output.request_id)
+            failure = failed_output(output.request_id, output.epoch, BatonError("internal error"))
+            written = output_to_proto(failure)
+        message.outputs.append(written)
+    return message
+
+
+def outputs_from_proto(message: pb.WorkerMessage) -> Sequence[RequestOutput]:
+    """One that can't be read becomes its request's failure, which another worker may mend; the
+    first of a message is logged. Raises Invalid for more outputs than any worker sends."""
+    if len(message.outputs) > MAX_OUTPUTS:
+        raise Invalid(f"a message has at most {MAX_OUTPUTS} outputs, not {len(message.outputs)}")
+    try:
+        return [output_from_proto(each) for each in message.outputs]
+    except Exception:
+        return list(_read_each(message))
+
+
+def _read_each(message: pb.WorkerMessage) -> Iterator[RequestOutput]:
+    is_first = True
+    for each in message.outputs:
+        try:
+            output = output_from_proto(each)
+        except Exception as error:
+            flaw = Corrupt(f"an output can't be read: {type(error).__name__} {error}")
+            if is_first:
+                log.warning("output_unreadable", request_id=each.request_id, error=str(flaw))
+            is_first = False
+            output = failed_output(each.request_id, each.epoch, flaw, each.first_index)
+        yield output

@@ -1,0 +1,122 @@
+"""A placement between protobuf and ``baton.core``. What comes in is checked here."""
+
+from collections.abc import Sequence
+from typing import overload
+
+from baton.core.ids import WorkerId
+from baton.core.placement import MAX_ALTERNATIVES, Placement, PlacementAlternative
+from baton.errors import Unavailable
+from baton.rpc.convert.common import (
+    hint_from_proto,
+    hint_to_proto,
+    ref_from_proto,
+    ref_to_proto,
+)
+from baton.rpc.convert.error import error_from_proto
+from baton.rpc.v1 import conductor_pb2 as pb
+
+
+def placement_to_proto(placement: Placement) -> pb.Placement:
+    return pb.Placement(
+        prefill=ref_to_proto(placement.prefill) if placement.prefill is not None else None,
+        decode=ref_to_proto(placement.decode),
+        reason=placement.reason,
+        store_hint=hint_to_proto(placement.store_hint),
+        policy=placement.policy,
+        ttft_seconds=placement.ttft_seconds,
+        tbt_seconds=placement.tbt_seconds,
+        prefill_alternatives=_alternatives_to_proto(placement.prefill_alternatives),
+        decode_alternatives=_alternatives_to_proto(placement.decode_alternatives),
+    )
+
+
+def placement_from_proto(message: pb.Placement) -> Placement:
+    """Raises Unavailable for an answer without a worker."""
+    if not message.decode.address:
+        raise Unavailable("a conductor answered without a decode worker")
+    told = message.SerializeToString()
+    return Placement(
+        ref_from_proto(message.prefill) if message.HasField("prefill") else None,
+        ref_from_proto(message.decode),
+        message.reason,
+        hint_from_proto(message.store_hint),
+        policy=message.policy,
+        ttft_seconds=message.ttft_seconds if message.HasField("ttft_seconds") else None,
+        tbt_seconds=message.tbt_seconds if message.HasField("tbt_seconds") else None,
+        prefill_alternatives=_Alternatives(told, of_prefill=True),
+        decode_alternatives=_Alternatives(told, of_prefill=False),
+    )
+
+
+def place_answer_from_proto(message: pb.PlaceAnswer) -> Placement:
+    """Raises what it was refused with, Unavailable for an answer without a worker."""
+    if message.HasField("refusal"):
+        raise error_from_proto(message.refusal)
+    return placement_from_proto(message.placement)
+
+
+def _alternatives_to_proto(alternatives: Sequence[PlacementAlternative]) -> list[pb.Alternative]:
+    return [
+        pb.Alternative(
+            worker_id=each.worker,
+            score=each.score,
+            queue_seconds=each.queue_seconds,
+            service_seconds=each.service_seconds,
+            local_blocks=each.local_blocks,
+            fetched_blocks=each.fetched_blocks,
+            late_seconds=each.late_seconds,
+        )
+        for each in alternatives
+    ]
+
+
+class _Alternatives(Sequence[PlacementAlternative]):
+    """As many as are told of, of one pool of a placement. They are kept as bytes: a router gets
+    dozens with each request, remembers them of thousands, and hardly anybody ever asks for them; as
+    a message they would take four times as much."""
+
+    __slots__ = ("_of_prefill", "_told")
+
+    def __init__(self, told: bytes, *, of_prefill: bool) -> None:
+        self._told = told
+        self._of_prefill = of_prefill
+
+    @property
+    def _messages(self) -> Sequence[pb.Alternative]:
+        placement = pb.Placement.FromString(self._told)
+        return placement.prefill_alternatives if self._of_prefill else placement.decode_alternatives
+
+    def __len__(self) -> int:
+        return min(len(self._messages), MAX_ALTERNATIVES)
+
+    @overload
+    def __getitem__(self, index: int) -> PlacementAlternative: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[PlacementAlternative, ...]: ...
+
+    def __getitem__(
+        self, index: int | slice
+    ) -> PlacementAlternative | tuple[PlacementAlternative, ...]:
+        messages = self._messages[:MAX_ALTERNATIVES]
+        if isinstance(index, slice):
+            return tuple(_alternative(message) for message in messages[index])
+        return _alternative(messages[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+
+def _alternative(message: pb.Alternative) -> PlacementAlternative:
+    return PlacementAlternative(
+        WorkerId(message.worker_id),
+        message.score,
+        message.queue_seconds,
+        message.service_seconds,
+        message.local_blocks,
+        message.fetched_blocks,
+        message.late_seconds,
+    )

@@ -1,0 +1,1 @@
+"""Connections that carry protobuf messages in frames of our own, beside gRPC (docs/RESULTS.md)."""

@@ -1,0 +1,1 @@
+"""The life of a program: start, serve, drain, stop; probes and metrics."""

@@ -1,0 +1,252 @@
+"""The ops server: what kubelet, Prometheus and an operator ask of any process of ours.
+
+| request | answer |
+|---|---|
+| ``GET /startupz`` | 200 once it has served; until then 503, and how far it is |
+| ``GET /readyz`` | 200 while it serves, and is not to leave |
+| ``GET /livez`` | 200 unless its event loop, or a load, stands still |
+| ``GET /metrics`` | Prometheus text |
+| ``POST /drain`` | 200 once nothing is left to do, 202 until then; of this host only |
+
+A drain begins as it does on SIGTERM, but the process stays, not ready, until SIGTERM comes: then it
+ends at once. Asking again changes nothing, so that who waits for the end may ask until it is there.
+
+It answers from threads of its own, and is there before anything is loaded. A call into the
+interpreter that never ends stops these threads, too: no answer is an answer, then.
+"""
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import IPv6Address, ip_address
+from socket import AF_INET, AF_INET6, socket
+from socketserver import TCPServer
+from typing import Any
+
+import structlog
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from baton.errors import Unavailable
+from baton.network.address import host_port
+from baton.network.browser_guard import BrowserGuard
+from baton.network.listeners import NO_AUTHENTICATION, announce_listener
+from baton.serve.process_health import ProcessHealth
+
+log = structlog.get_logger(__name__)
+
+MAX_REQUESTS = 16
+"""At once: three probes, some scrapes, somebody who waits for a drain. Who comes beyond is hung up
+on, so that nobody can have us start threads."""
+
+REQUEST_SECONDS = 5.0
+"""For a peer to send its request, and to take the answer."""
+
+LOOK_SECONDS = 0.1
+"""Between two looks whether it was closed."""
+
+TEXT = "text/plain; charset=utf-8"
+
+OpsResponse = tuple[HTTPStatus, str, bytes]
+
+
+class OpsServer:
+    """:meth:`open`, then :meth:`watch` a program, :meth:`close` in the end."""
+
+    def __init__(
+        self, vitals: ProcessHealth, hung_seconds: float, guard: BrowserGuard | None = None
+    ) -> None:
+        """``guard`` knows the names that it is asked by; None: any."""
+        self.vitals = vitals
+        self.guard = guard or BrowserGuard()
+        self._hung_seconds = hung_seconds
+        self._registry = CollectorRegistry()
+        self._registry.register(HealthCollector(vitals))
+        ProcessCollector(registry=self._registry)
+        self._server: _Server | None = None
+        self._lock = threading.Lock()
+        self._on_drain: Callable[[], None] | None = None
+        self._drain_asked = False
+        self._hang = ""
+
+    def open(self, host: str, port: int) -> str:
+        """Answers from now on; returns host:port. Raises Unavailable when the port can't be had."""
+        try:
+            self._server = _Server(self, host, port)
+        except OSError as error:
+            reason = error.strerror or error
+            raise Unavailable(f"ops_port: can't listen on {host}:{port}: {reason}") from error
+        serve = partial(self._server.serve_forever, poll_interval=LOOK_SECONDS)
+        threading.Thread(target=serve, name="ops", daemon=True).start()
+        address = host_port(host, self._server.server_address[1])
+        announce_listener("ops", address, NO_AUTHENTICATION)
+        return address
+
+    def watch(self, metrics: Collector, on_drain: Callable[[], None]) -> None:
+        """``on_drain`` is called from a thread, once; at once when somebody has asked already."""
+        self._registry.register(metrics)
+        with self._lock:
+            self._on_drain = on_drain
+            asked = self._drain_asked
+        if asked:
+            on_drain()
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+
+    # -- answers, from any thread -------------------------------------------------------------
+
+    def get(self, path: str) -> OpsResponse:
+        if path == "/startupz":
+            return self._told(self.vitals.has_served)
+        if path == "/readyz":
+            return self._told(self.vitals.ready)
+        if path == "/livez":
+            return self._live()
+        if path == "/metrics":
+            return HTTPStatus.OK, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+        return _not_found(path)
+
+    def post(self, path: str, peer: str, here: str) -> OpsResponse:
+        """``here`` is our own end of the connection."""
+        if path != "/drain":
+            return _not_found(path)
+        if peer != here and not is_loopback(peer):
+            return HTTPStatus.FORBIDDEN, TEXT, b"only from this host\n"
+        self._drain()
+        return self._told(self.vitals.drained, waiting=HTTPStatus.ACCEPTED)
+
+    def _drain(self) -> None:
+        with self._lock:
+            if self._drain_asked:
+                return
+            self._drain_asked, on_drain = True, self._on_drain
+        if on_drain is not None:
+            on_drain()
+
+    def _live(self) -> OpsResponse:
+        hang = self.vitals.hang(self._hung_seconds)
+        if hang and not self._hang:
+            log.error("hang", what=hang)
+        self._hang = hang
+        if hang:
+            return HTTPStatus.SERVICE_UNAVAILABLE, TEXT, f"{hang}\n".encode()
+        return self._told(True)
+
+    def _told(
+        self, good: bool, waiting: HTTPStatus = HTTPStatus.SERVICE_UNAVAILABLE
+    ) -> tuple[HTTPStatus, str, bytes]:
+        return HTTPStatus.OK if good else waiting, TEXT, f"{self.vitals.describe()}\n".encode()
+
+
+class HealthCollector(Collector):
+    def __init__(self, vitals: ProcessHealth) -> None:
+        self._vitals = vitals
+
+    def collect(self) -> Iterator[Metric]:
+        vitals = self._vitals
+        state = GaugeMetricFamily(
+            "baton_program_state", "1 for the state that the program is in.", labels=["state"]
+        )
+        state.add_metric([vitals.state], 1)
+        yield state
+        loading = vitals.loading
+        loaded = GaugeMetricFamily("baton_loaded_bytes", "Of the weights, so far.")
+        loaded.add_metric([], loading.done if loading is not None else 0)
+        yield loaded
+
+
+def is_loopback(peer: str) -> bool:
+    address = ip_address(peer.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _not_found(path: str) -> OpsResponse:
+    paths = "GET /startupz, /readyz, /livez, /metrics; POST /drain"
+    return HTTPStatus.NOT_FOUND, TEXT, f"there is no {path[:100]}; there are {paths}\n".encode()
+
+
+# -- HTTP ----------------------------------------------------------------------------------------
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = MAX_REQUESTS
+
+    def __init__(self, ops: OpsServer, host: str, port: int) -> None:
+        self.ops = ops
+        self.address_family = AF_INET6 if ":" in host else AF_INET
+        self._places = threading.BoundedSemaphore(MAX_REQUESTS)
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Without asking the DNS for our own name, which HTTPServer does."""
+        TCPServer.server_bind(self)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:  # no thread was to be had
+            self._places.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A peer that has left, or a bug in what collects metrics. The server goes on."""
+        if not isinstance(sys.exception(), OSError):
+            log.error("ops_request_failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    connection: socket
+    timeout = REQUEST_SECONDS
+    server_version, sys_version = "baton", ""
+
+    def do_GET(self) -> None:
+        refusal = self._refusal()
+        if refusal:
+            self._send(HTTPStatus.FORBIDDEN, TEXT, f"{refusal}\n".encode())
+        else:
+            self._send(*self.server.ops.get(self.path.partition("?")[0]))
+
+    def do_POST(self) -> None:
+        here = self.connection.getsockname()[0]
+        if "origin" in self.headers or self._refusal():
+            self._send(HTTPStatus.FORBIDDEN, TEXT, b"not for web pages\n")
+        else:
+            self._send(*self.server.ops.post(self.path, self.client_address[0], here))
+
+    def _refusal(self) -> str:
+        names = ("host", "origin", "sec-fetch-site")
+        host, origin, site = (self.headers.get(name) for name in names)
+        return self.server.ops.guard.refusal(
+            *(None if each is None else each.encode() for each in (host, origin, site))
+        )
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Probes come every few seconds: nobody wants a line each."""

@@ -1,0 +1,1 @@
+"""The process and its machine: heap, memory files."""

@@ -1,0 +1,34 @@
+"""Memory files without a name: host memory that another process of the host may map."""
+
+import fcntl
+import mmap
+import os
+import stat
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+def create_memory_file(name: str, size_bytes: int) -> int:
+    """A descriptor of ``size_bytes`` of zeroed memory, taken when touched. Its size is sealed: a
+    file that shrinks ends whoever reads its mapping (SIGBUS)."""
+    file = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(file, size_bytes)
+    fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)
+    return file
+
+
+def memory_file_problem(file: int, size_bytes: int) -> str:
+    """Why it is not safe to read a mapping of ``file``, which another says to be a memory file
+    of ``size_bytes``; empty if it is."""
+    status = os.fstat(file)
+    if not stat.S_ISREG(status.st_mode):
+        return "it is no file"
+    if not 0 < status.st_size == size_bytes:
+        return f"it has {status.st_size} bytes, not {size_bytes}"
+    if os.fstatvfs(file).f_bsize != mmap.PAGESIZE:
+        return "it is of huge pages, which may run out while they are read"
+    try:
+        seals = fcntl.fcntl(file, fcntl.F_GET_SEALS)
+    except OSError:
+        return "it is no memory file"
+    return "" if seals & fcntl.F_SEAL_SHRINK else "its size is not sealed: it may shrink"

@@ -1,0 +1,1 @@
+"""Structured output: grammars are checked in helper processes, compiled, and followed."""

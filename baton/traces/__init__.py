@@ -1,0 +1,1 @@
+"""Workloads: traces of requests from files, and synthetic ones."""

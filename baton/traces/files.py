@@ -1,0 +1,258 @@
+"""Traces from and to files, in three formats that are told apart by their first line."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+
+from baton.errors import Invalid
+from baton.json_fields import JsonFields, parse_fields
+from baton.traces.seed import seeded_generator
+from baton.traces.trace import Trace, TraceRequest
+
+FORMAT = "baton-trace-1"
+
+MOONCAKE_BLOCK_TOKENS = 512
+"""Fixed by the format."""
+
+AZURE_BLOCK_TOKENS = 512
+"""Ours: the format has no blocks, and nobody shares what we give."""
+
+MAX_TOKENS = 1 << 24
+"""Of a prompt or an answer: more than any model reads, and little enough to list its blocks."""
+
+Line = tuple[str, str]
+"""Where it stands (``file:line``), and its text without the end of line."""
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace at ``path``, its first arrival moved to 0 s. The first line tells the format:
+
+    - Mooncake's JSONL (FAST '25 release): ``timestamp`` (ms), ``input_length``, ``output_length``
+      (tokens), ``hash_ids``, one per 512 tokens of the prompt, the last perhaps partial;
+    - Azure's CSV of LLM inference (2023 and 2024): ``TIMESTAMP,ContextTokens,GeneratedTokens``;
+      each request's blocks are its own;
+    - Baton's own JSONL, as :func:`write_trace` writes it.
+
+    Raises Invalid, naming file and line, for what is none of these."""
+    lines = _lines(path)
+    first = next(lines, None)
+    if first is None:
+        raise Invalid(f"{path}: empty; a trace has at least one request")
+    trace = _reader(first)(path.stem, first, lines)
+    if not trace.arrivals:
+        raise Invalid(f"{path}: a header and no request; a trace has at least one")
+    return trace
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Baton's own JSONL: a header, then a line per arrival. Raises Invalid when ``path`` cannot be
+    written."""
+    header = {"format": FORMAT, "name": trace.name, "block_tokens": trace.block_tokens}
+    try:
+        with path.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(header) + "\n")
+            file.writelines(json.dumps(_entry(arrival)) + "\n" for arrival in trace.arrivals)
+    except OSError as error:
+        raise Invalid(f"{path}: cannot be written: {error.strerror}") from error
+
+
+def scale_rate(trace: Trace, rate_factor: float) -> Trace:
+    """The same requests ``rate_factor`` times as fast. Raises Invalid unless it is above 0."""
+    if not 0 < rate_factor < float("inf"):
+        raise Invalid(f"the rate factor is {rate_factor}; it must be above 0", param="rate_factor")
+    times = [arrival.at_seconds / rate_factor for arrival in trace.arrivals]
+    return _at(trace, times)
+
+
+def add_jitter(trace: Trace, seed: int, granularity_seconds: float = 3.0) -> Trace:
+    """For a trace whose clock ticks every ``granularity_seconds``, as Mooncake's does: each arrival
+    moves later by uniformly less than a tick. The requests keep their order, so that whoever
+    reuses a prefix still comes after whoever began it."""
+    if not 0 <= granularity_seconds < float("inf"):
+        raise Invalid(
+            f"the granularity is {granularity_seconds} s; it must not be negative",
+            param="granularity_seconds",
+        )
+    times = np.array([arrival.at_seconds for arrival in trace.arrivals])
+    moved = times + seeded_generator(seed).uniform(0.0, granularity_seconds, len(times))
+    return _at(trace, np.sort(moved).tolist())
+
+
+def _at(trace: Trace, times: list[float]) -> Trace:
+    pairs = zip(trace.arrivals, times, strict=True)
+    return replace(trace, arrivals=tuple(replace(arrival, at_seconds=at) for arrival, at in pairs))
+
+
+def _lines(path: Path) -> Iterator[Line]:
+    """Without the blank ones."""
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    yield f"{path}:{number}", line.rstrip("\r\n")
+    except OSError as error:
+        raise Invalid(f"{path}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise Invalid(f"{path}: not UTF-8 text ({error.reason}); a trace is") from error
+
+
+_Reader = Callable[[str, Line, Iterator[Line]], Trace]
+
+
+def _reader(first: Line) -> _Reader:
+    where, text = first
+    if text.lstrip().startswith("{"):
+        names = parse_fields(text, where).values.keys()
+        if "format" in names:
+            return _read_own
+        if names & {"timestamp", "input_length", "output_length", "hash_ids"}:
+            return _read_mooncake
+    elif "TIMESTAMP" in text.split(","):
+        return _read_azure
+    raise Invalid(
+        f"{where}: unknown format; a trace begins with Mooncake's fields (timestamp, input_length, "
+        f'…), with Azure\'s columns ({",".join(_AZURE_COLUMNS)}) or with {{"format": "{FORMAT}"}}'
+    )
+
+
+def _read_mooncake(name: str, first: Line, lines: Iterator[Line]) -> Trace:
+    clock = _MonotonicTimes()
+    arrivals = [_mooncake_arrival(first, clock)]
+    arrivals.extend(_mooncake_arrival(line, clock) for line in lines)
+    return Trace(name, MOONCAKE_BLOCK_TOKENS, tuple(arrivals))
+
+
+def _mooncake_arrival(line: Line, clock: "_MonotonicTimes") -> TraceRequest:
+    fields = parse_fields(line[1], line[0])
+    at_ms = clock.since_first(fields.where, "timestamp", fields.number("timestamp"))
+    num_tokens = fields.count("input_length", 1, MAX_TOKENS)
+    num_answer_tokens = fields.count("output_length", 0, MAX_TOKENS)
+    blocks = _blocks(fields, "hash_ids", num_tokens, MOONCAKE_BLOCK_TOKENS)
+    return TraceRequest(at_ms / 1000, num_tokens, num_answer_tokens, blocks)
+
+
+def _read_own(name: str, first: Line, lines: Iterator[Line]) -> Trace:
+    header = parse_fields(first[1], first[0])
+    if header.text("format") != FORMAT:
+        raise header.wrong("format", f"{FORMAT!r}")
+    block_tokens = header.count("block_tokens", 1, MAX_TOKENS)
+    clock = _MonotonicTimes()
+    arrivals = tuple(_own_arrival(line, clock, block_tokens) for line in lines)
+    return Trace(header.text("name"), block_tokens, arrivals)
+
+
+def _own_arrival(line: Line, clock: "_MonotonicTimes", block_tokens: int) -> TraceRequest:
+    fields = parse_fields(line[1], line[0])
+    num_tokens = fields.count("prompt_tokens", 1, MAX_TOKENS)
+    return TraceRequest(
+        clock.since_first(fields.where, "at_seconds", fields.number("at_seconds")),
+        num_tokens,
+        fields.count("answer_tokens", 0, MAX_TOKENS),
+        _blocks(fields, "blocks", num_tokens, block_tokens),
+        fields.text("session", ""),
+        fields.text("tenant", ""),
+    )
+
+
+def _entry(arrival: TraceRequest) -> dict[str, object]:
+    entry: dict[str, object] = {
+        "at_seconds": arrival.at_seconds,
+        "prompt_tokens": arrival.num_prompt_tokens,
+        "answer_tokens": arrival.num_answer_tokens,
+        "blocks": arrival.blocks,
+    }
+    if arrival.session:
+        entry["session"] = arrival.session
+    if arrival.tenant:
+        entry["tenant"] = arrival.tenant
+    return entry
+
+
+def _blocks(fields: JsonFields, name: str, num_tokens: int, block_tokens: int) -> tuple[int, ...]:
+    blocks = fields.ids(name)
+    needed = -(-num_tokens // block_tokens)
+    if len(blocks) != needed:
+        raise Invalid(
+            f"{fields.where}: {len(blocks)} {name} for {num_tokens:,} tokens; "
+            f"blocks of {block_tokens} tokens make {needed}"
+        )
+    if len(set(blocks)) != needed:
+        raise Invalid(
+            f"{fields.where}: an id is twice in {name}; one stands for a block and all before it"
+        )
+    return blocks
+
+
+_AZURE_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def _read_azure(name: str, first: Line, lines: Iterator[Line]) -> Trace:
+    header = [column.strip() for column in first[1].split(",")]
+    missing = [column for column in _AZURE_COLUMNS if column not in header]
+    if missing:
+        needed = ",".join(_AZURE_COLUMNS)
+        raise Invalid(f"{first[0]}: no column {missing[0]}; there must be {needed}")
+    clock, ids = _MonotonicTimes(), count()
+    arrivals = tuple(_azure_arrival(header, line, clock, ids) for line in lines)
+    return Trace(name, AZURE_BLOCK_TOKENS, arrivals)
+
+
+def _azure_arrival(
+    header: list[str], line: Line, clock: "_MonotonicTimes", ids: Iterator[int]
+) -> TraceRequest:
+    fields = _azure_fields(header, line)
+    microseconds = clock.since_first(fields.where, "TIMESTAMP", _azure_microseconds(fields))
+    num_tokens = fields.count("ContextTokens", 1, MAX_TOKENS)
+    return TraceRequest(
+        microseconds / 1e6,
+        num_tokens,
+        fields.count("GeneratedTokens", 0, MAX_TOKENS),
+        tuple(next(ids) for _ in range(-(-num_tokens // AZURE_BLOCK_TOKENS))),
+    )
+
+
+def _azure_fields(header: list[str], line: Line) -> JsonFields:
+    where, text = line
+    cells = [cell.strip() for cell in text.split(",")]
+    if len(cells) != len(header):
+        raise Invalid(f"{where}: {len(cells)} cells; the header has {len(header)} columns")
+    return JsonFields(where, dict(zip(header, map(_cell, cells), strict=True)))
+
+
+def _cell(text: str) -> int | str:
+    """A whole number where it is one: of a CSV, the text has no types."""
+    return int(text) if text.removeprefix("-").isdecimal() and len(text) < 20 else text
+
+
+def _azure_microseconds(fields: JsonFields) -> int:
+    """Since 1970; finer digits are dropped. UTC where no zone is given."""
+    try:
+        at = datetime.fromisoformat(fields.text("TIMESTAMP"))
+    except ValueError as error:
+        raise fields.wrong("TIMESTAMP", "a time like 2023-11-16 18:15:46.6805900") from error
+    zoned = at if at.tzinfo else at.replace(tzinfo=UTC)
+    return (zoned - _EPOCH) // timedelta(microseconds=1)
+
+
+class _MonotonicTimes:
+    """The times of one file: none before its predecessor, all since the first."""
+
+    def __init__(self) -> None:
+        self._first: float | None = None
+        self._last = 0.0
+
+    def since_first(self, where: str, name: str, at: float) -> float:
+        if self._first is None:
+            self._first = self._last = at
+        if at < self._last:
+            raise Invalid(
+                f"{where}: {name} is before the one of the line above; times must not fall"
+            )
+        self._last = at
+        return at - self._first

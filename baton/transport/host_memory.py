@@ -1,0 +1,31 @@
+"""Host memory in a memory file: what shared memory can map, and all else can read."""
+
+import ctypes
+import mmap
+import os
+import weakref
+
+from baton.system.memory_file import create_memory_file
+from baton.transport.base import Region
+
+
+class HostMemory:
+    """``size_bytes`` of zeroed memory, taken when touched, gone with its owner. ``view`` is a
+    writable window on it."""
+
+    def __init__(self, name: str, size_bytes: int) -> None:
+        self.file_descriptor = create_memory_file(name, size_bytes)
+        self._close_file = weakref.finalize(self, os.close, self.file_descriptor)
+        self._map = mmap.mmap(self.file_descriptor, size_bytes)
+        self.view = memoryview(self._map)
+        self._pin = (ctypes.c_char * size_bytes).from_buffer(self._map)
+        self.region = Region(
+            ctypes.addressof(self._pin), size_bytes, file_descriptor=self.file_descriptor
+        )
+
+    def close(self) -> None:
+        """After every transport that knows the region was closed."""
+        self.view.release()
+        del self._pin
+        self._map.close()
+        self._close_file()

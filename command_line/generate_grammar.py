@@ -1,0 +1,22 @@
+"""What ``baton generate`` holds its answers to."""
+
+from pathlib import Path
+
+from baton.core.grammar import Grammar, GrammarKind
+from baton.errors import Invalid
+
+
+def parse_grammar(json_schema: str | None, regex: str | None) -> Grammar | None:
+    """What the answer must look like; a schema is text, or in a file. Raises Invalid."""
+    if json_schema is not None and regex is not None:
+        raise Invalid("an answer follows --json-schema or --regex, not both")
+    if regex is not None:
+        return Grammar(GrammarKind.REGEX, regex)
+    if json_schema is None:
+        return None
+    if json_schema.lstrip().startswith("{"):
+        return Grammar(GrammarKind.JSON_SCHEMA, json_schema)
+    try:
+        return Grammar(GrammarKind.JSON_SCHEMA, Path(json_schema).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"--json-schema {json_schema}: {error}") from error

@@ -1,0 +1,210 @@
+"""What a cluster says of itself: status, top, logs, explain, check."""
+
+import asyncio
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+from urllib.parse import quote
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from baton.clock import SystemClock
+from baton.config import baton_home
+from baton.core.member import Member
+from baton.core.states import Role
+from baton.errors import BatonError, NotFound, Unavailable
+from baton.network.pinned_tls import pinned_tls_context
+from command_line.explain import render_explanation
+from orchestrator.cluster_state import ClusterFolder, ClusterState, ProcessState
+
+REFRESH_SECONDS = 1.0
+PIPE_COLUMNS = 160
+PLAN_SECONDS = 2.0
+"""For a conductor to tell its plan."""
+
+WORKER_ROLES = (Role.PREFILL, Role.DECODE)
+
+
+def show_status(name: str, as_json: bool) -> None:
+    """A cluster that doesn't run is a fact, not an error, in JSON."""
+    try:
+        state: ClusterState | None = ClusterFolder(baton_home(), name).running()
+    except NotFound:
+        if not as_json:
+            raise
+        state = None
+    if as_json:
+        print(json.dumps(status_object(state)))
+    elif state is not None:
+        print(f"{state.url}  {'ready' if state.ready else 'not ready'}")
+        _console().print(_table(state, asyncio.run(members_of(state))))
+        for line in asyncio.run(_plan(state)):
+            _console().print(line, highlight=False, markup=False)
+
+
+def status_object(state: ClusterState | None) -> dict[str, Any]:
+    """What scripts rely on."""
+    if state is None:
+        return {"ready": False, "url": "", "processes": []}
+    return {
+        "ready": state.ready,
+        "url": state.url,
+        "processes": [_told(process) for process in state.processes],
+    }
+
+
+def _told(process: ProcessState) -> dict[str, Any]:
+    """Its sockets are ``baton doctor --sockets``'s."""
+    told = asdict(process)
+    del told["sockets"]
+    return told
+
+
+def show_top(name: str) -> None:
+    folder = ClusterFolder(baton_home(), name)
+    clock = SystemClock()
+    with asyncio.Runner() as runner, Live(console=_console(), screen=True) as live:
+        try:
+            while True:
+                state = folder.running()
+                live.update(_table(state, runner.run(members_of(state))), refresh=True)
+                runner.run(clock.sleep(REFRESH_SECONDS))
+        except KeyboardInterrupt:
+            return
+
+
+def show_log(name: str, process: str) -> None:
+    folder = ClusterFolder(baton_home(), name)
+    path = folder.logs / f"{process}.log"
+    if not path.is_file():
+        names = sorted(entry.stem for entry in folder.logs.glob("*.log"))
+        raise NotFound(f"no log of {process!r}; there are {', '.join(names) or 'none'}")
+    print(path.read_text(errors="replace"), end="")
+
+
+@dataclass(frozen=True, slots=True)
+class RouterAdminAddress:
+    """The way to a router, for its admin. ``certificate`` is a file that is believed, where no
+    authority stands behind the router's own."""
+
+    url: str
+    admin_key: str | None
+    certificate: str | None = None
+
+    @classmethod
+    def of(cls, name: str) -> "RouterAdminAddress":
+        """Of a local cluster. Raises NotFound."""
+        state = ClusterFolder(baton_home(), name).running()
+        return cls(state.url, state.admin_key, state.tls_certificate)
+
+
+def show_explanation(door: RouterAdminAddress, request_id: str, as_json: bool) -> None:
+    import httpx
+
+    headers = {"authorization": f"Bearer {door.admin_key}"} if door.admin_key else {}
+    url = f"{door.url.rstrip('/')}/admin/requests/{quote(request_id, safe='')}"
+    try:
+        tls = pinned_tls_context(door.certificate) or True
+        answer = httpx.get(url, headers=headers, timeout=10, trust_env=False, verify=tls)
+    except httpx.HTTPError as error:
+        raise Unavailable(f"the router does not answer: {error}") from error
+    if answer.status_code == 404:
+        raise NotFound(f"the router does not remember request {request_id!r}")
+    if answer.status_code != 200:
+        raise Unavailable(f"the router says {answer.status_code}: {answer.text}")
+    told = answer.json()
+    if as_json:
+        print(json.dumps(told))
+    else:
+        _console().print(*render_explanation(told), sep="\n", highlight=False, markup=False)
+
+
+def show_check(name: str, as_json: bool) -> None:
+    """Raises BatonError when a member's books don't balance or it doesn't answer."""
+    state = ClusterFolder(baton_home(), name).running()
+    report = asyncio.run(_check(state))
+    if as_json:
+        print(json.dumps(report))
+    else:
+        for entry in [*report["workers"], *report["stores"]]:
+            print(f"{entry['worker_id']:12} {entry['violation'] or 'sound'}")
+    bad = [e for e in [*report["workers"], *report["stores"]] if e["violation"]]
+    if bad:
+        raise BatonError(f"{len(bad)} of the members' books do not balance")
+
+
+async def _check(state: ClusterState) -> dict[str, Any]:
+    from baton.rpc.kvstore_client import fetch_store_stats
+    from baton.rpc.worker_client import inspect_worker
+
+    trust = state.trust
+    report: dict[str, Any] = {"workers": [], "stores": []}
+    for process in state.processes:
+        entry: dict[str, Any] = {"worker_id": process.id}
+        try:
+            if process.role in (Role.PREFILL, Role.DECODE):
+                entry |= asdict(await inspect_worker(process.address, trust))
+                report["workers"].append(entry)
+            elif process.role == Role.KVSTORE:
+                entry |= asdict(await fetch_store_stats(process.address, trust))
+                report["stores"].append(entry)
+        except Unavailable as error:
+            raise Unavailable(f"{process.id} does not answer: {error}") from error
+    return report
+
+
+def _console() -> Console:
+    """A pipe has no width, and whoever reads it wants whole words."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+
+
+async def _plan(state: ClusterState) -> list[str]:
+    """What the conductor would have the pools be; nothing while it has none, or does not answer."""
+    from baton.rpc.conductor_client import fetch_pool_plan
+
+    addresses = [each.address for each in state.processes if each.role == Role.CONDUCTOR]
+    try:
+        plans = [await fetch_pool_plan(a, state.trust, PLAN_SECONDS) for a in addresses if a]
+    except BatonError:
+        return []
+    return [
+        f"planned: prefill={plan.prefill} decode={plan.decode} ({plan.reason})"
+        for plan in plans
+        if plan is not None
+    ]
+
+
+async def members_of(state: ClusterState) -> dict[str, Member]:
+    from baton.registry.redis import RedisRegistry
+
+    registry = RedisRegistry(state.redis_url, state.cluster, state.cluster_secret)
+    try:
+        return {member.id: member for member in await registry.members()}
+    except Unavailable:
+        return {}
+    finally:
+        await registry.close()
+
+
+def _table(state: ClusterState, members: dict[str, Member]) -> Table:
+    table = Table(box=None)
+    for column in ("id", "role", "pid", "state", "address", "restarts", "running", "waiting"):
+        table.add_column(column, no_wrap=True)
+    table.add_column("free blocks", no_wrap=True)
+    for process in state.processes:
+        member = members.get(process.id)
+        load = member.load if member and process.role in WORKER_ROLES else None
+        told = [str(load.running), str(load.waiting), str(load.free_blocks)] if load else [""] * 3
+        table.add_row(
+            process.id,
+            process.role,
+            str(process.pid),
+            process.state,
+            process.address,
+            str(process.restarts or ""),
+            *told,
+        )
+    return table

@@ -1,0 +1,124 @@
+"""``baton up`` and ``baton down``."""
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from baton.clock import Clock, SystemClock
+from baton.config import Settings, baton_home, child_environment, to_environment
+from baton.errors import BatonError, Invalid, NotFound, Unavailable
+from baton.obs.logs import configure_logging
+from baton.serve.process import single_error
+from command_line.startup_view import StartupView
+from orchestrator.backends import check_backend, open_supervisor
+from orchestrator.child_process import baton_command
+from orchestrator.cluster_state import SUPERVISOR_LOG, ClusterFolder
+from orchestrator.control_server import start_control_server
+from orchestrator.preflight import check_port
+
+POLL_SECONDS = 0.05
+
+
+def run_up(settings: Settings, detach: bool) -> None:
+    """Raises what keeps the cluster from starting."""
+    from baton.checkpoint import load_model_config, resolve_model
+
+    folder = ClusterFolder(baton_home(), settings.cluster)
+    if folder.is_owned():
+        raise folder.taken()
+    check_port(settings.host, settings.port)
+    check_backend(settings)
+    load_model_config(resolve_model(settings.model))  # fetched once, not by every process
+    if detach:
+        _detach(settings, folder)
+        return
+    try:
+        asyncio.run(_supervise(settings, folder))
+    except BaseExceptionGroup as group:
+        error = single_error(group)
+        if error is None:
+            raise
+        raise error from group
+
+
+async def _supervise(settings: Settings, folder: ClusterFolder) -> None:
+    configure_logging("warning" if sys.stderr.isatty() else settings.log_level, settings.log_format)
+    folder.take()
+    stop, stop_now = asyncio.Event(), asyncio.Event()
+    _hear_signals(stop, stop_now)
+    try:
+        with StartupView() as view:
+            async with open_supervisor(settings, folder, SystemClock(), view.show) as supervisor:
+                _hear_signals(stop, stop_now)  # once more: Ray has put its own before ours
+                control = await start_control_server(folder.socket, supervisor.pools)
+                try:
+                    await supervisor.run(stop, stop_now)
+                finally:
+                    control.close()
+    finally:
+        folder.release()
+
+
+def _hear_signals(stop: asyncio.Event, stop_now: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: (stop_now if stop.is_set() else stop).set())
+
+
+def _detach(settings: Settings, folder: ClusterFolder) -> None:
+    """A supervisor in a session of its own; returns when it is ready."""
+    folder.make()
+    log_path = folder.logs / SUPERVISOR_LOG
+    with log_path.open("wb") as log_file:
+        process = subprocess.Popen(
+            baton_command("up"),
+            env=child_environment(to_environment(settings), {}),
+            stdin=subprocess.DEVNULL,
+            stdout=log_file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        _await_ready(process, folder, log_path, SystemClock())
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait()
+        raise
+
+
+def _await_ready(
+    process: "subprocess.Popen[bytes]", folder: ClusterFolder, log_path: Path, clock: Clock
+) -> None:
+    with asyncio.Runner() as runner, StartupView() as view:
+        while not view.was_ready:
+            code = process.poll()
+            if code is not None:
+                raise _failure(code, log_path)
+            state = folder.read()
+            if state is not None and state.supervisor_pid == process.pid:
+                view.show(state)
+            runner.run(clock.sleep(POLL_SECONDS))
+
+
+def _failure(code: int, log_path: Path) -> BatonError:
+    lines = log_path.read_text(errors="replace").strip().splitlines()
+    told = [line.removeprefix("baton: ") for line in lines if line.startswith("baton: ")]
+    message = told[-1] if told else f"the supervisor ended with code {code}; see {log_path}"
+    return Invalid(message) if code == 2 else Unavailable(message)
+
+
+def run_down(name: str) -> None:
+    """Returns when every process has ended."""
+    folder = ClusterFolder(baton_home(), name)
+    try:
+        folder.signal_owner(signal.SIGTERM)
+    except NotFound:
+        print(f"no cluster named {name!r} is running")
+        return
+    clock = SystemClock()
+    with asyncio.Runner() as runner:
+        while folder.is_owned():
+            runner.run(clock.sleep(POLL_SECONDS))
+    print(f"cluster {name!r} is down")

@@ -1,0 +1,245 @@
+"""Placement rules that others deploy, faithful to what was published, for comparison.
+
+Each is pure, as Baton's own is. What a rule remembers (whose turn it is, a tree of prompts that it
+sent) is in the snapshot. None but Mooncake's ``min_ttft`` fetches from a peer's store.
+"""
+
+import hashlib
+import math
+from collections.abc import Callable
+
+from baton.core.ids import WorkerId
+from baton.errors import Overloaded
+from baton.hash_ring import ring_successors
+from conductor.policy.candidates import key_bytes, ring_key
+from conductor.policy.decision import Decision
+from conductor.policy.snapshot import (
+    DecodeView,
+    PolicyQuery,
+    PrefillView,
+    Snapshot,
+    StoredPrefix,
+    WorkerPool,
+    WorkerViewT,
+)
+
+PlacementPolicy = Callable[[Snapshot, PolicyQuery], Decision]
+
+CHWBL_LOAD_FACTOR = 1.25
+"""KubeAI's default (``meanLoadPercentage: 125``)."""
+
+MATCH_THRESHOLD = 0.3
+IMBALANCE_REQUESTS, IMBALANCE_RATIO = 64, 1.5
+"""Defaults of SGLang's router (``--cache-threshold``, ``--balance-abs-threshold``,
+``--balance-rel-threshold``)."""
+
+OVERLAP_WEIGHT = 1.0
+"""Dynamo's default (``--kv-overlap-score-weight``)."""
+
+BALANCING_THRESHOLD = 1.3
+"""Mooncake's ``kvcache_balancing_threshold``: how much longer a remote prefix must be to be
+fetched."""
+
+
+def random(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """Uniform, by a hash of the decision's number."""
+    prefill = _drawn(snapshot.prefills, snapshot.num_placed, "prefill")
+    return _pair(snapshot, query, prefill, _drawn(snapshot.decodes, snapshot.num_placed, "decode"))
+
+
+def round_robin(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    prefills, decodes, turn = snapshot.prefills, snapshot.decodes, snapshot.num_placed
+    prefill = prefills[prefills.ids[turn % len(prefills)]]
+    return _pair(snapshot, query, prefill, decodes[decodes.ids[turn % len(decodes)]])
+
+
+def least_work(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """The least predicted work in the queue, and the fewest tokens of KV."""
+    return _pair(snapshot, query, next(snapshot.prefills.least()), _least_context(snapshot))
+
+
+def power_of_two(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """The better of two drawn at random (Mitzenmacher, 2001), as vLLM's and SGLang's routers
+    count load: tokens that wait, requests that run."""
+    turn = snapshot.num_placed
+    prefill = min(_two(snapshot.prefills, turn, "prefill"), key=lambda view: view.queued_tokens)
+    decode = min(_two(snapshot.decodes, turn, "decode"), key=lambda view: view.num_requests)
+    return _pair(snapshot, query, prefill, decode)
+
+
+def session_hash(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """Always the session's worker. A trace that names no sessions has their first own block."""
+    key = query.session.encode() or ring_key(snapshot, query)
+    prefills, decodes = snapshot.prefills, snapshot.decodes
+    place = _digest(key)
+    prefill = prefills[prefills.ids[place % len(prefills)]]
+    return _pair(snapshot, query, prefill, decodes[decodes.ids[place % len(decodes)]])
+
+
+def consistent_hash(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """The ring's next after the prompt's head."""
+    prefill = next(ring_successors(snapshot.prefills.ids, _head(query)))
+    return _pair(snapshot, query, snapshot.prefills[prefill], _least_context(snapshot))
+
+
+def chwbl(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """Consistent hashing with bounded loads (Mirrokni et al., 2018) of the prompt's head, as
+    KubeAI's PrefixHash: the ring's next whose requests are within 1.25 of the mean, rounded up."""
+    prefills = snapshot.prefills
+    mean = (sum(view.num_requests for view in prefills) + 1) / len(prefills)
+    for name in ring_successors(prefills.ids, _head(query)):
+        if prefills[name].num_requests + 1 <= math.ceil(CHWBL_LOAD_FACTOR * mean):
+            return _pair(snapshot, query, prefills[name], _least_context(snapshot))
+    return _pair(snapshot, query, _fewest(prefills), _least_context(snapshot))
+
+
+def cache_aware(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """SGLang's router: the longest match when it is long enough, else the fewest requests; and
+    that, too, whenever requests are too unevenly spread."""
+    prefills = snapshot.prefills
+    requests = [view.num_requests for view in prefills]
+    spread = max(requests) - min(requests)
+    chosen = _fewest(prefills)
+    if spread <= IMBALANCE_REQUESTS or max(requests) <= IMBALANCE_RATIO * min(requests):
+        holders = snapshot.cache.holders(query.keys, 1)
+        for holder in (name for name in holders if name in prefills):
+            blocks = snapshot.cache.local_blocks(prefills[holder], query.keys)
+            if blocks > MATCH_THRESHOLD * len(query.keys):
+                chosen = prefills[holder]
+    return _pair(snapshot, query, chosen, _fewest(snapshot.decodes))
+
+
+def kv_overlap(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """Dynamo's KV router, temperature 0: the least weighted blocks to prefill, what waits there
+    included; and the fewest active blocks."""
+
+    def cost(view: PrefillView) -> tuple[float, str]:
+        blocks = (view.queued_tokens + _new_tokens(snapshot, query, view)) / snapshot.block_tokens
+        return OVERLAP_WEIGHT * blocks, view.id
+
+    return _pair(snapshot, query, min(snapshot.prefills, key=cost), _least_context(snapshot))
+
+
+def min_ttft(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """Algorithm 1 of the Mooncake paper (Qin et al., FAST '25): the least predicted TTFT, by
+    queue, transfer and prefill; refused when that, or the time between tokens, misses the SLO."""
+    stored = snapshot.cache.stored(query.keys)
+    options = [_mooncake_option(snapshot, query, view, stored) for view in snapshot.prefills]
+    ttft, _, prefill, reuse = min(options, key=lambda option: option[:2])
+    decode = _least_context(snapshot)
+    allowed = query.first_token_seconds + prefill.cost.seconds(query.num_tokens)
+    gap = decode.step_seconds(1, query.num_tokens)
+    if not query.promised and (ttft > allowed or gap > query.token_gap_seconds):
+        raise Overloaded(f"TTFT {ttft:.2f} s, gap {gap:.3f} s", retry_after_seconds=1.0)
+    return _pair(snapshot, query, prefill, decode, reuse)
+
+
+def min_ttft_no_reject(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """The same without its early rejection."""
+    stored = snapshot.cache.stored(query.keys)
+    options = [_mooncake_option(snapshot, query, view, stored) for view in snapshot.prefills]
+    _, _, prefill, reuse = min(options, key=lambda option: option[:2])
+    return _pair(snapshot, query, prefill, _least_context(snapshot), reuse)
+
+
+def new_tokens_times_batch(snapshot: Snapshot, query: PolicyQuery) -> Decision:
+    """LMetric: the least product of tokens to prefill (those that wait included) and batch."""
+
+    def cost(view: PrefillView) -> tuple[float, str]:
+        tokens = view.queued_tokens + _new_tokens(snapshot, query, view)
+        return tokens * (view.num_requests + 1), view.id
+
+    return _pair(snapshot, query, min(snapshot.prefills, key=cost), _fewest(snapshot.decodes))
+
+
+BASELINES: dict[str, PlacementPolicy] = {
+    rule.__name__: rule
+    for rule in (
+        random,
+        round_robin,
+        least_work,
+        power_of_two,
+        session_hash,
+        consistent_hash,
+        chwbl,
+        cache_aware,
+        kv_overlap,
+        min_ttft,
+        min_ttft_no_reject,
+        new_tokens_times_batch,
+    )
+}
+
+# -- parts ---------------------------------------------------------------------------------
+
+
+def _pair(
+    snapshot: Snapshot,
+    query: PolicyQuery,
+    prefill: PrefillView,
+    decode: DecodeView,
+    reuse: StoredPrefix | None = None,
+) -> Decision:
+    """With what the ledger needs to know of it."""
+    local = snapshot.cache.local_blocks(prefill, query.keys)
+    blocks = max(local, reuse.num_blocks if reuse is not None else 0)
+    cached = min(blocks * snapshot.block_tokens, query.num_tokens - 1)
+    seconds = prefill.cost.seconds(query.num_tokens - cached, cached)
+    queue = prefill.queue_seconds(snapshot.now_seconds)
+    return Decision(
+        prefill.id,
+        decode.id,
+        f"{local} of {len(query.keys)} blocks at hand",
+        reuse,
+        seconds,
+        queue + seconds,
+        decode.step_seconds(1, query.num_tokens),
+    )
+
+
+def _mooncake_option(
+    snapshot: Snapshot, query: PolicyQuery, view: PrefillView, stored: StoredPrefix | None
+) -> tuple[float, WorkerId, PrefillView, StoredPrefix | None]:
+    most, block = query.num_tokens - 1, snapshot.block_tokens
+    local = snapshot.cache.local_blocks(view, query.keys)
+    queue = view.queue_seconds(snapshot.now_seconds)
+    if stored is None or stored.num_blocks <= local * BALANCING_THRESHOLD:
+        cached = min(local * block, most)
+        return queue + view.cost.seconds(query.num_tokens - cached, cached), view.id, view, None
+    cached = min(stored.num_blocks * block, most)
+    moved = cached - min(local * block, most)
+    transfer = snapshot.link.seconds(moved * snapshot.kv_bytes_per_token)
+    compute = view.cost.seconds(query.num_tokens - cached, cached)
+    return queue + transfer + compute, view.id, view, stored
+
+
+def _new_tokens(snapshot: Snapshot, query: PolicyQuery, view: PrefillView) -> int:
+    local = snapshot.cache.local_blocks(view, query.keys)
+    return max(query.num_tokens - local * snapshot.block_tokens, 1)
+
+
+def _least_context(snapshot: Snapshot) -> DecodeView:
+    return min(snapshot.decodes, key=lambda view: (view.context_tokens, view.id))
+
+
+def _fewest(pool: WorkerPool[WorkerViewT]) -> WorkerViewT:
+    return min(pool, key=lambda view: (view.num_requests, view.id))
+
+
+def _head(query: PolicyQuery) -> bytes:
+    return key_bytes(query.keys[0]) if query.keys else query.request_id.encode()
+
+
+def _digest(key: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big")
+
+
+def _drawn(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> WorkerViewT:
+    return pool[pool.ids[_digest(f"{salt} {turn}".encode()) % len(pool)]]
+
+
+def _two(pool: WorkerPool[WorkerViewT], turn: int, salt: str) -> tuple[WorkerViewT, WorkerViewT]:
+    """Different ones, if there are two."""
+    first = _digest(f"{salt} {turn}".encode()) % len(pool)
+    other = 1 + _digest(f"{salt} {turn} other".encode()) % max(len(pool) - 1, 1)
+    return pool[pool.ids[first]], pool[pool.ids[(first + other) % len(pool)]]

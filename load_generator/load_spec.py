@@ -1,0 +1,204 @@
+"""What is asked, and when: a trace, or one that is made up."""
+
+import math
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+
+from baton.errors import Invalid
+from baton.traces.seed import seeded_generator
+from baton.traces.synthetic import MAX_BURSTINESS, MAX_REQUESTS, TRACE_GENERATORS
+from baton.traces.trace import Trace, TraceRequest
+from simulator.scenario import Traffic, check_at_least, check_positive
+
+PLAIN, BLOCK_TOKENS = "plain", 64
+MOST_TOKENS = 1 << 20
+
+DEFAULT_REQUESTS = 100
+"""When neither their number nor a time is given."""
+
+SPARE = 1.5
+"""A load for so many seconds is made so many times as long, since arrivals are random."""
+
+CLOSED_REQUESTS = 4096
+"""Of a closed loop by time: after so many it goes round, with other prompts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestLengths:
+    """Of plain requests, in tokens. A spread is the sigma of a log-normal distribution with that
+    mean; 0: all are alike. ``shared_tokens`` of each prompt are the same in all."""
+
+    input_tokens: int
+    output_tokens: int
+    input_spread: float
+    output_spread: float
+    shared_tokens: int
+
+    def __post_init__(self) -> None:
+        """Raises Invalid."""
+        for flag, tokens in (("input", self.input_tokens), ("output", self.output_tokens)):
+            if not 1 <= tokens <= MOST_TOKENS:
+                raise Invalid(f"--{flag}-tokens is {tokens}; it must be from 1 to {MOST_TOKENS:,}")
+        for flag, spread in (("input", self.input_spread), ("output", self.output_spread)):
+            if not 0 <= spread <= 3:
+                raise Invalid(f"--{flag}-spread is {spread:g}; it must be from 0 to 3")
+        if not 0 <= self.shared_tokens < self.input_tokens:
+            raise Invalid(f"--shared-tokens is {self.shared_tokens}; it must be below the input's")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadSpec:
+    """``rate`` requests per second arrive whatever becomes of them (an open loop), or
+    ``concurrency`` users wait for their answers (a closed one)."""
+
+    trace: Path | None
+    kind: str | None
+    lengths: RequestLengths
+    requests: int | None
+    duration: float | None
+    rate: float | None
+    concurrency: int | None
+    burstiness: float
+    rate_factor: float
+    jitter_seconds: float
+    think_seconds: float
+    warm_up: float | None
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Raises Invalid."""
+        if self.trace is not None and self.kind is not None:
+            raise Invalid("--trace and --kind exclude each other")
+        if self.kind is not None and self.kind not in (PLAIN, *TRACE_GENERATORS):
+            known = ", ".join((PLAIN, *TRACE_GENERATORS))
+            raise Invalid(f"there is no kind {self.kind!r}; there are {known}")
+        if self.concurrency is not None and self.rate is not None:
+            raise Invalid(
+                "--rate (an open loop) and --concurrency (a closed one) exclude each other"
+            )
+        for flag, value in (("--rate", self.rate), ("--duration", self.duration)):
+            if value is not None:
+                check_positive(flag, value)
+        check_positive("--rate-factor", self.rate_factor)
+        if self.concurrency is not None:
+            check_at_least("--concurrency", self.concurrency, 1)
+        if self.requests is not None:
+            check_at_least("--requests", self.requests, 1)
+        check_at_least("--seed", self.seed, 0)
+        if not 0 <= self.burstiness <= MAX_BURSTINESS:
+            raise Invalid(f"--burstiness is {self.burstiness:g}; it must be from 0 (even) to 10")
+        for flag, seconds in (("--think-seconds", self.think_seconds), ("--warm-up", self.warm_up)):
+            if seconds is not None and not 0 <= seconds < math.inf:
+                raise Invalid(f"{flag} is {seconds:g}; it must not be negative")
+        if self.think_seconds and not self.closed:
+            raise Invalid("--think-seconds is for users that wait for answers: --concurrency N")
+        if self.jitter_seconds and self.trace is None:
+            raise Invalid("--jitter-seconds is for a trace's arrivals: --trace FILE")
+        if self.trace is None and self.concurrency is None and self.rate is None:
+            raise Invalid("bench needs --rate R, --concurrency N, or --trace FILE")
+
+    @property
+    def closed(self) -> bool:
+        return self.concurrency is not None
+
+    @property
+    def name(self) -> str:
+        return self.trace.name if self.trace is not None else self.kind or PLAIN
+
+    @property
+    def warm_up_seconds(self) -> float:
+        """A tenth of the time, unless it is given."""
+        if self.warm_up is not None:
+            return self.warm_up
+        return 0.1 * self.duration if self.duration is not None else 0.0
+
+    def warm_up_requests(self, num_requests: int) -> int:
+        """Of a load that has no duration: its first tenth, unless a time is given."""
+        counted = self.warm_up is None and self.duration is None
+        return num_requests // 10 if counted else 0
+
+    def arrivals(self) -> Trace:
+        """Those of a closed loop have no times of their own. Raises Invalid."""
+        if self.trace is None and (self.kind or PLAIN) == PLAIN:
+            rate = self._rate * self.rate_factor
+            return self._cut(
+                plain_trace(self.lengths, self._count, rate, self.burstiness, self.seed)
+            )
+        traffic = Traffic(
+            trace=self.trace,
+            kind=self.kind,
+            requests=self._count,
+            rate=self.rate if self.trace is not None else self._rate,
+            burstiness=self.burstiness,
+            rate_factor=self.rate_factor,
+            jitter_seconds=self.jitter_seconds,
+            seed=self.seed,
+        )
+        return self._cut(traffic.asked)
+
+    @property
+    def _rate(self) -> float:
+        return self.rate or 1.0
+
+    @property
+    def _count(self) -> int:
+        if self.requests is not None:
+            return self.requests
+        if self.duration is None:
+            return DEFAULT_REQUESTS
+        if self.closed:
+            return CLOSED_REQUESTS
+        count = math.ceil(self.duration * self._rate * self.rate_factor * SPARE) + 16
+        if count > MAX_REQUESTS:
+            raise Invalid(f"{count:,} requests: at most {MAX_REQUESTS:,} can be made")
+        return count
+
+    def _cut(self, trace: Trace) -> Trace:
+        arrivals = trace.arrivals
+        if self.duration is not None and not self.closed:
+            arrivals = tuple(each for each in arrivals if each.at_seconds < self.duration)
+        return replace(trace, arrivals=arrivals[: self.requests])
+
+
+def plain_trace(
+    lengths: RequestLengths, count: int, rate: float, burstiness: float, seed: int
+) -> Trace:
+    """Independent requests. Gaps are Gamma-distributed with ``burstiness`` as coefficient of
+    variation: 1 is Poisson, 0 is even."""
+    generator = seeded_generator(seed)
+    gaps = np.full(count, 1 / rate)
+    if burstiness:
+        shape = burstiness**-2
+        gaps = generator.gamma(shape, 1 / (rate * shape), count)
+    times = [0.0, *accumulate(gaps[:-1].tolist())]
+    prompts = _drawn(lengths.input_tokens, lengths.input_spread, count, generator)
+    answers = _drawn(lengths.output_tokens, lengths.output_spread, count, generator)
+    shared = lengths.shared_tokens // BLOCK_TOKENS
+    arrivals, next_block = [], shared
+    for at, prompt, answer in zip(times, prompts, answers, strict=True):
+        num_blocks = -(-prompt // BLOCK_TOKENS)
+        own = max(num_blocks - shared, 1)
+        blocks = (*range(num_blocks - own), *range(next_block, next_block + own))
+        next_block += own
+        arrivals.append(TraceRequest(at, prompt, answer, blocks))
+    return Trace(PLAIN, BLOCK_TOKENS, tuple(arrivals))
+
+
+def _drawn(mean: int, spread: float, count: int, generator: np.random.Generator) -> list[int]:
+    if not spread:
+        return [mean] * count
+    drawn = generator.lognormal(np.log(mean) - spread**2 / 2, spread, count)
+    found: list[int] = np.clip(np.round(drawn), 1, MOST_TOKENS).astype(int).tolist()
+    return found
+
+
+def group_by_session(arrivals: tuple[TraceRequest, ...]) -> list[list[TraceRequest]]:
+    """Turns of each conversation in their order, by the first of them. Where nobody names one,
+    every request is its own."""
+    found: dict[str, list[TraceRequest]] = {}
+    for number, arrival in enumerate(arrivals):
+        found.setdefault(arrival.session or f"\0{number}", []).append(arrival)
+    return list(found.values())

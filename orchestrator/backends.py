@@ -1,0 +1,73 @@
+"""A supervisor with the backend that the settings name.
+
+Ray is imported here and below only, and only where it is asked for.
+"""
+
+import importlib.util
+import secrets
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from baton.clock import Clock
+from baton.config import Settings, set_ray_environment
+from baton.errors import Invalid
+from orchestrator.cluster_state import ClusterFolder, ClusterState
+from orchestrator.launch_specs import LaunchSpecs
+from orchestrator.mock_pools import MockPools
+from orchestrator.supervisor import Supervisor
+
+OnState = Callable[[ClusterState], None]
+
+
+def check_backend(settings: Settings) -> None:
+    """Raises Invalid for a backend that this installation has not."""
+    if settings.on == "ray" and importlib.util.find_spec("ray") is None:
+        raise Invalid("on is 'ray': Ray is not installed: pip install 'baton[ray]'")
+    if settings.on != "ray" and settings.ray_address is not None:
+        raise Invalid(f"ray_address is {settings.ray_address!r}: it needs --on ray")
+    if settings.mock and (settings.on == "ray" or settings.autoscale != "off"):
+        raise Invalid("mock is true: mock workers are processes of this machine (on=local), and as "
+                      "many as they were started (autoscale=off)")  # fmt: skip
+
+
+@asynccontextmanager
+async def open_supervisor(
+    settings: Settings, folder: ClusterFolder, clock: Clock, on_change: OnState
+) -> AsyncIterator[Supervisor]:
+    """Raises Invalid, Unavailable."""
+    check_backend(settings)
+    if settings.on == "ray":
+        async with _over_ray(settings, folder, clock, on_change) as supervisor:
+            yield supervisor
+    elif settings.mock:
+        recipe = LaunchSpecs(settings, folder)
+        pools = MockPools(recipe, clock, settings.drain_seconds, settings.hung_seconds)
+        yield Supervisor(settings, folder, clock, on_change, recipe, pools)
+    else:
+        yield Supervisor(settings, folder, clock, on_change)
+
+
+@asynccontextmanager
+async def _over_ray(
+    settings: Settings, folder: ClusterFolder, clock: Clock, on_change: OnState
+) -> AsyncIterator[Supervisor]:
+    set_ray_environment(own=settings.ray_address is None)
+    from orchestrator.ray.cluster import RayCluster
+    from orchestrator.ray.pools import RayPools
+
+    cluster = RayCluster(settings)
+    try:
+        await cluster.connect()
+        if cluster.networked:
+            settings = _for_network(settings, cluster.host)
+        recipe = LaunchSpecs(settings, folder, redis_host=cluster.host)
+        pools = RayPools(recipe, cluster, clock)
+        yield Supervisor(settings, folder, clock, on_change, recipe, pools)
+    finally:
+        await cluster.close()
+
+
+def _for_network(settings: Settings, host: str) -> Settings:
+    """Programs of several machines listen on addresses that all can reach, behind a secret."""
+    secret = settings.cluster_secret or secrets.token_urlsafe(24)
+    return settings.model_copy(update={"grpc_host": host, "cluster_secret": secret})

@@ -1,0 +1,67 @@
+"""How a supervisor is reached: a socket in its cluster's folder.
+
+One JSON object a line each way. The socket is the user's own (mode 600). Its clients
+(:mod:`baton.pools.control_client`) know nothing of supervisors.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from baton.core.ids import WorkerId
+from baton.errors import BatonError, Invalid, error_mapping
+from baton.pools.base import Pools, parse_pool_sizes
+from baton.pools.control_client import MAX_LINE_BYTES, TIMEOUT_SECONDS, short_socket_path
+
+
+async def start_control_server(path: Path, pools: Pools) -> asyncio.Server:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(TIMEOUT_SECONDS):
+                line = await reader.readline()
+            writer.write(json.dumps(await _handle(pools, line)).encode() + b"\n")
+            await writer.drain()
+        except (TimeoutError, ConnectionError, ValueError):
+            pass
+        finally:
+            writer.close()
+
+    listener = socket.socket(socket.AF_UNIX)
+    mask = os.umask(0o177)
+    try:
+        with short_socket_path(path) as name:
+            listener.bind(name)
+    finally:
+        os.umask(mask)
+    return await asyncio.start_unix_server(answer, sock=listener, limit=MAX_LINE_BYTES)
+
+
+async def _handle(pools: Pools, line: bytes) -> dict[str, Any]:
+    try:
+        return {"answer": await _obey(pools, json.loads(line))}
+    except BatonError as error:
+        return {"error": str(error), "status": error_mapping(error).grpc_status}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {
+            "error": f"malformed request: {error}",
+            "status": error_mapping(Invalid("")).grpc_status,
+        }
+
+
+async def _obey(pools: Pools, request: dict[str, Any]) -> dict[str, Any]:
+    """Every command is answered with the pools as they are after it."""
+    if request["command"] == "scale":
+        await pools.scale(parse_pool_sizes({str(k): int(v) for k, v in request["pools"].items()}))
+    elif request["command"] == "drain":
+        await pools.remove(WorkerId(str(request["worker"])))
+    elif request["command"] != "pools":
+        raise Invalid(f"unknown command {request['command']!r}")
+    sizes = await pools.sizes()
+    return {
+        "sizes": {role.value: count for role, count in sizes.items()},
+        "workers": [asdict(worker) for worker in await pools.workers()],
+    }

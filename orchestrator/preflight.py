@@ -1,0 +1,89 @@
+"""What can be checked before anything is started, so that it fails at once and in one line."""
+
+import http.client
+import socket
+from urllib.parse import urlsplit
+
+from baton.errors import BatonError, Invalid, Unavailable
+from baton.network.pinned_tls import pinned_tls_context
+
+PROBE_SECONDS = 3.0
+
+
+def check_port(host: str, port: int) -> None:
+    """Raises Unavailable when ``host:port`` can't be listened on."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((host, port))
+    except OSError as error:
+        raise Unavailable(
+            f"port {port} on {host} can't be used: {error.strerror}; stop what listens there, "
+            "or choose another with --port"
+        ) from error
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def check_redis(url: str) -> None:
+    """Raises Invalid for what is no Redis URL, Unavailable when nothing answers there."""
+    import redis
+
+    shown = without_password(url)
+    try:
+        with redis.Redis.from_url(
+            url, socket_timeout=PROBE_SECONDS, socket_connect_timeout=PROBE_SECONDS
+        ) as client:
+            client.ping()
+    except ValueError as error:
+        raise Invalid(f"redis_url is {shown!r}: {error}", param="redis_url") from error
+    except (redis.RedisError, OSError) as error:
+        raise Unavailable(f"Redis at {shown} can't be reached: {error}") from error
+
+
+def is_redis_reachable(url: str) -> bool:
+    try:
+        check_redis(url)
+    except BatonError:
+        return False
+    return True
+
+
+def is_router_ready(host: str, port: int, certificate: str | None = None) -> bool:
+    """Whether a router takes requests: its ``/ready`` says 200. No proxy is asked."""
+    tls = pinned_tls_context(certificate)
+    connection = (
+        http.client.HTTPConnection(host, port, timeout=PROBE_SECONDS)
+        if tls is None
+        else http.client.HTTPSConnection(host, port, timeout=PROBE_SECONDS, context=tls)
+    )
+    try:
+        connection.request("GET", "/ready")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
+def reachable_host(host: str) -> str:
+    """Where a client on this machine finds what listens on ``host``."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def http_url(host: str, port: int, *, tls: bool = False) -> str:
+    host, scheme = reachable_host(host), "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def without_password(url: str) -> str:
+    parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url
+    return parts._replace(netloc="…@" + parts.netloc.rpartition("@")[2]).geturl()

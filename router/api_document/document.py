@@ -1,0 +1,176 @@
+"""The OpenAPI document of all that the router answers (``/openapi.json``)."""
+
+import json
+from functools import cache
+from typing import Any
+
+from router.api_document.batch_schemas import BATCH_RESPONSE_SCHEMAS, UPLOAD_BODY, page_parameters
+from router.api_document.request_schemas import TEXT, Schema, request_schemas
+from router.api_document.response_schemas import RESPONSE_SCHEMAS, json_response, ref
+from router.batches.schema import CreateBatchBody
+from router.openai.schema import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+
+Operation = dict[str, Any]
+
+REQUEST_MODELS = (ChatBody, CompletionBody, TokenizeBody, DetokenizeBody, CreateBatchBody)
+USER_SECURITY: list[dict[str, list[str]]] = [{"key": []}]
+ADMIN_SECURITY: list[dict[str, list[str]]] = [{"admin_key": []}]
+NO_SECURITY: list[dict[str, list[str]]] = []
+
+DESCRIPTION = (
+    "OpenAI's API for text, in front of separate prefill and decode workers. Every answer carries "
+    "`x-request-id` (yours, if you sent one), answers of the model `x-baton-request-id`, by which "
+    "`baton explain` and `/admin/requests/{request_id}` know them. Unknown fields are refused."
+)
+
+
+def build_document(version: str) -> dict[str, Any]:
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Baton", "version": version, "description": DESCRIPTION},
+        "paths": {**_answers(), **_models(), **_batches(), **_operations(), **_admin()},
+        "components": {
+            "schemas": {
+                **request_schemas(REQUEST_MODELS),
+                **RESPONSE_SCHEMAS,
+                **BATCH_RESPONSE_SCHEMAS,
+            },
+            "securitySchemes": {
+                "key": _bearer("An API key. Without any configured, none is needed."),
+                "admin_key": _bearer("`admin_key`. Without one, only this machine is let in."),
+            },
+        },
+    }
+
+
+@cache
+def encode_document(version: str) -> bytes:
+    """As JSON, by the encoder that takes numbers of more than 64 bits."""
+    return json.dumps(build_document(version)).encode()
+
+
+def _answers() -> dict[str, Any]:
+    chat = _streaming_operation("Chat", "ChatBody", "ChatCompletion")
+    completion = _streaming_operation("Complete a prompt", "CompletionBody", "Completion")
+    return {
+        "/v1/chat/completions": {"post": chat},
+        "/v1/completions": {"post": completion},
+        "/tokenize": {
+            "post": _post_operation("The ids of a text", "TokenizeBody", "Tokens", USER_SECURITY)
+        },
+        "/detokenize": {
+            "post": _post_operation("The text of ids", "DetokenizeBody", "Text", USER_SECURITY)
+        },
+    }
+
+
+def _models() -> dict[str, Any]:
+    model = _get_operation("One model", "Model", USER_SECURITY)
+    model["parameters"] = [_parameter("name", "path")]
+    return {
+        "/v1/models": {"get": _get_operation("The models", "Models", USER_SECURITY)},
+        "/v1/models/{name}": {"get": model},
+    }
+
+
+def _batches() -> dict[str, Any]:
+    upload = {**_get_operation("Upload a file", "File", USER_SECURITY), "requestBody": UPLOAD_BODY}
+    files = _get_operation("The files", "Files", USER_SECURITY)
+    files["parameters"] = page_parameters(10_000, "purpose", "order")
+    content = _get_operation("What is in a file", "File", USER_SECURITY)
+    content["responses"]["200"] = _content("The file", "application/octet-stream", TEXT)
+    batches = _get_operation("The batches", "Batches", USER_SECURITY)
+    batches["parameters"] = page_parameters(100)
+    one_file = _get_operation("One file", "File", USER_SECURITY)
+    deleted = _get_operation("Delete a file", "DeletedFile", USER_SECURITY)
+    one_batch = _get_operation("One batch", "Batch", USER_SECURITY)
+    cancelled = _get_operation("Cancel a batch", "Batch", USER_SECURITY)
+    for operation in (one_file, deleted, content):
+        operation["parameters"] = [_parameter("file_id", "path")]
+    for operation in (one_batch, cancelled):
+        operation["parameters"] = [_parameter("batch_id", "path")]
+    create = _post_operation("Answer a file of requests", "CreateBatchBody", "Batch", USER_SECURITY)
+    return {
+        "/v1/files": {"post": upload, "get": files},
+        "/v1/files/{file_id}": {"get": one_file, "delete": deleted},
+        "/v1/files/{file_id}/content": {"get": content},
+        "/v1/batches": {"post": create, "get": batches},
+        "/v1/batches/{batch_id}": {"get": one_batch},
+        "/v1/batches/{batch_id}/cancel": {"post": cancelled},
+    }
+
+
+def _operations() -> dict[str, Any]:
+    metrics = _get_operation(
+        "Metrics of this router; where keys are asked for, for admins", "Health", ADMIN_SECURITY
+    )
+    metrics["responses"]["200"] = _content("For Prometheus", "text/plain", TEXT)
+    described = _get_operation("This document", "Health", NO_SECURITY)
+    described["responses"]["200"] = _content("OpenAPI 3.1", "application/json", {"type": "object"})
+    ready = _get_operation("Whether requests are taken", "Ready", NO_SECURITY)
+    ready["responses"]["503"] = json_response("Ready", "Not now, with the reason")
+    return {
+        "/health": {"get": _get_operation("Whether the process lives", "Health", NO_SECURITY)},
+        "/ready": {"get": ready},
+        "/metrics": {"get": metrics},
+        "/openapi.json": {"get": described},
+    }
+
+
+def _admin() -> dict[str, Any]:
+    explain = _get_operation("What became of a request", "Explanation", ADMIN_SECURITY)
+    explain["parameters"] = [_parameter("request_id", "path")]
+    usage = _get_operation("What tenants used", "TenantsUsage", ADMIN_SECURITY)
+    usage["parameters"] = [_parameter("since", "query")]
+    return {
+        "/admin/requests/{request_id}": {"get": explain},
+        "/admin/usage": {"get": usage},
+        "/admin/pools": {
+            "get": _get_operation("Sizes of the pools, and workers", "Pools", ADMIN_SECURITY)
+        },
+        "/admin/scale": {
+            "post": _post_operation("Resize pools", "PoolSizes", "Pools", ADMIN_SECURITY)
+        },
+        "/admin/drain": {
+            "post": _post_operation("Drain one worker", "WorkerName", "Pools", ADMIN_SECURITY)
+        },
+    }
+
+
+def _get_operation(summary: str, answer: str, security: list[dict[str, list[str]]]) -> Operation:
+    responses = {
+        "200": json_response(answer, summary),
+        "default": json_response("Error", "An error"),
+    }
+    return {"summary": summary, "security": security, "responses": responses}
+
+
+def _post_operation(
+    summary: str, body: str, answer: str, security: list[dict[str, list[str]]]
+) -> Operation:
+    content = {"application/json": {"schema": ref(body)}}
+    return {
+        **_get_operation(summary, answer, security),
+        "requestBody": {"required": True, "content": content},
+    }
+
+
+def _streaming_operation(summary: str, body: str, answer: str) -> Operation:
+    operation = _post_operation(summary, body, answer, USER_SECURITY)
+    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": ref("Events")}
+    refused = json_response("Error", "Too much at once, of this tenant or of all")
+    seconds = {"description": "Seconds to wait", "schema": {"type": "string"}}
+    operation["responses"]["429"] = {**refused, "headers": {"retry-after": seconds}}
+    return operation
+
+
+def _parameter(name: str, place: str) -> dict[str, Any]:
+    return {"name": name, "in": place, "required": place == "path", "schema": TEXT}
+
+
+def _content(description: str, media_type: str, schema: Schema) -> dict[str, Any]:
+    return {"description": description, "content": {media_type: {"schema": schema}}}
+
+
+def _bearer(description: str) -> dict[str, str]:
+    return {"type": "http", "scheme": "bearer", "description": description}

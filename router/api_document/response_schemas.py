@@ -1,0 +1,126 @@
+"""Schemas of what the router answers, in OpenAI's forms."""
+
+from typing import Any
+
+from router.api_document.request_schemas import ANYTHING, NULL, REF, TEXT, Schema
+
+INTEGER: Schema = {"type": "integer"}
+BOOLEAN: Schema = {"type": "boolean"}
+
+
+def ref(name: str) -> Schema:
+    return {"$ref": REF + name}
+
+
+def _list_of(item: Schema) -> Schema:
+    return {"type": "array", "items": item}
+
+
+def _or_null(form: Schema) -> Schema:
+    return {"anyOf": [form, NULL]}
+
+
+def _extensible_object(**required: Schema) -> Schema:
+    """An object that may have more: clients pass over what they don't know."""
+    return {"type": "object", "properties": required, "required": list(required)}
+
+
+def _const(value: str) -> Schema:
+    return {"type": "string", "const": value}
+
+
+USAGE = _extensible_object(
+    prompt_tokens=INTEGER,
+    completion_tokens=INTEGER,
+    total_tokens=INTEGER,
+    prompt_tokens_details=_extensible_object(cached_tokens=INTEGER),
+)
+FINISH_REASON: Schema = {"type": "string", "enum": ["stop", "length", "tool_calls"]}
+CHAT_CHOICE = _extensible_object(
+    index=INTEGER,
+    message=_extensible_object(role=_const("assistant"), content=_or_null(TEXT)),
+    logprobs=_or_null(ANYTHING),
+    finish_reason=FINISH_REASON,
+)
+COMPLETION_CHOICE = _extensible_object(
+    index=INTEGER, text=TEXT, logprobs=_or_null(ANYTHING), finish_reason=FINISH_REASON
+)
+
+RESPONSE_SCHEMAS: dict[str, Schema] = {
+    "Error": {
+        "type": "object",
+        "properties": {
+            "error": {
+                "type": "object",
+                "properties": {
+                    "message": TEXT,
+                    "type": TEXT,
+                    "param": _or_null(TEXT),
+                    "code": _or_null(TEXT),
+                },
+                "required": ["message", "type", "param", "code"],
+                "additionalProperties": False,
+            }
+        },
+        "required": ["error"],
+        "additionalProperties": False,
+    },
+    "Usage": USAGE,
+    "ChatCompletion": _extensible_object(
+        id=TEXT,
+        object=_const("chat.completion"),
+        created=INTEGER,
+        model=TEXT,
+        choices=_list_of(CHAT_CHOICE),
+        usage=ref("Usage"),
+    ),
+    "Completion": _extensible_object(
+        id=TEXT,
+        object=_const("text_completion"),
+        created=INTEGER,
+        model=TEXT,
+        choices=_list_of(COMPLETION_CHOICE),
+        usage=ref("Usage"),
+    ),
+    "Events": {
+        "type": "string",
+        "description": (
+            "Server-sent events: lines `data: {…}` with an empty line behind each. They are chunks "
+            "in OpenAI's form (`chat.completion.chunk` or `text_completion`), with "
+            "`stream_options.include_usage` one with the usage, and at last `data: [DONE]`. A "
+            "stream that fails ends with an Error as its last event."
+        ),
+    },
+    "Tokens": _extensible_object(count=INTEGER, max_model_len=INTEGER, tokens=_list_of(INTEGER)),
+    "Text": _extensible_object(prompt=TEXT),
+    "Model": _extensible_object(
+        id=TEXT, object=_const("model"), created=INTEGER, owned_by=TEXT, max_model_len=INTEGER
+    ),
+    "Models": _extensible_object(object=_const("list"), data=_list_of(ref("Model"))),
+    "Ready": _extensible_object(ready=BOOLEAN),
+    "Health": _extensible_object(status=TEXT),
+    "Pools": _extensible_object(
+        sizes={"type": "object", "additionalProperties": INTEGER}, workers=_list_of({})
+    ),
+    "Explanation": _extensible_object(
+        request_id=TEXT, finish_reason=TEXT, error=TEXT, prompt_tokens=INTEGER,
+        completion_tokens=INTEGER, cached_tokens=INTEGER, bytes_shipped=INTEGER,
+    ),
+    "TenantsUsage": _extensible_object(since=TEXT, until=TEXT, complete=BOOLEAN),
+    "PoolSizes": {
+        "type": "object",
+        "properties": {"prefill": {"type": "integer"}, "decode": {"type": "integer"}},
+        "additionalProperties": False,
+        "minProperties": 1,
+    },
+    "WorkerName": {
+        "type": "object",
+        "properties": {"worker": TEXT},
+        "required": ["worker"],
+        "additionalProperties": False,
+    },
+}  # fmt: skip
+
+
+def json_response(name: str, description: str) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": ref(name)}}}

@@ -1,0 +1,78 @@
+"""What clients send to the endpoints of files and batches."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Protocol, TypeVar
+
+import orjson
+from pydantic import Field
+
+from router.errors import ApiError
+from router.http.body_parser import parse_body
+from router.openai.schema.chat_hints import Metadata
+from router.openai.schema.strict_model import StrictModel
+
+
+class ExpiresAfter(StrictModel):
+    """Between an hour and 30 days, as at OpenAI."""
+
+    anchor: Literal["created_at"]
+    seconds: Annotated[int, Field(ge=3600, le=30 * 24 * 3600)]
+
+    @classmethod
+    def of_form(cls, fields: Mapping[str, str]) -> "ExpiresAfter | None":
+        """From ``expires_after[anchor]`` and ``expires_after[seconds]``. Raises Problem (400)."""
+        given = {
+            key: fields[f"expires_after[{key}]"]
+            for key in ("anchor", "seconds")
+            if f"expires_after[{key}]" in fields
+        }
+        if "expires_after" in fields:
+            return parse_body(cls, fields["expires_after"].encode())
+        if not given:
+            return None
+        seconds = given.get("seconds", "")
+        number: dict[str, Any] = {"seconds": int(seconds)} if _is_number(seconds) else {}
+        return parse_body(cls, orjson.dumps(given | number))
+
+
+class CreateBatchBody(StrictModel):
+    """POST /v1/batches. ``output_expires_after`` is for its files."""
+
+    input_file_id: str
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    completion_window: Literal["24h"]
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class HasId(Protocol):
+    @property
+    def id(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=HasId)
+
+
+def paginate(
+    items: Sequence[Item], query: Mapping[str, str], max_limit: int
+) -> tuple[Sequence[Item], bool]:
+    """Of ``items`` those that ``limit`` and ``after`` ask for, and whether there are more. Raises
+    Problem (400)."""
+    unknown = query.keys() - {"limit", "after"}
+    if unknown:
+        raise ApiError(400, f"there is no parameter {min(unknown)!r}", param=min(unknown))
+    limit = query.get("limit", str(min(max_limit, 10_000 if max_limit > 100 else 20)))
+    if not _is_number(limit) or not 1 <= int(limit) <= max_limit:
+        raise ApiError(400, f"limit must be between 1 and {max_limit}", param="limit")
+    start = 0
+    if "after" in query:
+        ids = [item.id for item in items]
+        if query["after"] not in ids:
+            raise ApiError(400, f"after: there is no {query['after']!r}", param="after")
+        start = ids.index(query["after"]) + 1
+    end = start + int(limit)
+    return items[start:end], end < len(items)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 10

@@ -1,0 +1,1 @@
+"""One answer over placements, attempts and failovers: from a request's tokens to its outputs."""

@@ -1,0 +1,111 @@
+"""A request's head, checked before anybody acts on it (RFC 9110, RFC 9112).
+
+llhttp reads the lines and refuses most of what is malformed. What it lets through, two programs may
+read differently, and a proxy in front of us would then see other requests than we do: which host is
+meant, where a body ends, which of two equal headers counts. All of that is refused here.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from router.errors import ApiError
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+INVALID_HTTP = "invalid_http"
+"""The code of whatever is no HTTP/1.1."""
+
+NON_REPEATABLE_HEADERS = frozenset(
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-length",
+        b"content-type",
+        b"expect",
+        b"host",
+        b"origin",
+        b"transfer-encoding",
+    }
+)
+"""Headers that mean something only once. Of two of them, readers take the first or the last."""
+
+_LINE = re.compile(rb"(?:\r\n)*([A-Z-]+) ([!-~]+) HTTP/1\.([01])\r\n")
+_HOST = re.compile(rb"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._~!$&'()*+;=%-]*)(?::[0-9]{0,5})?")
+_ABSOLUTE = re.compile(rb"https?://([^/?#@\\]+)(/[^#]*|\?[^#]*|)", re.IGNORECASE)
+
+
+class RequestHead(NamedTuple):
+    """``target`` in origin form. ``authority`` is that of a target that names one, else empty: it
+    counts instead of Host. ``length`` is of the body in bytes; None where it comes in chunks."""
+
+    target: bytes
+    authority: bytes
+    waits_for_100: bool
+    length: int | None
+
+
+def parse_request_head(raw: bytes, headers: Headers) -> RequestHead:
+    """Check ``raw``, up to and including its empty line, and its ``headers`` with lower-case names.
+
+    Raises Problem (400, 417, 501).
+    """
+    line = _LINE.match(raw)
+    if line is None:
+        raise _invalid_http("the first line must be METHOD TARGET HTTP/1.1, with one space between")
+    method, target, minor = line.groups()
+    is_http10 = minor == b"0"
+    values = dict(headers)
+    if len(values) < len(headers):
+        _check_repeated([name for name, _ in headers])
+    _check_host(values.get(b"host"), is_http10)
+    authority = b""
+    if target[:1] != b"/" or b"#" in target:
+        target, authority = _origin_form(method, target)
+    expect = values.get(b"expect")
+    if expect is not None and expect.lower() != b"100-continue":
+        raise ApiError(417, "the header expect must be 100-continue", code=INVALID_HTTP)
+    waits = expect is not None and not is_http10
+    return RequestHead(target, authority, waits, _body_length(values, is_http10))
+
+
+def _check_repeated(names: Sequence[bytes]) -> None:
+    for name in NON_REPEATABLE_HEADERS:
+        if names.count(name) > 1:
+            raise _invalid_http(f"the header {name.decode()} is given twice; give it once")
+
+
+def _check_host(host: bytes | None, is_http10: bool) -> None:
+    if host is None:
+        if not is_http10:
+            raise _invalid_http("the header host is missing; HTTP/1.1 needs one")
+    elif _HOST.fullmatch(host) is None:
+        raise _invalid_http("the header host must be a name or an address, with or without a port")
+
+
+def _origin_form(method: bytes, target: bytes) -> tuple[bytes, bytes]:
+    """The path with its query, and the authority that the target names."""
+    if method == b"CONNECT":
+        raise ApiError(501, "CONNECT is not supported: this is no proxy", code=INVALID_HTTP)
+    if target == b"*" and method == b"OPTIONS":
+        return target, b""
+    absolute = _ABSOLUTE.fullmatch(target)
+    if absolute is None or _HOST.fullmatch(absolute[1]) is None:
+        raise _invalid_http("the target must be a path like /v1/models, or http://HOST/PATH")
+    path: bytes = absolute[2]
+    return path if path[:1] == b"/" else b"/" + path, absolute[1]
+
+
+def _body_length(values: Mapping[bytes, bytes], is_http10: bool) -> int | None:
+    coding = values.get(b"transfer-encoding")
+    if coding is None:
+        return int(values.get(b"content-length", b"0"))  # llhttp has checked that it is a number
+    if is_http10:
+        raise _invalid_http("HTTP/1.0 has no transfer-encoding; use HTTP/1.1 or content-length")
+    if coding.lower() != b"chunked":
+        raise ApiError(501, "the header transfer-encoding must be chunked", code=INVALID_HTTP)
+    return None
+
+
+def _invalid_http(message: str) -> ApiError:
+    return ApiError(400, message, code=INVALID_HTTP)

@@ -1,0 +1,35 @@
+"""Over all answers of a request: what they used, and which are the best."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from router.openai.choice_stream import ChoiceStream
+from router.openai.encoders import ChoiceResult, Usage
+
+
+def response_usage(choices: Sequence[ChoiceStream], per_prompt: int) -> Usage:
+    """A prompt counts once, however many answers it gets; what any of them had to compute of it
+    was not cached."""
+    records = [choice.record for choice in choices]
+    groups = [records[start : start + per_prompt] for start in range(0, len(records), per_prompt)]
+    return Usage(
+        prompt_tokens=sum(group[0].num_prompt_tokens for group in groups),
+        completion_tokens=sum(choice.num_tokens for choice in choices),
+        cached_tokens=sum(min(record.cached_tokens or 0 for record in group) for group in groups),
+        reasoning_tokens=sum(choice.num_reasoning_tokens for choice in choices),
+    )
+
+
+def select_best(
+    choices: Sequence[ChoiceStream], answers: Sequence[ChoiceResult], candidates: int, wanted: int
+) -> Sequence[ChoiceResult]:
+    """Of each prompt's candidates as many as are wanted, by the mean logprob of their tokens."""
+    if candidates == wanted:
+        return answers
+    best: list[ChoiceResult] = []
+    for start in range(0, len(answers), candidates):
+        ranked = sorted(
+            range(start, start + candidates), key=lambda index: -choices[index].mean_logprob
+        )
+        best += [answers[index] for index in ranked[:wanted]]
+    return [replace(answer, index=index) for index, answer in enumerate(best)]

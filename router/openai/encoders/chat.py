@@ -1,0 +1,123 @@
+"""Chats."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import orjson
+
+from baton.core.ids import TokenId
+from baton.text.tokenizer import Tokenizer
+from router.openai.choice_result import ChoiceResult
+from router.openai.choice_stream import ChoiceDelta
+from router.openai.encoders.encoder import OpenAIEncoder, ResponseMetadata
+from router.openai.encoders.usage import Usage
+from router.openai.parsers.output_parts import (
+    OutputPart,
+    ReasoningPart,
+    TextPart,
+    ToolCallArguments,
+    ToolCallStart,
+)
+from router.openai.prompt_logprobs import encode_vllm_prompt_logprobs
+from router.openai.token_entry import MIN_LOGPROB, TokenEntry
+
+
+class ChatEncoder(OpenAIEncoder):
+    """``call_id`` names a call by the indexes of its choice and itself."""
+
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(
+        self,
+        envelope: ResponseMetadata,
+        tokenizer: Tokenizer,
+        *,
+        with_logprobs: bool,
+        call_id: Callable[[int, int], str],
+    ) -> None:
+        super().__init__(envelope, tokenizer, with_logprobs=with_logprobs)
+        self._call_id = call_id
+
+    def opening(self, answer: ChoiceResult) -> bytes:
+        delta = {"role": "assistant", "content": ""}
+        choice = {"index": answer.index, "delta": delta, "logprobs": None, "finish_reason": None}
+        return self._frame(self._with_ids(choice, answer))
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        """Several, if there are several pieces: tokens with the first, the reason with the last."""
+        parts = [self._part(delta.index, piece) for piece in delta.pieces]
+        parts = parts or [{"content": delta.text} if delta.text else {}]
+        choices: list[dict[str, Any]] = [
+            {"index": delta.index, "delta": part, "logprobs": None, "finish_reason": None}
+            for part in parts
+        ]
+        choices[0]["logprobs"] = self._delta_logprobs(delta)
+        choices[-1]["finish_reason"] = delta.finish_reason
+        if self._envelope.return_token_ids:
+            choices[0]["token_ids"] = delta.token_ids
+        return b"".join(map(self._frame, choices))
+
+    def _part(self, choice: int, piece: OutputPart) -> dict[str, Any]:
+        match piece:
+            case TextPart(text):
+                return {"content": text}
+            case ReasoningPart(text):
+                return {"reasoning_content": text}
+            case ToolCallStart(index, _):
+                return {"tool_calls": [{"index": index, **self._call(choice, piece)}]}
+            case ToolCallArguments(index, arguments):
+                return {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]}
+
+    def _call(self, choice: int, call: ToolCallStart, arguments: str = "") -> dict[str, Any]:
+        function = {"name": call.name, "arguments": arguments}
+        return {
+            "id": self._call_id(choice, call.index), "type": "function", "function": function,
+        }  # fmt: skip
+
+    def whole(self, answers: Sequence[ChoiceResult], usage: Usage) -> bytes:
+        data = super().whole(answers, usage)
+        if self._envelope.return_token_ids:
+            ids = orjson.dumps(answers[0].prompt_token_ids)
+            data = data[:-1] + b',"prompt_token_ids":' + ids + b"}"
+        if self._envelope.prompt_logprobs:
+            scores = orjson.dumps(
+                encode_vllm_prompt_logprobs(answers[0].prompt_entries, self._tokenizer)
+            )
+            data = data[:-1] + b',"prompt_logprobs":' + scores + b"}"
+        return data
+
+    def _choice(self, answer: ChoiceResult) -> dict[str, Any]:
+        content = "".join(answer.pieces)
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if answer.thoughts:
+            message["reasoning_content"] = "".join(answer.thoughts)
+        if answer.calls:
+            message["content"] = content or None
+            message["tool_calls"] = [
+                self._call(answer.index, ToolCallStart(number, name), "".join(arguments))
+                for number, (name, arguments) in enumerate(answer.calls)
+            ]
+        choice = {
+            "index": answer.index,
+            "message": message,
+            "logprobs": self._logprobs(answer.entries) if self._with_logprobs else None,
+            "finish_reason": answer.finish_reason,
+        }
+        return self._with_ids(choice, answer)
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
+        content = []
+        for entry in entries:
+            chosen = self._token(entry.logprob.token_id, entry.logprob.logprob)
+            top = [self._token(token_id, logprob) for token_id, logprob in entry.logprob.top]
+            content.append({**chosen, "top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _token(self, token_id: TokenId, logprob: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token_id)
+        return {
+            "token": data.decode(errors="replace"),
+            "logprob": max(logprob, MIN_LOGPROB),
+            "bytes": list(data),
+        }

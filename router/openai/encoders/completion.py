@@ -1,0 +1,80 @@
+"""Completions."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from baton.core.ids import TokenId
+from router.openai.choice_result import ChoiceResult
+from router.openai.choice_stream import ChoiceDelta
+from router.openai.encoders.encoder import OpenAIEncoder
+from router.openai.prompt_logprobs import encode_vllm_prompt_logprobs
+from router.openai.token_entry import MIN_LOGPROB, TokenEntry
+
+
+class CompletionEncoder(OpenAIEncoder):
+    whole_object = "text_completion"
+    chunk_object = "text_completion"
+
+    def opening(self, answer: ChoiceResult) -> bytes:
+        if not answer.prompt_text and not self._envelope.return_token_ids:
+            return b""
+        choice = {
+            "index": answer.index,
+            "text": answer.prompt_text,
+            "logprobs": self._logprobs(self._echoed(answer)) if self._echoed(answer) else None,
+            "finish_reason": None,
+        }
+        return self._frame(self._with_ids(choice, answer))
+
+    def chunk(self, delta: ChoiceDelta) -> bytes:
+        choice: dict[str, Any] = {
+            "index": delta.index,
+            "text": delta.text,
+            "logprobs": self._delta_logprobs(delta),
+            "finish_reason": delta.finish_reason,
+        }
+        if self._envelope.return_token_ids:
+            choice["token_ids"] = delta.token_ids
+        return self._frame(choice)
+
+    def _choice(self, answer: ChoiceResult) -> dict[str, Any]:
+        entries = [*self._echoed(answer), *answer.entries]
+        choice = {
+            "index": answer.index,
+            "text": answer.prompt_text + "".join(answer.pieces),
+            "logprobs": self._logprobs(entries) if self._with_logprobs else None,
+            "finish_reason": answer.finish_reason,
+        }
+        if self._envelope.prompt_logprobs:
+            choice["prompt_logprobs"] = encode_vllm_prompt_logprobs(
+                answer.prompt_entries, self._tokenizer
+            )
+        return self._with_ids(choice, answer)
+
+    def _echoed(self, answer: ChoiceResult) -> Sequence[TokenEntry]:
+        return answer.prompt_entries if self._envelope.echoes_logprobs else ()
+
+    def _logprobs(self, entries: Sequence[TokenEntry]) -> dict[str, Any]:
+        """OpenAI writes null for the first token of a prompt."""
+        values = [
+            None if entry.is_first else max(entry.logprob.logprob, MIN_LOGPROB) for entry in entries
+        ]
+        return {
+            "tokens": [self._spell(entry.logprob.token_id) for entry in entries],
+            "token_logprobs": values,
+            "top_logprobs": [None if entry.is_first else self._top(entry) for entry in entries],
+            "text_offset": [entry.offset for entry in entries],
+        }
+
+    def _top(self, entry: TokenEntry) -> dict[str, float]:
+        token = entry.logprob
+        pairs = [*token.top, (token.token_id, token.logprob)]
+        return {self._spell(token_id): max(value, MIN_LOGPROB) for token_id, value in pairs}
+
+    def _spell(self, token_id: TokenId) -> str:
+        """Tokens that are not whole characters are spelt by their bytes, as OpenAI does."""
+        data = self._tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

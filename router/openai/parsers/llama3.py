@@ -1,0 +1,56 @@
+"""Calls as Llama 3.1 to 3.3 write them: JSON as the whole answer, or after a special token.
+
+{"name": "f", "parameters": {"x": 1}}; {"name": "g", "parameters": {}}
+"""
+
+import string
+from collections.abc import Set
+
+from router.openai.parsers.json_call_reader import JsonCallReader
+from router.openai.parsers.tool_call_parser import ToolCallParser
+
+
+class Llama3ToolParser(ToolCallParser):
+    """An answer that begins with an object may be JSON that was asked for, so that it is a call
+    only if it calls one of ``names``."""
+
+    marker = "<|python_tag|>"
+    is_special = True
+
+    def __init__(self, names: Set[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._state = self._at_start
+        self._tagged = False
+
+    def _at_start(self) -> bool:
+        rest = self._held.lstrip()
+        if not rest:
+            return False
+        if rest.startswith("{"):
+            self._opening, self._held = self._held[: -len(rest)], rest
+            return self._open_object(JsonCallReader(self._names))
+        self._state = self._outside
+        return True
+
+    def _opened(self) -> bool:
+        rest = self._held.lstrip()
+        if not rest:
+            return False
+        self._tagged = True
+        if not rest.startswith("{"):
+            self._refuse("", rest)
+            return True
+        self._held = rest
+        return self._open_object(JsonCallReader())
+
+    def _after_object(self) -> bool:
+        rest = self._held.lstrip(string.whitespace + ";")
+        if rest.startswith("{"):
+            self._opening, self._held = "", rest
+            return self._open_object(JsonCallReader(None if self._tagged else self._names))
+        return False if not rest else self._leave(rest)
+
+    def _end(self) -> None:
+        if self._state != self._after_object:
+            super()._end()

@@ -1,0 +1,170 @@
+"""Calls as Llama 3.2 and 4 write them: a list of Python's calls, as the whole answer.
+
+[f(x=1, y="a"), g()]
+"""
+
+import ast
+import json
+import re
+import string
+from collections.abc import Set
+from typing import Any
+
+from router.openai.parsers.json_call_reader import MAX_HELD_CHARACTERS
+from router.openai.parsers.tool_call_parser import ToolCallParser
+
+MAX_DEPTH = 60
+"""Of values in one another; Python's parser takes no more than some hundreds."""
+
+_HEAD = re.compile(r"\s*([\w.-]+)\s*\(")
+_MAY_BE_HEAD = re.compile(r"\s*[\w.-]{0,64}\s*")
+_WORDS = {"true": True, "false": False, "null": None}
+_SPACE = string.whitespace
+
+
+class BracketScanner:
+    """Finds the end of a call, character by character."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._quote = ""
+        self._escaped = False
+        self.is_too_deep = False
+
+    def push(self, character: str) -> bool:
+        """Whether the outermost bracket closes."""
+        if self._escaped:
+            self._escaped = False
+        elif self._quote:
+            self._escaped = character == "\\"
+            self._quote = "" if character == self._quote else self._quote
+        elif character in "\"'":
+            self._quote = character
+        elif character in "([{":
+            self._depth += 1
+            self.is_too_deep = self.is_too_deep or self._depth > MAX_DEPTH
+        elif character in ")]}":
+            self._depth -= 1
+            return self._depth <= 0
+        return False
+
+
+class PythonicToolParser(ToolCallParser):
+    """Only an answer that begins with the call of one of ``names`` is a list of calls. Each is read
+    once it is complete: Python's values are not JSON's."""
+
+    marker = "\0"
+    """Nothing begins a call in the midst of a text."""
+    is_special = False
+
+    def __init__(self, names: Set[str]) -> None:
+        super().__init__()
+        self._names = names
+        self._state = self._at_start
+        self._brackets = BracketScanner()
+        self._scanned = 0
+
+    def _at_start(self) -> bool:
+        rest = self._held.lstrip()
+        if not rest or (rest.startswith("[") and _MAY_BE_HEAD.fullmatch(rest, 1)):
+            return False
+        head = _HEAD.match(rest, 1) if rest.startswith("[") else None
+        if head is None or head[1] not in self._names:
+            self._state = self._outside
+            return True
+        self._opening, self._held = self._held[: -len(rest)] + "[", rest[1:]
+        self._state = self._in_list
+        return True
+
+    def _outside(self) -> bool:
+        """All the rest is text."""
+        if self._after_call:
+            self._held = self._held.lstrip()
+            self._after_call = not self._held
+        self._say(self._held)
+        self._held = ""
+        return False
+
+    def _opened(self) -> bool:
+        raise AssertionError("there is no marker")
+
+    def _after_object(self) -> bool:
+        """Between two calls, or at the end of the list."""
+        rest = self._held.lstrip(_SPACE + ",")
+        if not rest:
+            return False
+        if rest.startswith("]"):
+            return self._leave(rest[1:])
+        self._held, self._state = rest, self._in_list
+        return True
+
+    def _in_list(self) -> bool:
+        for position in range(self._scanned, len(self._held)):
+            if self._brackets.push(self._held[position]):
+                return self._end_call(position + 1)
+        self._scanned = len(self._held)
+        if self._brackets.is_too_deep or self._scanned > MAX_HELD_CHARACTERS:
+            self._end_call(self._scanned)
+        return False
+
+    def _end_call(self, end: int) -> bool:
+        raw, rest = self._held[:end], self._held[end:]
+        call = None if self._brackets.is_too_deep else _parse_python_call(raw, self._names)
+        self._brackets, self._scanned = BracketScanner(), 0
+        if call is None:
+            self._refuse(raw, rest)
+            return True
+        self._begin(call[0])
+        self._grow(call[1])
+        self._opening, self._held, self._state = "", rest, self._after_object
+        return True
+
+    def _end(self) -> None:
+        if self._state != self._after_object:
+            super()._end()
+
+
+def _parse_python_call(text: str, names: Set[str]) -> tuple[str, str] | None:
+    """Name, and arguments as JSON; None for what is no call of one of them."""
+    head = _HEAD.match(text)
+    if head is None or head[1] not in names:
+        return None
+    try:
+        call = ast.parse(f"f({text[head.end() :]}", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args:
+            return None
+        values = {str(each.arg): _value(each.value) for each in call.keywords if each.arg}
+        if len(values) < len(call.keywords):
+            return None
+        return head[1], json.dumps(values, ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _value(node: ast.expr) -> Any:
+    """Of a literal, Python's or JSON's. Raises ValueError for anything else."""
+    match node:
+        case ast.Constant(value) if value is None or isinstance(value, str | int | float):
+            return _join_surrogates(value) if isinstance(value, str) else value
+        case ast.Name(name) if name in _WORDS:
+            return _WORDS[name]
+        case ast.List(items) | ast.Tuple(items):
+            return [_value(item) for item in items]
+        case ast.Dict(keys, values):
+            return {str(_key(key)): _value(item) for key, item in zip(keys, values, strict=True)}
+        case ast.UnaryOp(ast.USub(), ast.Constant(int(value) | float(value))):
+            return -value
+    raise ValueError("not a literal")
+
+
+def _key(node: ast.expr | None) -> Any:
+    """``None`` stands for ``**``."""
+    if node is None:
+        raise ValueError("not a literal")
+    return _value(node)
+
+
+def _join_surrogates(text: str) -> str:
+    """JSON writes what is beyond 16 bits as two escapes, which Python leaves apart. Raises
+    ValueError for half of one."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16")

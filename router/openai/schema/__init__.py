@@ -1,0 +1,23 @@
+"""Bodies of requests, as OpenAI defines them, with the extensions that vLLM's clients know.
+
+Strict: a wrong type, a number that is none, and an unknown field are errors. ``null`` means
+that a field is absent.
+"""
+
+from router.openai.schema.chat import ChatBody
+from router.openai.schema.completion import CompletionBody
+from router.openai.schema.generation_body import GenerationBody, StreamOptions
+from router.openai.schema.message import Message
+from router.openai.schema.strict_model import validation_error
+from router.openai.schema.tokenize import DetokenizeBody, TokenizeBody
+
+__all__ = [
+    "ChatBody",
+    "CompletionBody",
+    "DetokenizeBody",
+    "GenerationBody",
+    "Message",
+    "StreamOptions",
+    "TokenizeBody",
+    "validation_error",
+]

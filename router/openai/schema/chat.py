@@ -1,0 +1,126 @@
+"""POST /v1/chat/completions."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from baton.core.request import MAX_LOGPROBS
+from router.openai.schema.chat_hints import ChatHints
+from router.openai.schema.generation_body import GenerationBody
+from router.openai.schema.message import Messages, check_continuation
+from router.openai.schema.strict_model import field_validation_error, validation_error
+from router.openai.schema.tool import Tool, ToolChoice, Tools, resolve_tool_choice
+
+MAX_VARIABLES = 32
+MAX_VARIABLE_CHARACTERS = 1024
+
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+
+_IDENTIFIER = re.compile(r"[a-zA-Z_]\w{0,63}")
+
+
+def _check_variables(variables: dict[str, Any]) -> dict[str, Any]:
+    for name, value in variables.items():
+        if not _IDENTIFIER.fullmatch(name):
+            raise validation_error(f"{name!r} is no name of a variable")
+        if not isinstance(value, str | int | float | bool | None):
+            raise validation_error(f"{name} must be a string, a number, true, false or null")
+        if isinstance(value, str) and len(value) > MAX_VARIABLE_CHARACTERS:
+            raise validation_error(f"{name} must have at most {MAX_VARIABLE_CHARACTERS} characters")
+    return variables
+
+
+Variables = Annotated[
+    dict[str, Any], Field(max_length=MAX_VARIABLES), AfterValidator(_check_variables)
+]
+
+
+class ChatBody(GenerationBody, ChatHints):
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    # Beyond OpenAI's
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: Variables | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise field_validation_error(
+                "top_logprobs", "top_logprobs is only allowed with logprobs"
+            )
+        both = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(both) > 1:
+            raise field_validation_error(
+                "max_completion_tokens", "max_tokens and max_completion_tokens differ"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _tools_agree(self) -> Self:
+        try:
+            mode, tools = resolve_tool_choice(self.tool_choice, self.tools or ())
+        except ValueError as error:
+            raise field_validation_error("tool_choice", str(error)) from error
+        if mode == "required" and not tools:
+            raise field_validation_error(
+                "tool_choice", f"tool_choice {mode!r} is only allowed with tools"
+            )
+        if self.min_tokens and (mode == "required" or self.has_strict_tools):
+            message = "min_tokens is not allowed with a call that is forced, or strict"
+            raise field_validation_error("min_tokens", message)
+        if mode == "required" and self.format is not None:
+            field = self.format[0]
+            raise field_validation_error(
+                field, f"an answer that must call a tool can't follow {field}, too"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _continues_an_answer(self) -> Self:
+        if self.continue_final_message:
+            check_continuation(self.messages, self.add_generation_prompt)
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def switches_thinking_off(self) -> bool:
+        """By the words that templates have for it, or by an effort of none."""
+        variables = self.chat_template_kwargs or {}
+        said = [variables[name] for name in THINKING_SWITCHES if name in variables]
+        return any(value is False for value in said) or (
+            not said and self.reasoning_effort == "none"
+        )
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model is told of, and may call."""
+        mode, tools = resolve_tool_choice(self.tool_choice, self.tools or ())
+        return [] if mode == "none" else tools
+
+    @property
+    def must_call(self) -> bool:
+        return resolve_tool_choice(self.tool_choice, self.tools or ())[0] == "required"
+
+    @property
+    def has_strict_tools(self) -> bool:
+        """Whether calls that are not forced are held to a schema; a format allows none."""
+        strict = any(tool["function"].get("strict") for tool in self.offered_tools)
+        return strict and self.format is None
+
+    @property
+    def max_calls(self) -> int | None:
+        named = isinstance(self.tool_choice, dict) and self.tool_choice["type"] == "function"
+        return 1 if named or self.parallel_tool_calls is False else None

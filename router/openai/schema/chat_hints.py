@@ -1,0 +1,69 @@
+"""Fields of OpenAI's chats that change nothing about what is generated here.
+
+Those that only tell its platform something are accepted; those that ask for what isn't there are
+refused, and say why. docs/openai.md lists both.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from router.openai.schema.strict_model import (
+    StrictModel,
+    only_values,
+    unsupported_field,
+    validation_error,
+)
+
+MAX_METADATA = 16
+
+Label = Annotated[str, Field(max_length=64)]
+Note = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[Label, Note], Field(max_length=MAX_METADATA)]
+
+
+def _check_modalities(value: Any) -> Any:
+    if value not in (None, ["text"]):
+        raise validation_error('only ["text"] is supported')
+    return value
+
+
+def _check_prediction(value: Any) -> Any:
+    """OpenAI answers faster when it was predicted well, and never otherwise."""
+    if value is not None and (
+        not isinstance(value, dict)
+        or value.get("type") != "content"
+        or not isinstance(value.get("content"), str | list)
+    ):
+        raise validation_error('must be like {"type": "content", "content": "…"}')
+    return None
+
+
+class ChatHints(StrictModel):
+    metadata: Metadata | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    service_tier: Annotated[str, only_values("auto", "default", why="there is one tier")] | None = (
+        None
+    )
+    store: Annotated[bool, only_values(False, why="answers are not kept")] | None = None
+    verbosity: Annotated[str, only_values("medium", why="say it in the prompt")] | None = None
+    modalities: Annotated[Any, AfterValidator(_check_modalities)] = None
+    prediction: Annotated[Any, AfterValidator(_check_prediction)] = None
+    prompt_cache_retention: (
+        Annotated[str, only_values("in_memory", why="what is kept is kept by its use")] | None
+    ) = None
+    prompt_cache_options: Annotated[
+        Any, unsupported_field("prefixes are cached by themselves, and kept by their use")
+    ] = None
+    audio: Annotated[Any, unsupported_field("the model neither hears nor speaks")] = None
+    web_search_options: Annotated[
+        Any, unsupported_field("there is no search; offer one as a tool")
+    ] = None
+    moderation: Annotated[Any, unsupported_field("there is no moderation")] = None
+    functions: Annotated[Any, unsupported_field("deprecated by OpenAI; use tools")] = None
+    function_call: Annotated[Any, unsupported_field("deprecated by OpenAI; use tool_choice")] = None
+    chat_template: Annotated[
+        Any,
+        unsupported_field("a template is a program: it comes with the model, never with a request"),
+    ] = None

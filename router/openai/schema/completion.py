@@ -1,0 +1,74 @@
+"""POST /v1/completions."""
+
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from baton.core.request import MAX_LOGPROBS
+from router.openai.schema.generation_body import MAX_CHOICES, GenerationBody
+from router.openai.schema.strict_model import field_validation_error, only_values, validation_error
+
+MAX_PROMPTS = 128
+
+TokenIds = list[int]
+
+
+def _is_token_ids(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int for each in value)
+
+
+def _to_prompts(value: Any) -> list[str] | list[TokenIds]:
+    """One or many, text or tokens: always a list of prompts, none of them empty."""
+    if isinstance(value, str) or (_is_token_ids(value) and value):
+        value = [value]
+    if not isinstance(value, list):
+        raise validation_error(
+            "must be a string, a list of strings, token ids, or a list of token ids"
+        )
+    if not value or not all(value):
+        raise validation_error("must not be empty")
+    if len(value) > MAX_PROMPTS:
+        raise validation_error(f"must have at most {MAX_PROMPTS} prompts")
+    if all(isinstance(each, str) for each in value) or all(map(_is_token_ids, value)):
+        return value
+    raise validation_error("must be a string, a list of strings, token ids, or a list of token ids")
+
+
+class CompletionBody(GenerationBody):
+    prompt: Annotated[Any, AfterValidator(_to_prompts)]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0 is for what is asked of the prompt."""
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    echo: bool | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    suffix: Annotated[Any, only_values("", why="the model fills no gaps")] = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if self.candidates < self.choices:
+            raise field_validation_error("best_of", f"best_of must be at least n ({self.choices})")
+        if self.stream and self.candidates > self.choices:
+            raise field_validation_error("best_of", "the best of several answers can't be streamed")
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            message = "max_tokens must be at least 1, but with echo or prompt_logprobs"
+            raise field_validation_error("max_tokens", message)
+        if len({self.prompt_logprobs, self._echoed_logprobs} - {None}) > 1:
+            message = "prompt_logprobs differs from logprobs, which echo asks for the prompt, too"
+            raise field_validation_error("prompt_logprobs", message)
+        return self
+
+    @property
+    def _echoed_logprobs(self) -> int | None:
+        return self.logprobs if self.echo else None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        return self._echoed_logprobs if self.prompt_logprobs is None else self.prompt_logprobs
+
+    @property
+    def candidates(self) -> int:
+        return self.best_of or self.choices
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs

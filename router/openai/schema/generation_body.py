@@ -1,0 +1,132 @@
+"""What chats and completions have in common."""
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Any, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from baton.core.request import MAX_LOGPROBS
+from router.openai.schema.response_format import ResponseFormatFields
+from router.openai.schema.strict_model import StrictModel, field_validation_error, validation_error
+
+MAX_CHOICES = 16
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 1024
+MAX_STOP_TOKENS = 256
+MAX_BIASES = 1024
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _to_stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value or []
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise validation_error("must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise validation_error(f"must have at most {MAX_STOPS} stop strings")
+    if not all(0 < len(stop) <= MAX_STOP_CHARACTERS for stop in stops):
+        raise validation_error(f"a stop string has 1 to {MAX_STOP_CHARACTERS} characters")
+    return stops
+
+
+class StreamOptions(StrictModel):
+    """``include_obfuscation`` hides how long a token is from who counts encrypted bytes; other than
+    OpenAI's, ours is off by default. ``continuous_usage_stats`` is vLLM's, and as there needs
+    ``include_usage``."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class GenerationBody(ResponseFormatFields, ABC):
+    """Defaults are OpenAI's."""
+
+    model: str | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    stop: Annotated[list[str], BeforeValidator(_to_stops)] = Field(default_factory=list)
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    # Beyond OpenAI's
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: (
+        Annotated[list[int], Field(max_length=MAX_STOP_TOKENS, fail_fast=True)] | None
+    ) = None
+    return_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    """Means nothing: no tokenizer here puts any between them."""
+    include_stop_str_in_output: bool | None = None
+    add_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Alternatives wanted beside each token of the prompt."""
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    priority: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    """Behind others of the same tenant, by so many steps; never before them."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Keeps prefixes apart within the tenant's own."""
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise field_validation_error(
+                "stream_options", "stream_options is only allowed with stream"
+            )
+        if self.stream and self.prompt_logprobs is not None:
+            raise field_validation_error(
+                "prompt_logprobs", "prompt_logprobs is not allowed with stream"
+            )
+        if self.min_tokens and self.format is not None:
+            raise field_validation_error(
+                "min_tokens", "min_tokens is not allowed with a format of the answer"
+            )
+        return self
+
+    @property
+    def choices(self) -> int:
+        """Answers that the client gets, to each prompt."""
+        return self.n or 1
+
+    @property
+    def candidates(self) -> int:
+        """Answers that are generated, to each prompt."""
+        return self.choices
+
+    @property
+    def asked_tokens(self) -> int | None:
+        """Of the answer, at most; None: the client set no bound."""
+        return self.max_tokens
+
+    @property
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """Alternatives wanted beside each token; None for no logprobs."""
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for each token of the prompt."""
+        return self.prompt_logprobs
+
+    @property
+    def wants_usage_chunk(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        options = self.stream_options if self.wants_usage_chunk else None
+        return options is not None and bool(options.continuous_usage_stats)
+
+    @property
+    def wants_obfuscation(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_obfuscation)

@@ -1,0 +1,158 @@
+"""A turn of a chat."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    model_validator,
+)
+
+from router.openai.schema.cache_control import Breakpoint, check_cache_control, find_breakpoints
+from router.openai.schema.strict_model import (
+    StrictModel,
+    field_validation_error,
+    unsupported_field,
+    validation_error,
+)
+
+MAX_MESSAGES = 16_384
+MAX_CALLS = 128
+
+PART_KEYS = {
+    "text": frozenset({"type", "text", "cache_control"}),
+    "refusal": frozenset({"type", "refusal", "cache_control"}),
+}
+"""Of content parts, by their types."""
+
+
+def _to_text(value: Any) -> str:
+    """A message's content: a string, or its text parts joined."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    if not isinstance(value, list):
+        raise validation_error("must be a string or a list of text parts")
+    return "".join(map(_part_text, value))
+
+
+def _part_text(part: Any) -> str:
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise validation_error("a content part is an object with a type")
+    kind = part["type"]
+    if kind not in PART_KEYS:
+        raise validation_error(f"content parts of type {kind!r} are not supported, only text")
+    if not isinstance(part.get(kind), str):
+        raise validation_error(f"a {kind} part has a string `{kind}`")
+    unknown = [key for key in part if key not in PART_KEYS[kind]]
+    if unknown:
+        raise validation_error(f"a {kind} part has no {unknown[0]!r}")
+    check_cache_control(part.get("cache_control"))
+    return str(part[kind])
+
+
+def _check_call(call: dict[str, Any]) -> dict[str, Any]:
+    function = call.get("function")
+    if call.get("type", "function") != "function" or not isinstance(function, dict):
+        raise validation_error("a tool call has type `function` and a `function` object")
+    if not isinstance(function.get("name"), str) or not function["name"]:
+        raise validation_error("a tool call's function has a name")
+    if not isinstance(function.get("arguments"), str | dict):
+        raise validation_error("a tool call's function has arguments, as JSON")
+    if not isinstance(call.get("id"), str | None):
+        raise validation_error("a tool call's id is a string")
+    return call
+
+
+def _check_annotations(value: Any) -> Any:
+    if value:
+        raise validation_error(
+            "annotations (of a search on the web) are not supported, only none of them"
+        )
+    return None
+
+
+Calls = Annotated[
+    list[Annotated[dict[str, Any], AfterValidator(_check_call)]],
+    Field(max_length=MAX_CALLS, fail_fast=True),
+]
+
+
+def _checked_cache_control(value: Any) -> Any:
+    check_cache_control(value)
+    return value
+
+
+class Message(StrictModel):
+    """One turn. ``tool_calls`` are what an assistant asked for before, in OpenAI's form, and
+    ``reasoning_content`` what it thought, for templates that show it.
+
+    Unknown fields mean nothing here: clients send answers of other providers back as they came.
+    """
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[str, BeforeValidator(_to_text)] = Field(default="", validate_default=True)
+    name: str | None = None
+    tool_calls: Calls | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    cache_control: Annotated[Any, AfterValidator(_checked_cache_control)] = None
+    # As an answer has them, so that it can be sent back as it came
+    annotations: Annotated[Any, AfterValidator(_check_annotations)] = None
+    audio: Annotated[Any, unsupported_field("the model neither hears nor speaks")] = None
+    function_call: Annotated[Any, unsupported_field("deprecated by OpenAI; use tool_calls")] = None
+
+    _breakpoints: tuple[Breakpoint, ...] = PrivateAttr(())
+
+    @property
+    def breakpoints(self) -> tuple[Breakpoint, ...]:
+        """Where ``cache_control`` stood: in the message, or in parts of its content."""
+        return self._breakpoints
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _note_breakpoints(cls, value: Any, read: ModelWrapValidatorHandler[Self]) -> Self:
+        message = read(value)
+        has_parts = isinstance(value, dict) and isinstance(value.get("content"), list)
+        if has_parts or message.cache_control is not None:
+            message._breakpoints = find_breakpoints(value)
+        return message
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_whole(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        role = value.get("role")
+        if role != "assistant" and value.get("content") is None:
+            raise validation_error("a message has `content`")
+        if role == "tool" and value.get("tool_call_id") is None:
+            raise validation_error("a message of role `tool` has a `tool_call_id`")
+        if role != "assistant" and value.get("tool_calls") is not None:
+            raise validation_error("only a message of role `assistant` has `tool_calls`")
+        return value
+
+
+Messages = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def check_continuation(messages: Sequence[Message], add_generation_prompt: bool | None) -> None:
+    """Raises what a validator may when the last message can't be continued."""
+    field = "continue_final_message"
+    if add_generation_prompt is not False:
+        raise field_validation_error(
+            field, f"{field} is only allowed with add_generation_prompt false"
+        )
+    last = messages[-1] if messages else None
+    if last is None or last.role != "assistant" or not last.content or last.tool_calls:
+        raise field_validation_error(
+            field,
+            f"{field} needs a last message of role `assistant`, with content and no tool_calls",
+        )

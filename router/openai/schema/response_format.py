@@ -1,0 +1,129 @@
+"""What an answer must look like: OpenAI's ``response_format``, and what clients of vLLM say."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from baton.core.grammar import Grammar, GrammarKind
+from router.openai.schema.strict_model import StrictModel, field_validation_error
+
+SchemaName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class JsonSchema(StrictModel):
+    """``strict`` changes nothing: answers always follow their schema, and one that can't be
+    followed in full is refused."""
+
+    name: SchemaName
+    description: str | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(StrictModel):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            message = "response_format has a json_schema if, and only if, that is its type"
+            raise field_validation_error("response_format", message)
+        return self
+
+    @property
+    def grammar(self) -> Grammar | None:
+        if self.type == "text":
+            return None
+        schema = self.json_schema.schema_ if self.json_schema is not None else None
+        return Grammar(GrammarKind.JSON_OBJECT) if schema is None else _json_schema_grammar(schema)
+
+
+class StructuredOutputs(StrictModel):
+    """vLLM's newer form; exactly one of them."""
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    regex: str | None = None
+    choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    grammar: str | None = None
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if len(self.grammars) != 1:
+            message = "structured_outputs has one of json, regex, choice, grammar and json_object"
+            raise field_validation_error("structured_outputs", message)
+        return self
+
+    @property
+    def grammars(self) -> list[Grammar]:
+        given = _grammars_of_fields(self.json_, self.regex, self.choice, self.grammar)
+        return [*given, Grammar(GrammarKind.JSON_OBJECT)] if self.json_object else given
+
+
+class ResponseFormatFields(StrictModel):
+    """At most one of these fields says something."""
+
+    response_format: ResponseFormat | None = None
+    # Beyond OpenAI's
+    guided_json: dict[str, Any] | str | None = None
+    guided_regex: str | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
+    guided_grammar: str | None = None
+    """In Lark's notation."""
+    structured_outputs: StructuredOutputs | None = None
+
+    @model_validator(mode="after")
+    def _one_format(self) -> Self:
+        fields = [field for field, _ in self._formats()]
+        if len(fields) > 1:
+            raise field_validation_error(
+                fields[1], f"{fields[1]} is not allowed beside {fields[0]}"
+            )
+        return self
+
+    @property
+    def format(self) -> tuple[str, Grammar] | None:
+        """The field that says it, and what."""
+        return next(iter(self._formats()), None)
+
+    def _formats(self) -> list[tuple[str, Grammar]]:
+        if _FIELDS.isdisjoint(self.model_fields_set):
+            return []  # as nearly always
+        asked = self.response_format.grammar if self.response_format is not None else None
+        formats = [("response_format", asked)] if asked is not None else []
+        outputs = self.structured_outputs
+        for field, given in (
+            ("guided_json", _grammars_of_fields(json_=self.guided_json)),
+            ("guided_regex", _grammars_of_fields(regex=self.guided_regex)),
+            ("guided_choice", _grammars_of_fields(choice=self.guided_choice)),
+            ("guided_grammar", _grammars_of_fields(grammar=self.guided_grammar)),
+            ("structured_outputs", outputs.grammars if outputs is not None else []),
+        ):
+            formats += [(field, each) for each in given]
+        return formats
+
+
+_FIELDS = frozenset(ResponseFormatFields.model_fields)
+
+
+def _grammars_of_fields(
+    json_: dict[str, Any] | str | None = None,
+    regex: str | None = None,
+    choice: list[str] | None = None,
+    grammar: str | None = None,
+) -> list[Grammar]:
+    given = [
+        None if json_ is None else _json_schema_grammar(json_),
+        None if regex is None else Grammar(GrammarKind.REGEX, regex),
+        None if choice is None else Grammar(GrammarKind.CHOICE, json.dumps(choice)),
+        None if grammar is None else Grammar(GrammarKind.LARK, grammar),
+    ]
+    return [each for each in given if each is not None]
+
+
+def _json_schema_grammar(schema: dict[str, Any] | str) -> Grammar:
+    """Keys stay in their order: that is the order of the answer's."""
+    text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+    return Grammar(GrammarKind.JSON_SCHEMA, text)

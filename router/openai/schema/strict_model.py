@@ -1,0 +1,52 @@
+"""What all bodies share: strictness, and words for what is wrong."""
+
+from typing import Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic_core import PydanticCustomError
+
+
+class StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def validation_error(message: str) -> PydanticCustomError:
+    """A complaint about the field that is being validated."""
+    return PydanticCustomError("wrong", "{message}", {"message": message})
+
+
+def field_validation_error(field: str, message: str) -> PydanticCustomError:
+    """A complaint about ``field``, by whoever validates the whole body."""
+    return PydanticCustomError(f"field:{field}", "{message}", {"message": message})
+
+
+def only_values(*supported: Any, why: str = "") -> AfterValidator:
+    """Takes these values, and null."""
+
+    def check(value: Any) -> Any:
+        if value is not None and (
+            value not in supported or _is_equal_of_other_type(value, supported)
+        ):
+            named = " or ".join(map(repr, supported))
+            raise validation_error(
+                f"{value!r} is not supported, only {named}" + (f": {why}" if why else "")
+            )
+        return value
+
+    return AfterValidator(check)
+
+
+def unsupported_field(why: str) -> AfterValidator:
+    """Takes nothing but null."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            raise validation_error(f"is not supported: {why}")
+        return None
+
+    return AfterValidator(check)
+
+
+def _is_equal_of_other_type(value: Any, supported: tuple[Any, ...]) -> bool:
+    """1 equals True."""
+    return not any(type(value) is type(each) for each in supported if value == each)

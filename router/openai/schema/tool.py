@@ -1,0 +1,112 @@
+"""A function that a model may ask to be called, and whether it must."""
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+from router.openai.schema.strict_model import validation_error
+
+MAX_TOOLS = 128
+
+FUNCTION_KEYS = frozenset({"name", "description", "parameters", "strict"})
+MODES = ("none", "auto", "required")
+
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+Tool = dict[str, Any]
+"""As it was sent: templates write it out in its own order."""
+
+
+def _check_tool(tool: Tool) -> Tool:
+    if tool.get("type") == "custom":
+        raise validation_error("custom tools are not supported, only tools of type `function`")
+    function = tool.get("function")
+    if tool.get("type") != "function" or not isinstance(function, dict):
+        raise validation_error("a tool has type `function` and a `function` object")
+    _check_keys(tool, frozenset({"type", "function"}), "a tool")
+    _check_keys(function, FUNCTION_KEYS, "a tool's function")
+    _check_name(function)
+    for key, kind in (("description", str), ("parameters", dict), ("strict", bool)):
+        if not isinstance(function.get(key), kind | None):
+            raise validation_error(f"a tool's {key} is a {kind.__name__}")
+    return tool
+
+
+def _check_tools(tools: list[Tool]) -> list[Tool]:
+    names = [tool["function"]["name"] for tool in tools]
+    if len(set(names)) < len(names):
+        raise validation_error("two tools have the same name")
+    return tools
+
+
+Tools = Annotated[
+    list[Annotated[Tool, AfterValidator(_check_tool)]],
+    Field(max_length=MAX_TOOLS, fail_fast=True),
+    AfterValidator(_check_tools),
+]
+
+
+def _check_choice(choice: Any) -> Any:
+    """A mode, one function, or a mode of some functions."""
+    if choice is None or choice in MODES:
+        return choice
+    if not isinstance(choice, dict):
+        raise validation_error(f"must be one of {', '.join(MODES)}, or name a function")
+    if choice.get("type") == "function":
+        _function_name(choice)
+        return choice
+    if choice.get("type") == "allowed_tools":
+        allowed = choice.get("allowed_tools")
+        if not isinstance(allowed, dict) or allowed.get("mode") not in MODES[1:]:
+            raise validation_error("allowed_tools has a mode, `auto` or `required`, and tools")
+        if not isinstance(allowed.get("tools"), list) or not allowed["tools"]:
+            raise validation_error("allowed_tools has a list of tools")
+        for tool in allowed["tools"]:
+            _function_name(tool)
+        return choice
+    raise validation_error(
+        "names a function, or has type `allowed_tools`; others are not supported"
+    )
+
+
+ToolChoice = Annotated[Any, AfterValidator(_check_choice)]
+
+
+def resolve_tool_choice(choice: Any, tools: Sequence[Tool]) -> tuple[str, list[Tool]]:
+    """The mode, and the tools that it is about. Raises ValueError for one that is not offered."""
+    if not isinstance(choice, dict):
+        return choice or "auto", list(tools)
+    if choice["type"] == "function":
+        mode, names = "required", [_function_name(choice)]
+    else:
+        allowed = choice["allowed_tools"]
+        mode, names = allowed["mode"], [_function_name(tool) for tool in allowed["tools"]]
+    offered = {tool["function"]["name"]: tool for tool in tools}
+    missing = [name for name in names if name not in offered]
+    if missing:
+        raise ValueError(f"tool_choice names {missing[0]!r}, which is none of the tools")
+    return mode, [offered[name] for name in dict.fromkeys(names)]
+
+
+def _function_name(choice: Any) -> str:
+    function = choice.get("function") if isinstance(choice, dict) else None
+    if not isinstance(function, dict) or choice.get("type") != "function":
+        raise validation_error(
+            'a function is named like {"type": "function", "function": {"name": "f"}}'
+        )
+    return _check_name(function)
+
+
+def _check_name(function: dict[str, Any]) -> str:
+    name = function.get("name")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise validation_error("a function has a name of 1 to 64 letters, digits, `_`, `-` and `.`")
+    return name
+
+
+def _check_keys(value: dict[str, Any], known: frozenset[str], what: str) -> None:
+    unknown = [key for key in value if key not in known]
+    if unknown:
+        raise validation_error(f"{what} has no {unknown[0]!r}, only {', '.join(sorted(known))}")

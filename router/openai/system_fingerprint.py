@@ -1,0 +1,18 @@
+"""OpenAI's ``system_fingerprint``: as long as it stays, a seed gives the same answer."""
+
+import hashlib
+from functools import lru_cache
+
+from baton.core.member import Member
+
+
+def system_fingerprint(worker: Member | None) -> str:
+    """Of what its tokens depend on: weights, and the precision that it computes in. Empty while
+    there is no worker to say so."""
+    return "" if worker is None else _fingerprint(worker.model_digest, worker.kv_dtype)
+
+
+@lru_cache(maxsize=64)
+def _fingerprint(model_digest: str, kv_dtype: str) -> str:
+    named = f"{model_digest}/{kv_dtype}".encode()
+    return f"fp_{hashlib.blake2b(named, digest_size=5).hexdigest()}"

@@ -1,0 +1,1 @@
+"""Metrics, traces and service level objectives of requests."""

@@ -1,0 +1,75 @@
+"""A refusal for having used one's share, as OpenAI's clients know it."""
+
+import math
+
+from router.errors import ApiError
+from router.tenants.tenant import Tenant
+
+
+class RateLimited(ApiError):
+    """``reason`` names the limit, for metrics. ``wait_seconds`` None: to wait is no use."""
+
+    def __init__(self, reason: str, message: str, kind: str, wait_seconds: float | None) -> None:
+        super().__init__(
+            429,
+            message,
+            kind=kind,
+            code="rate_limit_exceeded",
+            headers=_retry_headers(wait_seconds),
+        )
+        self.reason = reason
+
+
+def request_rate_exceeded(tenant: Tenant, limit: float, used: float, wait: float) -> RateLimited:
+    message = (
+        f"Rate limit reached for tenant {tenant.id} on requests per minute: limit {limit:.0f}, "
+        f"used {used:.0f}, requested 1. Please try again in {format_duration(wait)}."
+    )
+    return RateLimited("requests", message, "requests", wait)
+
+
+def token_rate_exceeded(
+    tenant: Tenant, limit: float, used: float, requested: int | None, wait: float
+) -> RateLimited:
+    """``requested`` None: nothing is left for anybody, so nobody has looked."""
+    wanted = "" if requested is None else f", requested {requested}"
+    message = (
+        f"Rate limit reached for tenant {tenant.id} on tokens per minute: limit {limit:.0f}, "
+        f"used {used:.0f}{wanted}. Please try again in {format_duration(wait)}."
+    )
+    return RateLimited("tokens", message, "tokens", wait)
+
+
+def request_too_large(tenant: Tenant, limit: int, requested: int) -> RateLimited:
+    message = (
+        f"Request too large for tenant {tenant.id} on tokens per minute: limit {limit}, requested "
+        f"{requested}, the answer's max_tokens included. Shorten the prompt, or lower max_tokens."
+    )
+    return RateLimited("too_large", message, "tokens", None)
+
+
+def concurrency_exceeded(tenant: Tenant, limit: int) -> RateLimited:
+    message = (
+        f"Rate limit reached for tenant {tenant.id} on concurrent requests: limit {limit}, all "
+        "under way. Please try again when one has ended."
+    )
+    return RateLimited("concurrent", message, "requests", 1.0)
+
+
+def format_duration(seconds: float) -> str:
+    """As OpenAI writes it in headers: ``120ms``, ``1.5s``, ``6m0s``."""
+    milliseconds = math.ceil(seconds * 1000)
+    if milliseconds < 1000:
+        return f"{milliseconds}ms"
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"
+
+
+def _retry_headers(wait_seconds: float | None) -> dict[str, str]:
+    """The second is an extension of OpenAI's own clients, which would else try again at once."""
+    if wait_seconds is None:
+        return {"x-should-retry": "false"}
+    return {
+        "retry-after": str(max(math.ceil(wait_seconds), 1)),
+        "retry-after-ms": str(max(math.ceil(wait_seconds * 1000), 1)),
+    }

@@ -1,0 +1,82 @@
+"""Usage in Redis: a hash per day, to which every router adds."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, cast
+
+import structlog
+
+from baton.core.ids import TenantId
+from baton.registry.redis_client import call_redis, connect_redis
+from router.tenants.usage_store import MAX_DAYS, UsageCounts, UsageField
+
+DAY_TTL_SECONDS = MAX_DAYS * 86_400
+WRITER_TTL_SECONDS = 7 * 86_400
+"""A router that did not come back for so long sends nothing again."""
+
+MAX_DIGITS = 19
+"""Of Redis's 64-bit counters; what is longer is nobody's of ours."""
+
+# KEYS: the writer's last number, then one hash per day. ARGV: the number, how long the writer's
+# number and a day are kept, then day (its place in KEYS), field and amount of each counter.
+_ADD = """
+local last = tonumber(redis.call('GET', KEYS[1]) or '0')
+if last >= tonumber(ARGV[1]) then return 0 end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+for i = 4, #ARGV, 3 do
+  redis.call('HINCRBY', KEYS[tonumber(ARGV[i])], ARGV[i + 1], ARGV[i + 2])
+end
+for i = 2, #KEYS do redis.call('EXPIRE', KEYS[i], ARGV[3]) end
+return 1
+"""
+
+log = structlog.get_logger(__name__)
+
+
+class RedisUsageStore:
+    """Implements :class:`router.tenants.usage_store.UsageStore`, in the namespace ``cluster``."""
+
+    def __init__(self, url: str, cluster: str) -> None:
+        self._url = url
+        self._redis = connect_redis(url)
+        self._prefix = f"baton:{cluster}:usage:"
+
+    async def add(self, writer: str, number: int, counts: Mapping[Any, int]) -> None:
+        days = sorted({day for day, _, _ in counts})
+        keys = [f"{self._prefix}writer:{writer}", *map(self._day_key, days)]
+        arguments: list[Any] = [number, WRITER_TTL_SECONDS, DAY_TTL_SECONDS]
+        for (day, tenant, field), amount in counts.items():
+            arguments += [days.index(day) + 2, f"{tenant}/{field.value}", amount]
+        await self._call(self._redis.eval(_ADD, len(keys), *keys, *arguments))
+
+    async def read(self, days: Iterable[str]) -> UsageCounts:
+        counts: UsageCounts = Counter()
+        wanted = list(days)
+        pipe = self._redis.pipeline(transaction=False)
+        for day in wanted:
+            pipe.hgetall(self._day_key(day))
+        for day, told in zip(wanted, await self._call(pipe.execute()), strict=True):
+            for name, amount in told.items():
+                key = _parse(day, name)
+                if key is not None and amount.isdigit() and len(amount) <= MAX_DIGITS:
+                    counts[key] += int(amount)
+        return counts
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    def _day_key(self, day: str) -> str:
+        return f"{self._prefix}day:{day}"
+
+    async def _call(self, call: Any) -> Any:
+        return await call_redis(self._url, cast(Any, call))
+
+
+def _parse(day: str, name: bytes) -> tuple[str, TenantId, UsageField] | None:
+    """None for what nobody of ours has written."""
+    tenant, _, field = name.decode("utf-8", "replace").rpartition("/")
+    try:
+        return day, TenantId(tenant), UsageField(field)
+    except ValueError:
+        log.warning("malformed_usage", field=name[:80])
+        return None

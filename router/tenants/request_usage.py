@@ -1,0 +1,50 @@
+"""What requests have cost: tokens of prompts, computed and cached, and of answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from router.generation.record import GenerationRecord
+
+
+@dataclass(frozen=True, slots=True)
+class RequestUsage:
+    """``prompt_tokens`` are cached and computed ones together."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached_tokens
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+    def __add__(self, other: "RequestUsage") -> "RequestUsage":
+        return RequestUsage(
+            self.requests + other.requests,
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+
+def usage_of_generations(records: Sequence[GenerationRecord], per_prompt: int) -> RequestUsage:
+    """One request's. As in ``usage``, a prompt counts once, however many answers it gets, and what
+    any of them had to compute of it was not cached. A prompt counts if it was read, or its client
+    left while it was: not if nobody took it."""
+    prompt = cached = 0
+    for start in range(0, len(records), per_prompt):
+        group = records[start : start + per_prompt]
+        if any(map(_was_prefilled, group)):
+            prompt += group[0].num_prompt_tokens
+            cached += min(record.cached_tokens or 0 for record in group)
+    return RequestUsage(1, prompt, cached, sum(record.num_tokens for record in records))
+
+
+def _was_prefilled(record: GenerationRecord) -> bool:
+    left = record.finish_reason == "cancelled" and bool(record.placements)
+    return left or record.cached_tokens is not None

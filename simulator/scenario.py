@@ -1,0 +1,252 @@
+"""What is to be simulated, as the flags of ``baton simulate`` and ``baton plan`` tell it."""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from baton.core.ids import WorkerId
+from baton.core.prefill_order import PREFILL_ORDERS
+from baton.errors import Invalid
+from baton.traces.files import add_jitter, read_trace, scale_rate
+from baton.traces.synthetic import TRACE_GENERATORS
+from baton.traces.trace import Trace
+from conductor.policy.baselines import BASELINES
+from conductor.policy.policies import DEFAULT_POLICY, PLACEMENT_POLICIES, get_policy
+from conductor.policy.snapshot import LinkSpeed
+from simulator.cluster import SimulatedCluster
+from simulator.cluster_config import ClusterConfig
+from simulator.faults import Faults, WorkerCrash, WorkerSlowdown
+from simulator.hardware import GIB, get_gpu
+from simulator.model_shapes import get_model_shape
+from simulator.roofline import WorkerCosts, costs_from_table, roofline
+
+STORE_BYTES_PER_GPU = 256 * GIB
+"""Of a host's memory, for the KV store: what hosts of eight GPUs with 2 TB have."""
+
+MOST_WORKERS = 4096
+"""Of a pool; every worker's caches are in memory."""
+
+PEER_FETCH_POLICIES = ("min_ttft", "min_ttft_no_reject")
+"""Rivals whose publication fetches from peers' stores."""
+
+NO_FAULTS = Faults()
+
+DEFAULT_KIND, DEFAULT_RATE = "chat", 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """A trace from a file, or one that is made up. ``rate`` None is the file's own."""
+
+    trace: Path | None
+    kind: str | None
+    requests: int
+    rate: float | None
+    burstiness: float
+    rate_factor: float
+    jitter_seconds: float
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Raises Invalid."""
+        if self.trace is not None and self.kind is not None:
+            raise Invalid("--trace and --kind exclude each other")
+        if self.kind is not None and self.kind not in TRACE_GENERATORS:
+            raise Invalid(
+                f"there is no kind {self.kind!r}; there are {', '.join(TRACE_GENERATORS)}"
+            )
+        if self.rate is not None:
+            check_positive("--rate", self.rate)
+        check_positive("--rate-factor", self.rate_factor)
+        check_at_least("--seed", self.seed, 0)
+
+    @property
+    def is_random(self) -> bool:
+        """Whether another seed makes it another."""
+        return self.trace is None or self.jitter_seconds > 0
+
+    @cached_property
+    def asked(self) -> Trace:
+        """At the rate that was asked for."""
+        rate = self.rate
+        if self.trace is None:
+            return self.at_rate((rate or DEFAULT_RATE) * self.rate_factor, self.seed)
+        factor = self.rate_factor * (rate / mean_rate(self._file) if rate else 1.0)
+        return self._of_file(factor, self.seed)
+
+    def at_rate(self, rate: float, seed: int) -> Trace:
+        """Raises Invalid."""
+        if self.trace is None:
+            kind = TRACE_GENERATORS[self.kind or DEFAULT_KIND]
+            return kind(self.requests, rate, seed, self.burstiness)
+        return self._of_file(rate / mean_rate(self._file), seed)
+
+    @cached_property
+    def _file(self) -> Trace:
+        assert self.trace is not None
+        return read_trace(self.trace)
+
+    def _of_file(self, factor: float, seed: int) -> Trace:
+        spread = add_jitter(self._file, seed, self.jitter_seconds)
+        return scale_rate(spread if self.jitter_seconds else self._file, factor)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedHardware:
+    """What a worker is, and what is between workers; None is what the hardware has."""
+
+    model: str
+    gpu: str
+    gpus_per_worker: int
+    costs: Path | None
+    link_gbytes: float
+    host_gbytes: float
+    device_tokens: int | None
+    node_tokens: int | None
+    hosts: int
+    order: str
+    report_seconds: float
+    conductors: int
+    ttft_slo: float
+    tbt_slo: float
+
+    def config(self, num_prefill: int, num_decode: int) -> ClusterConfig:
+        """Raises Invalid for whatever is wrong."""
+        self._check()
+        check_at_most("--prefill", num_prefill, MOST_WORKERS)
+        check_at_most("--decode", num_decode, MOST_WORKERS)
+        costs = self._costs
+        memory = STORE_BYTES_PER_GPU * self.gpus_per_worker
+        device, node = self.device_tokens, self.node_tokens
+        return ClusterConfig(
+            num_prefill=num_prefill,
+            num_decode=num_decode,
+            prefill_cost=costs.prefill,
+            decode_cost=costs.decode,
+            kv_bytes_per_token=costs.kv_bytes_per_token,
+            device_tokens=costs.kv_capacity_tokens if device is None else device,
+            node_tokens=memory // costs.kv_bytes_per_token if node is None else node,
+            link=LinkSpeed(self.link_gbytes * 1e9, self.host_gbytes * 1e9),
+            order=self.order,
+            first_token_seconds=self.ttft_slo,
+            token_gap_seconds=self.tbt_slo,
+            report_seconds=self.report_seconds,
+            num_conductors=self.conductors,
+            num_hosts=self.hosts,
+        )
+
+    def _check(self) -> None:
+        check_positive("--link-gbytes", self.link_gbytes)
+        check_positive("--host-gbytes", self.host_gbytes)
+        check_positive("--ttft-slo", self.ttft_slo)
+        check_positive("--tbt-slo", self.tbt_slo)
+        check_at_least("--gpus-per-worker", self.gpus_per_worker, 1)
+        check_at_most("--conductors", self.conductors, MOST_WORKERS)
+        if self.device_tokens is not None:
+            check_at_least("--device-tokens", self.device_tokens, 1)
+        if self.node_tokens is not None:
+            check_at_least("--node-tokens", self.node_tokens, 0)
+        check_at_least("--hosts", self.hosts, 0)
+        if not 0 <= self.report_seconds < math.inf:
+            raise Invalid(f"--report-seconds is {self.report_seconds}; it must not be negative")
+        if self.order not in PREFILL_ORDERS:
+            raise Invalid(
+                f"there is no order {self.order!r}; there are {', '.join(PREFILL_ORDERS)}"
+            )
+
+    @cached_property
+    def _costs(self) -> WorkerCosts:
+        """A table is of a whole worker; then model and GPU say nothing more."""
+        gpu, shape = get_gpu(self.gpu), get_model_shape(self.model)
+        if self.costs is not None:
+            return costs_from_table(self.costs)
+        return roofline(gpu, shape, self.gpus_per_worker)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """Ready to run under any policy. ``as_deployed``: rivals have what their publication has, and
+    nothing that Baton adds."""
+
+    config: ClusterConfig
+    faults: Faults = NO_FAULTS
+    as_deployed: bool = False
+
+    def run(self, trace: Trace, policy: str, give_up_misses: int | None = None) -> SimulatedCluster:
+        config = self.config
+        if self.as_deployed and policy in BASELINES:
+            config = replace(config, order="fcfs", peer_fetch=policy in PEER_FETCH_POLICIES)
+        cluster = SimulatedCluster(config, trace, get_policy(policy), self.faults)
+        cluster.run(give_up_misses)
+        return cluster
+
+
+def parse_policies(names: str) -> list[str]:
+    """``all``, or names with commas between them, each once. Raises Invalid."""
+    if names == "all":
+        return list(PLACEMENT_POLICIES)
+    found = list(dict.fromkeys(name.strip() for name in names.split(",")))
+    for name in found:
+        get_policy(name)
+    return found or [DEFAULT_POLICY]
+
+
+def parse_faults(kills: Sequence[str], slows: Sequence[str], config: ClusterConfig) -> Faults:
+    """Of ``p3@120:30`` (dead at 120 s, back after 30 s) and ``p1x2.0``. Raises Invalid."""
+    return Faults(
+        tuple(_death(kill, config) for kill in kills),
+        tuple(_slow(slow, config) for slow in slows),
+    )
+
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_DEATH = re.compile(rf"([pd]\d+)@{_NUMBER}:{_NUMBER}")
+_SLOW = re.compile(rf"([pd]\d+)x{_NUMBER}")
+
+
+def _death(text: str, config: ClusterConfig) -> WorkerCrash:
+    match = _DEATH.fullmatch(text)
+    if match is None:
+        raise Invalid(f"--kill takes WORKER@SECOND:SECONDS, like p3@120:30, not {text!r}")
+    return WorkerCrash(_worker(match[1], config), float(match[2]), float(match[3]))
+
+
+def _slow(text: str, config: ClusterConfig) -> WorkerSlowdown:
+    match = _SLOW.fullmatch(text)
+    if match is None:
+        raise Invalid(f"--slow takes WORKERxFACTOR, like p1x2.0, not {text!r}")
+    check_positive(f"--slow {match[1]}", float(match[2]))
+    return WorkerSlowdown(_worker(match[1], config), float(match[2]))
+
+
+def _worker(name: str, config: ClusterConfig) -> WorkerId:
+    last = (config.num_prefill if name[0] == "p" else config.num_decode) - 1
+    if int(name[1:]) > last or str(int(name[1:])) != name[1:]:
+        raise Invalid(f"there is no worker {name!r}; there are {name[0]}0 to {name[0]}{last}")
+    return WorkerId(name)
+
+
+def mean_rate(trace: Trace) -> float:
+    """Requests per second. Raises Invalid for a trace whose requests come all at once."""
+    last = trace.arrivals[-1].at_seconds
+    if last <= 0:
+        raise Invalid(f"{trace.name}: all requests come at once, so no rate can be set")
+    return len(trace.arrivals) / last
+
+
+def check_positive(flag: str, value: float) -> None:
+    if not 0 < value < math.inf:
+        raise Invalid(f"{flag} is {value:g}; it must be above 0")
+
+
+def check_at_least(flag: str, value: int, least: int) -> None:
+    if value < least:
+        raise Invalid(f"{flag} is {value}; it must be at least {least}")
+
+
+def check_at_most(flag: str, value: int, most: int) -> None:
+    if not 1 <= value <= most:
+        raise Invalid(f"{flag} is {value}; it must be from 1 to {most:,}")
