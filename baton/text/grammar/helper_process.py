@@ -8,6 +8,7 @@ SIGABRT for memory, SIGSEGV for depth. It ends when its standard input does.
 """
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -50,20 +51,24 @@ def main(arguments: list[str]) -> None:
     limit = _virtual_bytes() + MEMORY_BYTES + STACK_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     threading.stack_size(STACK_BYTES)
-    worker = threading.Thread(target=_serve, args=(vocabulary, wrong))
-    worker.start()
-    worker.join()
-
-
-def _serve(vocabulary: LLTokenizer | None, always_wrong: str) -> None:
     while (job := read_message(sys.stdin.buffer)) is not None:
+        # A thread for each, so that its stack goes back to the system with it.
+        worker = threading.Thread(target=_answer, args=(vocabulary, wrong, job))
+        worker.start()
+        worker.join()
+        del worker, job
+        trim_heap()
+
+
+def _answer(vocabulary: LLTokenizer | None, always_wrong: str, job: dict[str, str]) -> None:
+    try:
         grammar = Grammar(GrammarKind(job["kind"]), job["text"])
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         wrong = always_wrong or _complaint(vocabulary, grammar)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write_message(sys.stdout.buffer, {"wrong": wrong})
-        del job, grammar
-        trim_heap()
+    except BaseException:
+        os._exit(1)  # else whoever asked would wait for a verdict
 
 
 def _complaint(vocabulary: LLTokenizer | None, grammar: Grammar) -> str:
