@@ -148,10 +148,12 @@ class End:
             self._wake()
 
     def _refuse(self) -> None:
-        """Nobody reads here any more: whoever sends learns it now, if he did not know."""
+        """Nobody reads here any more: whoever sends learns it now, if he did not know. A process
+        that lives sends that behind what it sent before: a stream that ended well stays so."""
         peer = self.peer
         if peer is not None and peer.failure is None:
             at = self.network.arrival(self.process, peer.process)
+            at = max(at, self._last_at) if self.process.alive else at
             reset = Unavailable("connection reset")
             self.network.loop.call_at(at, peer.break_off, reset, context=peer.process.context)
 
