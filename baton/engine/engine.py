@@ -396,7 +396,7 @@ class Engine:
         return self._speed.cost(self._config.chunk_limit)
 
     def prefill_error(self) -> float | None:
-        """How sure that is: see :class:`baton.core.worker_load.Load`."""
+        """How sure that is: see :class:`baton.core.worker_load.WorkerLoad`."""
         return self._speed.error()
 
     def decode_cost(self) -> DecodeCost | None:

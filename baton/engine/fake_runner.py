@@ -16,7 +16,7 @@ SLOT_BYTES = 8
 
 
 class FakeRunner:
-    """Implements :class:`baton.engine.plan.BatchRunner` over a bytearray of blocks."""
+    """Implements :class:`baton.engine.plan.Runner` over a bytearray of blocks."""
 
     def __init__(self, num_blocks: int, block_tokens: int, vocab_size: int = 256) -> None:
         self._num_blocks = num_blocks

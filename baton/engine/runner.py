@@ -60,7 +60,7 @@ class PreparedStep:
 
 
 class ModelRunner:
-    """Implements :class:`baton.engine.plan.BatchRunner`."""
+    """Implements :class:`baton.engine.plan.Runner`."""
 
     def __init__(
         self,

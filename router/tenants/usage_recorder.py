@@ -21,7 +21,7 @@ MAX_COUNTERS_PER_FLUSH = 2000
 
 
 class UsageRecorder:
-    """Implements :class:`router.tenants.admission.Ledger`."""
+    """Implements :class:`router.tenants.admission.UsageSink`."""
 
     def __init__(self, metrics: TenantMetrics, clock: Clock) -> None:
         self._metrics = metrics

@@ -16,7 +16,7 @@ from baton.engine.rope import RotaryTable
 
 
 class TritonOps:
-    """Implements :class:`baton.engine.ops.Ops`.
+    """Implements :class:`baton.engine.ops.LayerOps`.
 
     After :meth:`prepare`, or :meth:`adopt`, nothing waits for the device or copies to it: all
     of a forward pass can be captured in a graph, but for mixtures of experts.

@@ -89,7 +89,7 @@ class NativeModel:
 
 
 class NativeAttention:
-    """The kernels' attention by itself, as :class:`baton.engine.attention.base.AttentionShape`."""
+    """The kernels' attention by itself, as :class:`baton.engine.attention.base.Attention`."""
 
     def __init__(self, pool: KvPool, team: KernelThreadPool | None = None) -> None:
         self._pool = pool.tensor
@@ -217,7 +217,7 @@ class NativeDecoder:
     def attend(
         self, batch: PackedBatch, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> torch.Tensor:
-        """As :meth:`baton.engine.attention.base.AttentionShape.attend`."""
+        """As :meth:`baton.engine.attention.base.Attention.attend`."""
         qkv = torch.cat((q, k, v), dim=1)
         heads = self._shape.heads + 2 * self._shape.kv_heads
         self._check(qkv, batch.offsets[-1], heads, self._shape.head_dim)
