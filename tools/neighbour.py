@@ -392,9 +392,8 @@ def main(arguments: list[str]) -> int:
         for attack in attacks:
             print(f"{attack.name:24} {attack.finding}")
         return 0
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # ends the cluster, too
+    # Unwinds, so that the cluster ends as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     print(describe(), flush=True)
     began, verdicts = SYSTEM_CLOCK(), []
     for verdict in judged(attacks, options.seconds, options.rest, options.tree):

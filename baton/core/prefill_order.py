@@ -19,10 +19,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baton.core.priority import STARVATION_LIMIT_SECONDS as PATIENCE_OF
-from baton.core.priority import Priority
+from baton.core.priority import STARVATION_LIMIT_SECONDS, Priority
 
-NORMAL_STARVATION_LIMIT_SECONDS = PATIENCE_OF[Priority.NORMAL]
+NORMAL_STARVATION_LIMIT_SECONDS = STARVATION_LIMIT_SECONDS[Priority.NORMAL]
 
 CACHED_TOKENS_PER_SECOND = 2000.0
 """Of ``cached_first``: how many more cached tokens outweigh a second of waiting."""
@@ -159,5 +158,5 @@ def allocate_step_tokens(
 
 
 def _is_overdue(waiting: WaitingPrompt, now_seconds: float) -> bool:
-    patience = PATIENCE_OF[waiting.priority]
+    patience = STARVATION_LIMIT_SECONDS[waiting.priority]
     return not waiting.resumes and now_seconds > waiting.arrival_seconds + patience
